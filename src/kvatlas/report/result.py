@@ -26,7 +26,7 @@ from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted
-from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
+from kvatlas.stats.run_analysis import RunAnalysis, grids, joined, with_regions
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
 from kvatlas.stats.validity import Limit, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
@@ -131,7 +131,7 @@ class MapResult:
                 "method": test.method.value if test else None,
             },
             "evidence_of_difference": verdict.evidence,
-            "plateau": [self._coord(coord) for coord in verdict.plateau] if verdict.basis else None,
+            "plateau": [self._coord(coord) for coord in verdict.plateau] if verdict.plateau else None,
             "may_lose": percent(verdict.most_lost),
             "effects": [self._effect(effect) for effect in verdict.effects],
             "stability": {
@@ -164,7 +164,7 @@ class MapResult:
 
 @dataclass(frozen=True)
 class Across:
-    """A model and policy over several benchmarks: those with evidence, and the cells on the plateau of all of them."""
+    """A model and policy over several benchmarks: those with evidence, and the cells on all plateaus there are."""
 
     model: str
     policy: str
@@ -303,11 +303,10 @@ def analyse(
     margin = runs[0].run.margin if runs else LOSE_AT_MOST / 100
     maps, means = with_regions(maps, by_map, margin), with_regions(means, by_map, margin)
     single = [map_ for map_ in maps if not map_.is_mean]
-    alone = Counter((map_.model, map_.policy) for map_ in single)
     effects = pooled_effects(maps, by_map)
-    whole = [*means, *(map_ for map_ in single if alone[map_.model, map_.policy] == 1)]
     covered = {choice.model for choice in choices}
-    choices += [choice for choice in choices_of_maps(whole, by_map, effects) if choice.model not in covered]
+    bare = [map_ for map_ in grids(maps, means) if map_.model not in covered]
+    choices += choices_of_maps(bare, by_map, effects)
     tested = [MapResult(map_, by_map.get(map_.name, Verdict())) for map_ in (*maps, *means)]
     return Result(
         findings=tuple(findings([cell for run in runs for cell in run.cells_of(policy)])),
@@ -415,7 +414,11 @@ def _choice(choice: Choice) -> Json:
             {"setting": str(choice.settings[setting]), **_loses(loss), "shown": loss.shown, "broken": loss.broken}
             for setting, loss in (choice.losses or {}).items()
         ],
-        "nearest": {"setting": str(choice.nearest[0]), "more_problems": choice.nearest[1]}
+        "nearest": {
+            "setting": str(choice.nearest[0]),
+            "more_problems": choice.nearest[1],
+            "more_problems_range": list(choice.nearest_range or ()),
+        }
         if choice.nearest and not choice.shown
         else None,
     }

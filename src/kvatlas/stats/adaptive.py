@@ -24,17 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from kvatlas.core import Map, MapName, Note, NoteKind, mean_of
+from kvatlas.core import Map, MapName, Note, NoteKind
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.choice import Choice, cheapest, kv_tokens_of, unless_vacuous, with_ties
+from kvatlas.stats.choice import Choice, choice_of
 from kvatlas.stats.inference import weights
 from kvatlas.stats.intervals import LEVEL, Floats, Ints, groups, interval
 from kvatlas.stats.losses import SettingLoss
-from kvatlas.stats.maps import mean_cell, mean_map
-from kvatlas.stats.run_data import RunData, margin_of
-from kvatlas.stats.table import CellTraces
-from kvatlas.stats.validity import validity
-from kvatlas.stats.verdicts import Basis, Verdict, is_full
+from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces, select
+from kvatlas.stats.verdicts import Basis, Verdict, id_of, is_full
 
 Flags = NDArray[np.bool_]
 #: A setting is given up where the chance that its last look shows it is less than this.
@@ -132,12 +131,6 @@ def decisions(seen: Seen, margin: float) -> Iterator[Decision]:
         yield state
 
 
-def decide(seen: Seen, margin: float) -> Decision:
-    """The last of the `decisions`."""
-    *_, last = decisions(seen, margin)
-    return last
-
-
 def complete(state: Decision, seen: Seen) -> bool:
     """Whether the settings that come next have all of their blocks."""
     return not bool(np.isnan(seen.differences[seen.block < state.goal[:, None]]).any())
@@ -198,7 +191,7 @@ def replay(
 ) -> tuple[Decision, NDArray[np.int64]]:
     """A whole sweep on stored differences: the last decision, and the number of problems that each setting took."""
     seen, _ = in_order(differences, orders, costs, looks)
-    state = decide(seen, margin)
+    *_, state = decisions(seen, margin)
     return state, np.searchsorted(seen.block, state.blocks)
 
 
@@ -214,12 +207,6 @@ class Standing:
 
     settings: tuple[str, ...]
     decision: Decision
-
-    @property
-    def recommended(self) -> str | None:
-        """The id of the cheapest setting that is shown to keep the margin."""
-        index = self.decision.recommended
-        return None if index is None else self.settings[index]
 
     @property
     def losses(self) -> dict[str, SettingLoss]:
@@ -283,87 +270,53 @@ def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> floa
     return math.fsum(kept) / len(kept) if kept else math.inf
 
 
-def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float | None = None) -> dict[str, Standing]:
-    """The standing of each model of an adaptive run, by its own margin where none is given."""
+def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> dict[str, Standing]:
+    """The standing of each model of an adaptive run."""
     allocation = manifest.allocation
     orders: dict[str, tuple[str, ...]] = {}
     for cell in cells:
-        expected = cell.expected
-        orders[expected.benchmark] = max(orders.get(expected.benchmark, ()), expected.problems, key=len)
-    margin = margin_of(manifest.spec) if margin is None else margin
-    by_model: dict[str, list[CellTraces]] = {}
-    for cell in cells:
-        by_model.setdefault(cell.model, []).append(cell)
-    data = {model: known(own, orders, allocation["problems"], allocation["blocks"]) for model, own in by_model.items()}
-    return {model: Standing(settings, decide(seen, margin)) for model, (settings, seen) in data.items()}
+        orders[cell.benchmark] = max(orders.get(cell.benchmark, ()), cell.expected.problems, key=len)
+    found = {}
+    for model in dict.fromkeys(cell.model for cell in cells):
+        settings, seen = known(select(cells, model=model), orders, allocation["problems"], allocation["blocks"])
+        *_, last = decisions(seen, margin)
+        found[model] = Standing(settings, last)
+    return found
 
 
 def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """The verdict of each mean map (of the only benchmark's map where there is one) of an adaptive run.
 
-    It holds what each cell loses against the full cache, over all policies together; nothing else is tested.
+    It holds the loss of each cell against the full cache, over all policies together; nothing else is tested.
     """
-    groups: dict[tuple[str, str], list[Map]] = {}
-    for map_ in maps:
-        groups.setdefault((map_.model, map_.policy), []).append(map_)
+    parts = {(map_.model, map_.policy): map_ for map_ in (*maps, *mean_maps(maps))}
     by_map: dict[MapName, Verdict] = {}
-    for (model, policy), parts in groups.items():
+    for (model, policy), mean in parts.items():
         if model not in by_model:
             continue
-        mean = mean_map(parts) if len(parts) > 1 else parts[0]
-        losses = by_model[model].losses
-        of_cells = {
-            cell.coord(run.axes): losses[cell.setting.id]
-            for name, group in run.groups.items()
-            for cell in group
-            if (name.model, name.policy) == (model, policy) and cell.setting.id in losses
-        }
-        by_map[mean.name] = _verdict(by_model[model], mean, of_cells)
+        standing = by_model[model]
+        groups = [group for name, group in run.groups.items() if (name.model, name.policy) == (model, policy)]
+        coords = {id_of(cell): cell.coord(run.axes) for group in groups for cell in group}
+        values = [cell.estimate.value for cell in mean.cells.values()]
+        text = (
+            f"adaptive: of {len(standing.settings)} settings of all policies, {int(standing.decision.shown.sum())} are "
+            f"proven to lose at most the margin and {int(standing.decision.broken.sum())} to lose more"
+        )
+        by_map[mean.name] = Verdict(
+            Basis.GROUP_SEQUENTIAL,
+            spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
+            notes=(Note(NoteKind.ADAPTIVE, text),),
+            losses={coords[setting]: loss for setting, loss in standing.losses.items() if setting in coords},
+        )
     return by_map
 
 
-def _verdict(standing: Standing, mean: Map, losses: Mapping[tuple[object, object], SettingLoss]) -> Verdict:
-    values = [cell.estimate.value for cell in mean.cells.values()]
-    text = (
-        f"adaptive: of {len(standing.settings)} settings of all policies, {int(standing.decision.shown.sum())} are "
-        f"proven to lose at most the margin and {int(standing.decision.broken.sum())} to lose more"
-    )
-    return Verdict(
-        Basis.GROUP_SEQUENTIAL,
-        spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
-        notes=(Note(NoteKind.ADAPTIVE, text),),
-        losses=losses,
-    )
-
-
 def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTraces], margin: float) -> list[Choice]:
-    """What to choose in an adaptive run: the cheapest of each model's settings that are shown to keep the margin."""
-    chosen = []
+    """The choice for each model of an adaptive run; the costs of the first block decide which setting keeps least."""
+    made = []
     for model, standing in by_model.items():
-        own: dict[str, list[CellTraces]] = {}
-        for cell in cells:
-            if cell.model == model and not cell.baseline and cell.stored:
-                own.setdefault(cell.setting.id, []).append(cell)
-        losses = standing.losses
-        best = (
-            mean_cell([cell.cell() for cell in own[standing.recommended]]) if standing.recommended is not None else None
-        )
-        shown = [own[name] for name, loss in losses.items() if loss.shown]
-        fast = [mean_cell([cell.cell() for cell in group]) for group in shown]
-        benchmarks = list(dict.fromkeys(cell.benchmark for cell in cells))
-        choice = Choice(
-            model,
-            benchmarks[0] if len(benchmarks) == 1 else mean_of(len(benchmarks)),
-            len(standing.settings),
-            0,
-            best if best is None or kv_tokens_of(best) is not None else None,
-            cheapest(fast, [cell.seconds_mean for cell in fast]),
-            {},
-            margin=margin,
-            losses=losses,
-            settings={name: group[0].setting for name, group in own.items()},
-        )
-        grid = [cell for cell in cells if cell.model == model and not cell.baseline]
-        choice = unless_vacuous(choice, validity(grid))
-        chosen.append(with_ties(choice, [cell for group in shown for cell in group]))
-    return chosen
+        recommended = standing.decision.recommended
+        among = [] if recommended is None else [standing.settings[recommended]]
+        grid = select(cells, model=model, baseline=False)
+        made.append(choice_of(model, grid, standing.losses, margin, among=among))
+    return made

@@ -6,20 +6,19 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind
-from kvatlas.stats.inference import Contrast, Plateau, Test, TestMethod, holm
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
+from kvatlas.stats.inference import Contrast, Test, TestMethod, holm
 from kvatlas.stats.intervals import LEVEL, Floats, Z
 from kvatlas.stats.losses import Difference
 from kvatlas.stats.maps import mean_map
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.verdicts import Basis, Verdict, assembled, effects
+from kvatlas.stats.verdicts import Basis, Verdict, effects, spread_and_noise
 
 DRAWS = 10_000
 #: For a CSV map that does not tell its samples.
@@ -77,48 +76,41 @@ def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:
     square = float(((values - values.mean()) ** 2).sum()) / scale**2
     freedom = max(len(values) - 1, 1)
     test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), TestMethod.CHI_SQUARE)
-    noise = _noise(len(values))
-    return assembled(
-        places,
-        values,
-        test,
-        _plateau(values, scale, noise, test.p),
-        effects(places, (map_.axes[0][0], map_.axes[1][0]), lambda rows: _contrasts(values, scale, rows)),
+    p, may_lose = _best(values, scale)
+    tied = p >= (LEVEL if test.p < LEVEL else 0)
+    return Verdict(
         Basis.BOUND,
-        () if samples else (ONE_SAMPLE,),
+        test,
+        effects(places, (map_.axes[0][0], map_.axes[1][0]), lambda rows: _contrasts(values, scale, rows)),
+        *spread_and_noise(values, test),
+        plateau=tuple(coord for coord, member in zip(places, tied, strict=True) if member),
+        p_best=dict(zip(places, p.tolist(), strict=True)),
+        may_lose=dict(zip(places, may_lose.tolist(), strict=True)),
+        notes=() if samples else (ONE_SAMPLE,),
     )
 
 
-@lru_cache(maxsize=8)
-def _noise(cells: int) -> Floats:
-    return np.random.default_rng(0).standard_normal((DRAWS, cells))
-
-
-def _plateau(values: Floats, scale: float, noise: Floats, p_equal: float) -> Plateau:
+def _best(values: Floats, scale: float) -> tuple[Floats, Floats]:
+    """[cells] each: the p-value of "this cell is the best", and how far it may be below the best (Hsu 1981)."""
     count = len(values)
-    p, may_lose = np.ones(count), np.zeros(count)
-    if count > 1:
-        # The largest of the other values minus this one, in units of the error of one difference.
-        chance = np.sort((noise[:, 1:].max(1) - noise[:, 0]) / math.sqrt(2))
-        reach = float(np.quantile(chance, 1 - LEVEL)) * math.sqrt(2) * scale
-        for cell in range(count):
-            best = float(np.delete(values, cell).max() - values[cell])
-            p[cell] = 1 - np.searchsorted(chance, best / (math.sqrt(2) * scale)) / len(chance)
-            may_lose[cell] = min(1.0, max(0.0, best + reach))
-    member = p >= LEVEL if p_equal < LEVEL else np.ones(count, bool)
-    return Plateau(member, np.maximum(p, 1 / (1 + DRAWS)), may_lose)
+    if count < 2:
+        return np.ones(count), np.zeros(count)
+    # The largest of the other values minus this one, in units of the error of one difference.
+    noise = np.random.default_rng(0).standard_normal((DRAWS, count))
+    chance = np.sort((noise[:, 1:].max(1) - noise[:, 0]) / math.sqrt(2))
+    behind = np.array([np.delete(values, cell).max() - values[cell] for cell in range(count)])
+    p = 1 - np.searchsorted(chance, behind / (math.sqrt(2) * scale)) / DRAWS
+    reach = float(np.quantile(chance, 1 - LEVEL)) * math.sqrt(2) * scale
+    return np.maximum(p, 1 / (1 + DRAWS)), np.clip(behind + reach, 0.0, 1.0)
 
 
 def _contrasts(values: Floats, scale: float, rows: Floats) -> list[Contrast]:
     """Contrasts with limits that hold together, by Bonferroni."""
     quantile = float(stats.norm.isf(LEVEL / 2 / len(rows)))
-    contrasts = []
-    for coefficients in rows:
-        value = float(values @ coefficients)
-        error = scale * math.sqrt(float((coefficients**2).sum()))
-        p = min(1.0, len(rows) * float(2 * stats.norm.sf(abs(value) / error)))
-        contrasts.append(Contrast(value, value - quantile * error, value + quantile * error, p))
-    return contrasts
+    value, error = rows @ values, scale * np.sqrt((rows**2).sum(1))
+    p = np.minimum(1.0, len(rows) * 2 * stats.norm.sf(np.abs(value) / error))
+    numbers = np.stack([value, value - quantile * error, value + quantile * error, p], axis=1)
+    return [Contrast(*own) for own in numbers.tolist()]
 
 
 def comparisons_of_maps(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[Comparison]:
@@ -130,49 +122,37 @@ def comparisons_of_maps(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]
     made = []
     for ((model, policy), mine), ((other, other_policy), theirs) in combinations(groups.items(), 2):
         shared = [name for name in mine if name in theirs]
-        if model == other or policy != other_policy or not shared:
-            continue
         own = [mine[name] for name in shared]
-        between = model_difference(own, [theirs[name] for name in shared])
-        if between is None:
+        difference = model_difference(own, [theirs[name] for name in shared])
+        if model == other or policy != other_policy or difference is None:
             continue
-        problems = sum(next(iter(map_.cells.values())).estimate.problems or 0 for map_ in own)
-        made.append(
-            Comparison(
-                f"{model}, {other}",
-                shared[0] if len(shared) == 1 else f"{len(shared)} benchmarks",
-                own[0].metric,
-                model,
-                other,
-                sum(len(map_.cells) for map_ in own),
-                Difference(between.value, between.low, between.high, between.p, problems),
-                f"by the binomial bound, policy {policy}" if policy else "by the binomial bound",
-            )
-        )
+        on = shared[0] if len(shared) == 1 else f"{len(shared)} benchmarks"
+        cells = sum(len(map_.cells) for map_ in own)
+        note = f"by the binomial bound, policy {policy}" if policy else "by the binomial bound"
+        made.append(Comparison(f"{model}, {other}", on, own[0].metric, model, other, cells, difference, note))
     return made
 
 
-def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Contrast | None:
+def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Difference | None:
     """Mean over cells and benchmarks of one model's maps minus another's, by the bound, on the same problems.
 
     Cells of one map may rest on nearly the same traces, so their mean is taken to vary like one cell. None where
     problems are unknown. Both sides have the same benchmarks.
     """
-    total, value = 0.0, 0.0
+    means, variances, problems = [], [], 0
     for map_, other in zip(first, second, strict=True):
         places = [coord for coord in map_.cells if coord in other.cells]
         mine, theirs = variance(map_), variance(other)
         if not places or mine is None or theirs is None:
             return None
-        value += math.fsum(_value(map_.cells[coord]) - _value(other.cells[coord]) for coord in places) / len(places)
-        total += mine + theirs
-    error = math.sqrt(max(total, 1e-18)) / len(first)
-    value /= len(first)
-    return Contrast(value, value - Z * error, value + Z * error, float(2 * stats.norm.sf(abs(value) / error)))
-
-
-def _value(cell: Cell) -> float:
-    return cell.estimate.value
+        means.append(np.mean([map_.cells[at].estimate.value - other.cells[at].estimate.value for at in places]))
+        variances.append(mine + theirs)
+        problems += map_.cells[places[0]].estimate.problems or 0
+    if not means:
+        return None
+    value, error = float(np.mean(means)), math.sqrt(max(math.fsum(variances), 1e-18)) / len(means)
+    p = float(2 * stats.norm.sf(abs(value) / error))
+    return Difference(value, value - Z * error, value + Z * error, p, problems)
 
 
 def _samples(maps: Sequence[Map]) -> int | None:
@@ -380,20 +360,12 @@ def _by_problem(map_: Map, maps: Sequence[Map], verdicts: Mapping[MapName, Verdi
 
 
 def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
-    values = _values(group)
+    (_, rows), (_, columns) = group[0].axes
+    values = np.array([[[map_.cells[r, c].estimate.value for c in columns] for r in rows] for map_ in group])
     benchmarks = [map_.benchmark for map_ in group]
     effect = axis_effect(values if side == 1 else values.transpose(0, 2, 1), benchmarks)
     axis, levels = group[0].axes[side]
-    contrasts = [
-        Contrast(*map(float, numbers))
-        for numbers in zip(effect.value, effect.low, effect.high, effect.level_p, strict=True)
-    ]
+    numbers = np.stack([effect.value, effect.low, effect.high, effect.level_p], axis=1).tolist()
+    contrasts = tuple((level, Contrast(*own)) for level, own in zip(levels, numbers, strict=True))
     over = f"{len(group)} maps" if len(group) > 1 else "1 map"
-    return PooledEffect(
-        axis, over, effect.p, effect.p, tuple(zip(levels, contrasts, strict=True)), effect.maps, effect.below
-    )
-
-
-def _values(group: Sequence[Map]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    (_, rows), (_, columns) = group[0].axes
-    return np.array([[[map_.cells[r, c].estimate.value for c in columns] for r in rows] for map_ in group])
+    return PooledEffect(axis, over, effect.p, effect.p, contrasts, effect.maps, effect.below)

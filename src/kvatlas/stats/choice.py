@@ -1,48 +1,44 @@
-"""What to choose: the cheapest setting that is shown to lose at most a margin against the full cache."""
+"""The recommendation: the cheapest setting that is proven to lose at most a margin against the full cache."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import stats
 
-from kvatlas.core import Cell, Map, MapName, Setting, Validity, mean_of
-from kvatlas.policies import share
-from kvatlas.stats import inference
+from kvatlas.core import Cell, Map, MapName, Setting, mean_of
 from kvatlas.stats.bare_maps import PooledEffect
 from kvatlas.stats.inference import Contrast
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_cell
+from kvatlas.stats.pairs import difference_of
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
-from kvatlas.stats.table import CellTraces, matrix, select
+from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity
-from kvatlas.stats.verdicts import GridLosses, Verdict, by_benchmark, id_of
+from kvatlas.stats.verdicts import GridLosses, Verdict, by_benchmark, id_of, kept_by_rule
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The cheapest settings that may be chosen.
+    """The cheapest settings that may be chosen, by mean KV tokens kept and by seconds a trace.
 
-    With a full cache those are the settings shown to lose at most the `margin`, and `losses` has what each loses,
-    by setting id. Without (`losses` is None) they are the settings on the plateau of the best, without the levels
-    of an axis that are shown to be worse. `candidates` settings of the grid were compared, `members` are on the
-    plateau. `by_memory` is the one with the fewest KV tokens kept on average (by the rule's arithmetic on a CSV
-    map), `by_time` the one with the least measured time a trace; None where the cost is unknown or none may be
-    chosen. `tied` and `tied_by_time` count the other settings that are not shown to cost over 1 % more than these.
-    `may_lose` is by how much each may be below the best of the grid with 95 % confidence, `against` by how much a
-    chosen one is ahead of each baseline, by setting id and baseline. `vacuous` says, as a clause, why nothing is
-    chosen: the traces of all candidates cannot tell them apart.
+    With a full cache those are the settings proven to lose at most the `margin`, of `problems` in all; `losses` has
+    the loss of each by setting id. Without (`losses` is None) they are the `members` of the plateau, without the
+    levels of an axis that are shown to be worse. `by_memory` and `by_time` are None where the cost is unknown or none
+    may be chosen. `tied` and `tied_by_time` count the other settings that are not shown to cost over 1 % more.
+    `may_lose`, by setting id, is the most that one of the plateau lies below the best; `against` the difference of a
+    chosen one to each baseline. `vacuous` is the reason, as a clause, why nothing is chosen.
     """
 
     model: str
     benchmark: str
     candidates: int
-    members: int
-    by_memory: Cell | None
-    by_time: Cell | None
-    may_lose: Mapping[str, float]
+    members: int | None = None
+    by_memory: Cell | None = None
+    by_time: Cell | None = None
+    may_lose: Mapping[str, float] = field(default_factory=dict)
     against: Mapping[str, Mapping[Setting, Contrast]] = field(default_factory=dict)
     vacuous: str | None = None
     margin: float = LOSE_AT_MOST / 100
@@ -54,13 +50,13 @@ class Choice:
 
     @property
     def loss(self) -> SettingLoss | None:
-        """What the chosen setting loses against the full cache."""
+        """The loss of the chosen setting against the full cache."""
         chosen = self.by_memory or self.by_time
         return self.losses[chosen.setting.id] if self.losses and chosen is not None else None
 
     @property
     def shown(self) -> bool | None:
-        """Whether a setting is shown to lose at most the margin; None where there is no full cache."""
+        """Whether a setting is proven to keep the margin; None where there is no full cache."""
         return None if self.losses is None else any(loss.shown for loss in self.losses.values())
 
     @property
@@ -73,7 +69,7 @@ class Choice:
 
     @property
     def nearest(self) -> tuple[Setting, int] | None:
-        """The setting that the fewest problems more would show, and how many, were the values true."""
+        """The setting that the fewest problems more would prove, and how many, if its true loss is the observed one."""
         needed = [
             (loss.needed, setting) for setting, loss in (self.losses or {}).items() if loss.needed and not loss.shown
         ]
@@ -82,131 +78,121 @@ class Choice:
         count, setting = min(needed)
         return self.settings[setting], max(count - self.problems, 1)
 
+    @property
+    def nearest_range(self) -> tuple[int, int | None] | None:
+        """The problems more that `nearest` would take at either end of the 80 % interval of its loss; None: none do."""
+        if self.nearest is None or self.losses is None or self.problems is None:
+            return None
+        low, high = self.losses[self.nearest[0].id].needed_range
+        return max((low or 0) - self.problems, 0), None if high is None else max(high - self.problems, 1)
+
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:
-    """One choice for each model of a run, among the grid cells of all its policies on the mean over benchmarks.
-
-    `lost` has the losses of these settings, and may have those of others.
-    """
+    """One choice for each model of a run with a full cache, among its grid cells, on the mean over benchmarks."""
     made = []
     for model, benchmarks in by_benchmark(run).items():
-        rows = list(benchmarks.values())
-        cells = matrix(rows, id_of)
-        if cells is None:
-            continue
-        best = inference.plateau(cells.means, cells.strata)
-        tied = [setting for setting, member in zip(cells.columns, best.member, strict=True) if member]
-        every = lost.get((model, frozenset(benchmarks)))
-        losses = every and {setting: loss for setting, loss in every.items() if setting in cells.columns}
-        ids = tied if losses is None else [setting for setting, loss in losses.items() if loss.shown]
-        choice = _choice(
-            (model, next(iter(benchmarks)) if len(benchmarks) == 1 else mean_of(len(benchmarks))),
-            (len(cells.columns), len(tied)),
-            [mean_cell([cell.cell() for row in rows for cell in row if id_of(cell) == setting]) for setting in ids],
-            {str(setting): float(lost) for setting, lost in zip(cells.columns, best.may_lose, strict=True)},
-        )
-        choice = replace(
-            unless_vacuous(choice, validity(cell for row in rows for cell in row)),
-            margin=run.margin,
-            losses=losses,
-            problems=len(cells.strata),
-            settings={id_of(cell): cell.setting for row in rows for cell in row},
-        )
-        choice = with_ties(choice, [cell for row in rows for cell in row if id_of(cell) in ids])
-        baselines = select(run.cells, model=model, baseline=True)
-        made.append(replace(choice, against=_against(choice, benchmarks, baselines)))
+        cells = [cell for own in benchmarks.values() for cell in own]
+        ids = set(map(id_of, cells))
+        losses = {
+            setting: loss for setting, loss in lost.get((model, frozenset(benchmarks)), {}).items() if setting in ids
+        }
+        if losses:
+            problems = sum(len(own[0].place) for own in benchmarks.values())
+            baselines = select(run.cells, model=model, baseline=True)
+            made.append(choice_of(model, cells, losses, run.margin, problems=problems, baselines=baselines))
     return made
 
 
-def unless_vacuous(choice: Choice, checked: Validity | None) -> Choice:
-    """The choice, or none and the reason where the traces of its candidates cannot tell them apart."""
-    reason = checked.reason if checked is not None else None
-    return choice if reason is None else replace(choice, by_memory=None, by_time=None, vacuous=reason)
+def choice_of(
+    model: str,
+    cells: Sequence[CellTraces],
+    losses: Mapping[str, SettingLoss],
+    margin: float,
+    *,
+    problems: int | None = None,
+    baselines: Sequence[CellTraces] = (),
+    among: Sequence[str] | None = None,
+) -> Choice:
+    """The choice from the grid `cells` of a model by their losses.
 
-
-def _against(
-    choice: Choice, benchmarks: Mapping[str, Sequence[CellTraces]], baselines: Sequence[CellTraces]
-) -> dict[str, dict[Setting, Contrast]]:
-    """The chosen settings minus each baseline, paired by problem, on the mean over benchmarks."""
-    chosen = {cell.setting.id for cell in (choice.by_memory, choice.by_time) if cell is not None}
-    contrasts: dict[str, dict[Setting, Contrast]] = {setting: {} for setting in chosen}
-    for baseline in dict.fromkeys(cell.setting for cell in baselines):
-        rows = [
-            [cell for cell in group if id_of(cell) in chosen] + select(baselines, benchmark=benchmark, setting=baseline)
-            for benchmark, group in benchmarks.items()
-        ]
-        cells = matrix(rows, lambda cell: (cell.baseline, id_of(cell)))
-        if cells is None or (True, baseline.id) not in cells.columns:
-            continue
-        other = cells.columns.index((True, baseline.id))
-        for setting in chosen:
-            if (False, setting) in cells.columns:
-                coefficients = np.zeros(len(cells.columns))
-                coefficients[[cells.columns.index((False, setting)), other]] = 1.0, -1.0
-                [contrasts[setting][baseline]] = inference.joint_contrasts(
-                    cells.means, cells.strata, coefficients[None]
-                )
-    return contrasts
+    `among` are the ids from which the setting that keeps the fewest tokens is chosen, all proven ones where None.
+    """
+    own = {setting: [cell for cell in cells if id_of(cell) == setting and cell.stored] for setting in losses}
+    means = {id_: mean_cell([cell.cell() for cell in own[id_]]) for id_, loss in losses.items() if loss.shown}
+    small = [means[setting] for setting in (means if among is None else among)]
+    fewest = cheapest(small, [kv_tokens_of(cell) for cell in small])
+    fastest = cheapest(list(means.values()), [cell.seconds_mean for cell in means.values()])
+    checked = validity(cells)
+    reason = None if checked is None else checked.reason
+    if reason is not None:
+        fewest = fastest = None
+    chosen = {cell.setting.id: own[cell.setting.id] for cell in (fewest, fastest) if cell is not None}
+    against = {setting: dict[Setting, Contrast]() for setting in chosen}
+    for setting, mine in chosen.items():
+        for baseline in dict.fromkeys(cell.setting for cell in baselines):
+            theirs = select(baselines, setting=baseline)
+            pairs = [(cell, other) for cell in mine for other in theirs if cell.benchmark == other.benchmark]
+            difference = difference_of(pairs)
+            if difference is not None:
+                against[setting][baseline] = difference
+    shown = [cell for setting in means for cell in own[setting]]
+    names = list(dict.fromkeys(cell.benchmark for cell in cells))
+    return Choice(
+        model,
+        names[0] if len(names) == 1 else mean_of(len(names)),
+        len({id_of(cell) for cell in cells}),
+        by_memory=fewest,
+        by_time=fastest,
+        against=against,
+        vacuous=reason,
+        margin=margin,
+        losses=losses,
+        problems=problems,
+        settings={id_of(cell): cell.setting for cell in cells},
+        tied=_ties(fewest, shown, "mean_kv_tokens"),
+        tied_by_time=_ties(fastest, shown, "seconds"),
+    )
 
 
 def choices_of_maps(
     maps: Sequence[Map], verdicts: Mapping[MapName, Verdict], effects: Sequence[PooledEffect] = ()
 ) -> list[Choice]:
-    """One choice for each map of a model's mean, or of its only benchmark, that has a verdict (a CSV map's).
+    """One choice for each map of a model's mean, or of its only benchmark, that has a verdict without losses.
 
     Levels of an axis that an effect shows to be worse than the others are not chosen.
     """
     made = []
+    worse = {(effect.axis, level) for effect in effects if effect.maps for level in effect.worse}
     for map_ in maps:
         verdict = verdicts.get(map_.name)
         if verdict is None:
             continue
-        worse = {(effect.axis, level) for effect in effects if effect.maps for level in effect.worse}
         names = [name for name, _ in map_.axes]
         good = [coord for coord in verdict.plateau if not worse & set(zip(names, coord, strict=True))]
-        may_lose = {map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()}
-        counts = len(map_.cells), len(verdict.plateau)
         members = [map_.cells[coord] for coord in good]
-        choice = _choice((map_.model, map_.benchmark), counts, members, may_lose)
-        kept = [cost for cost in map(kv_tokens_of, members) if cost is not None]
-        if choice.by_memory is not None:
-            choice = replace(choice, tied=sum(cost <= 1.01 * min(kept) for cost in kept) - 1)
-        made.append(unless_vacuous(choice, map_.validity))
+        kept = [kv_tokens_of(cell) for cell in members]
+        known = [cost for cost in kept if cost is not None]
+        reason = None if map_.validity is None else map_.validity.reason
+        fewest = cheapest(members, kept) if reason is None else None
+        made.append(
+            Choice(
+                map_.model,
+                map_.benchmark,
+                len(map_.cells),
+                len(verdict.plateau),
+                by_memory=fewest,
+                by_time=cheapest(members, [cell.seconds_mean for cell in members]) if reason is None else None,
+                may_lose={map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()},
+                vacuous=reason,
+                tied=sum(cost <= 1.01 * min(known) for cost in known) - 1 if fewest is not None else 0,
+            )
+        )
     return made
 
 
 def kv_tokens_of(cell: Cell) -> float | None:
-    """KV tokens that a cell keeps: measured, else what the published rule leaves after a compression.
-
-    That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), the budget itself where `every`
-    is set; None where neither is known.
-    """
-    if cell.mean_kv_tokens is not None:
-        return cell.mean_kv_tokens
-    values = cell.setting.values
-    if values.get("every") and values.get("budget_over") != "thinking":
-        return float(values["kv_budget"])
-    if not all(isinstance(values.get(name), int | float) for name in ("kv_budget", "local_window", "ratio")):
-        return None
-    return float(values["local_window"] + share(values["ratio"], values["kv_budget"] - values["local_window"]))
-
-
-def _choice(
-    where: tuple[str, str], counts: tuple[int, int], members: Sequence[Cell], may_lose: Mapping[str, float]
-) -> Choice:
-    memory = [kv_tokens_of(cell) for cell in members]
-    return Choice(
-        *where, *counts, cheapest(members, memory), cheapest(members, [cell.seconds_mean for cell in members]), may_lose
-    )
-
-
-def with_ties(choice: Choice, members: Sequence[CellTraces]) -> Choice:
-    """The choice with its ties among the settings that may be chosen, whose cells are given."""
-    return replace(
-        choice,
-        tied=_ties(choice.by_memory, members, "mean_kv_tokens"),
-        tied_by_time=_ties(choice.by_time, members, "seconds"),
-    )
+    """KV tokens that a cell keeps: measured, else what the published rule leaves (`kept_by_rule`); None if unknown."""
+    return kept_by_rule(cell.setting) if cell.mean_kv_tokens is None else cell.mean_kv_tokens
 
 
 def _ties(chosen: Cell | None, members: Sequence[CellTraces], cost: str) -> int:
@@ -224,7 +210,7 @@ def _ties(chosen: Cell | None, members: Sequence[CellTraces], cost: str) -> int:
     tied = 0
     for theirs in by_setting.values():
         shared = [key for key in least if key in theirs]
-        if not shared:  # costs that nobody knows tie with none
+        if not shared:  # unknown costs tie with none
             continue
         more = np.array([theirs[key] - 1.01 * least[key] for key in shared])
         names = np.array([benchmark for benchmark, _ in shared])

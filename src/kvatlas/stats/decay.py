@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize, special, stats
 
 from kvatlas.core import Estimate, KvatlasError
-from kvatlas.stats.intervals import pass_at_1
+from kvatlas.stats.intervals import Floats, pass_at_1
 from kvatlas.stats.systems import ModelSetting
 from kvatlas.stats.table import ProblemKey
 
-Floats = NDArray[np.float64]
 P = TypeVar("P", bound=Hashable)
 
 #: Characteristic depths published for B = 2, N = 0 (arXiv 2509.16866).
@@ -39,10 +37,9 @@ _SLOWEST, _FASTEST = 1e-6, 200.0
 
 @dataclass(frozen=True)
 class Decay:
-    """A fitted decay. `depth` is L0 in actions with its 95 % interval; infinite where no decay is seen, 0 where no
-    success is.
+    """A fitted decay: L0 (`depth`, in actions) with its 95 % interval, infinite without decay, 0 without success.
 
-    `amplitude` is A, 1 where it was not fitted; it may pass 1 as long as P does not at the depths that were seen.
+    The `amplitude` A may pass 1 as long as P does not at the depths that were seen.
     """
 
     depth: float
@@ -58,19 +55,6 @@ class Decay:
         return np.asarray(np.minimum(self.amplitude * np.exp(-rate * np.asarray(depth, float)), 1.0))
 
 
-@dataclass(frozen=True)
-class _Data:
-    """Outcomes summed by problem: its depth, successes, trials, all [problems]."""
-
-    depth: Floats
-    hits: Floats
-    trials: Floats
-
-    @property
-    def unit(self) -> float:
-        return float(self.depth.mean())
-
-
 def fit(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float], *, free: bool = False) -> Decay:
     """Maximum likelihood on single outcomes: `outcomes[problem]` are 0 or 1 for each sample, `depths[problem]` its L.
 
@@ -79,16 +63,6 @@ def fit(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float], *, fre
     by problem to the one that independence would give (Chandler and Bate 2007, Biometrika 94:167-183). Raises
     KvatlasError for no outcomes, values that are neither 0 nor 1, and depths that are not positive.
     """
-    data = _data(outcomes, depths)
-    likelihood = _free_likelihood(data) if free else _unit_likelihood(data)
-    best, low, high = _profile(likelihood, data, free)
-    amplitude = 1.0
-    if free:
-        amplitude = 0.0 if math.isinf(best) else _start(data, best)[0] * math.exp(best * float(data.depth.min()))
-    return Decay(_inverse(best), _inverse(high), _inverse(low), amplitude, int(data.trials.sum()), len(data.depth))
-
-
-def _data(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float]) -> _Data:
     if not outcomes:
         raise KvatlasError("A decay needs outcomes; none were given.")
     if any(value not in (0, 1) for samples in outcomes.values() for value in samples):
@@ -96,111 +70,92 @@ def _data(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float]) -> _
     depth = np.array([float(depths[problem]) for problem in outcomes])
     if not bool(np.all(depth > 0)):
         raise KvatlasError("A decay needs depths above 0; others were given.")
-    hits = np.array([float(sum(samples)) for samples in outcomes.values()])
-    return _Data(depth, hits, np.array([float(len(samples)) for samples in outcomes.values()]))
-
-
-def _unit_likelihood(data: _Data) -> Callable[[float], float]:
-    """Log-likelihood of a rate 1 / L0 at amplitude 1."""
-
-    def likelihood(rate: float) -> float:
-        exponent = rate * data.depth
-        return float(np.sum(-data.hits * exponent + (data.trials - data.hits) * np.log(-np.expm1(-exponent))))
-
-    return likelihood
-
-
-def _free_likelihood(data: _Data) -> Callable[[float], float]:
-    """Log-likelihood of a rate with the best amplitude for it."""
-
-    def likelihood(rate: float) -> float:
-        return _start(data, rate)[1]
-
-    return likelihood
-
-
-def _start(data: _Data, rate: float) -> tuple[float, float]:
-    """The best P at the least depth for a rate, in (0, 1], and the log-likelihood there."""
-    fall = np.exp(-rate * (data.depth - data.depth.min()))
-    misses = data.trials - data.hits
-    total = float(data.hits.sum())
-
-    def slope(share: float) -> float:
-        return total / share - float(np.sum(misses * fall / (1 - share * fall)))
-
-    def likelihood(share: float) -> float:
-        with np.errstate(divide="ignore"):
-            log_misses = np.where(misses > 0, np.log1p(-share * fall), 0.0)
-        return float(np.sum(data.hits * np.log(share * fall)) + np.sum(misses * log_misses)) if share > 0 else -np.inf
-
-    if total == 0:
-        return 0.0, 0.0
-    top = 1.0 - 1e-12
-    share = top if slope(top) >= 0 else float(optimize.brentq(slope, 1e-12, top, xtol=1e-10))
-    return share, likelihood(share)
-
-
-def _profile(likelihood: Callable[[float], float], data: _Data, free: bool) -> tuple[float, float, float]:
-    """The best rate and the ends of its interval: 0 for no decay, infinity for one too fast to be seen."""
-    slowest, fastest = math.log(_SLOWEST / data.unit), math.log(_FASTEST / data.unit)
-
-    def at(log_rate: float) -> float:
-        return likelihood(math.exp(log_rate))
-
-    # A coarse look first: the free profile is flat where nothing is left to fall.
-    grid = np.linspace(slowest, fastest, 60)
-    values = [at(point) for point in grid]
-    top = int(np.argmax(values))
-    around = grid[max(0, top - 1)], grid[min(len(grid) - 1, top + 1)]
-    best = float(optimize.minimize_scalar(lambda point: -at(point), bounds=around, method="bounded").x)
-    if data.hits.sum() == 0:
-        best = fastest
-    elif at(slowest) > at(best) - 1e-7:
-        best = slowest
-    peak = at(best)
-    fall = _FALL * _inflation(data, math.exp(best), free)
-
-    def below(point: float) -> float:
-        return at(point) - peak + fall
-
-    low = 0.0 if below(slowest) > 0 else math.exp(float(optimize.brentq(below, slowest, best, xtol=1e-9)))
-    high = math.inf if below(fastest) > 0 else math.exp(float(optimize.brentq(below, best, fastest, xtol=1e-9)))
-    rate = 0.0 if best <= slowest + 1e-6 else math.inf if best >= fastest - 1e-6 else math.exp(best)
-    return rate, min(low, rate), max(high, rate)
-
-
-def _inflation(data: _Data, rate: float, free: bool) -> float:
-    """How many times larger the rate's variance is for problems as the units than for outcomes; at least 1.
-
-    1 with one sample a problem, where the two are the same.
-    """
-    if float(data.trials.max()) == 1 or not 0 < float(data.hits.sum()) < float(data.trials.sum()):
-        return 1.0
-    share = (
-        _start(data, rate)[0] * np.exp(-rate * (data.depth - data.depth.min())) if free else np.exp(-rate * data.depth)
+    hits, trials = (np.array([measure(samples) for samples in outcomes.values()], float) for measure in (sum, len))
+    model = _Model(depth, hits, trials, free)
+    best, low, high = model.profile()
+    amplitude = (
+        model.at(best)[1] * math.exp(best * float(depth.min())) if free and math.isfinite(best) else float(not free)
     )
-    share = np.clip(share, 1e-12, 1 - 1e-12)
-    # Of log P: by the rate, and by the log amplitude.
-    slopes = np.stack([-data.depth, np.ones_like(data.depth)] if free else [-data.depth])
-    residual = (data.hits - data.trials * share) / (1 - share)
-    weight = data.trials * share / (1 - share)
-    information = (slopes * weight) @ slopes.T
-    try:
-        naive = np.linalg.inv(information)
-    except np.linalg.LinAlgError:
-        return 1.0
-    # A fit to few problems follows each of them: residuals are those without the problem (HC3), and the quantile is
-    # Student's over problems.
-    leverage = np.einsum("in,ij,jn->n", slopes, naive, slopes) * weight
-    scores = slopes * residual / (1 - np.minimum(leverage, 0.99))
-    clustered = naive @ (scores @ scores.T) @ naive
-    freedom = max(len(data.depth) - len(slopes), 1)
-    student = float(stats.t.ppf(0.975, freedom)) ** 2 / (2 * _FALL)
-    return max(1.0, float(clustered[0, 0] / naive[0, 0])) * student
+    depth0, shallow, deep = (math.inf if rate == 0 else 1 / rate for rate in (best, high, low))
+    return Decay(depth0, shallow, deep, amplitude, int(trials.sum()), len(depth))
 
 
-def _inverse(rate: float) -> float:
-    return math.inf if rate == 0 else 1 / rate
+@dataclass(frozen=True)
+class _Model:
+    """P = A exp(-rate L) of outcomes summed by problem: depth, successes and trials, all [problems]."""
+
+    depth: Floats
+    hits: Floats
+    trials: Floats
+    free: bool
+
+    def at(self, rate: float) -> tuple[float, float]:
+        """The log-likelihood of a rate 1 / L0, and P at the least depth (the best one if `free`)."""
+        distance = self.depth - self.depth.min()
+        fall, misses, total = np.exp(-rate * distance), self.trials - self.hits, float(self.hits.sum())
+
+        def slope(share: float) -> float:
+            return total / share - float(np.sum(misses * fall / (1 - share * fall)))
+
+        share, top = math.exp(-rate * float(self.depth.min())), 1.0 - 1e-12
+        if self.free:
+            if total == 0:
+                return 0.0, 0.0
+            share = top if slope(top) >= 0 else float(optimize.brentq(slope, 1e-12, top, xtol=1e-10))
+        fitted = special.xlogy(total, share) - rate * float(self.hits @ distance)
+        return float(fitted + special.xlog1py(misses, -share * fall).sum()), share
+
+    def profile(self) -> tuple[float, float, float]:
+        """The best rate and the ends of its interval: 0 for no decay, infinity for one too fast to be seen."""
+        unit = float(self.depth.mean())
+        slowest, fastest = math.log(_SLOWEST / unit), math.log(_FASTEST / unit)
+
+        def likelihood(log_rate: float) -> float:
+            return self.at(math.exp(log_rate))[0]
+
+        # A coarse look first: the free profile is flat where nothing is left to fall.
+        grid = np.linspace(slowest, fastest, 60)
+        top = int(np.argmax([likelihood(point) for point in grid]))
+        around = grid[max(0, top - 1)], grid[min(len(grid) - 1, top + 1)]
+        best = float(optimize.minimize_scalar(lambda point: -likelihood(point), bounds=around, method="bounded").x)
+        if self.hits.sum() == 0:
+            best = fastest
+        elif likelihood(slowest) > likelihood(best) - 1e-7:
+            best = slowest
+        level = likelihood(best) - _FALL * self._inflation(math.exp(best))
+
+        def below(point: float) -> float:
+            return likelihood(point) - level
+
+        low = 0.0 if below(slowest) > 0 else math.exp(float(optimize.brentq(below, slowest, best, xtol=1e-9)))
+        high = math.inf if below(fastest) > 0 else math.exp(float(optimize.brentq(below, best, fastest, xtol=1e-9)))
+        rate = 0.0 if best <= slowest + 1e-6 else math.inf if best >= fastest - 1e-6 else math.exp(best)
+        return rate, min(low, rate), max(high, rate)
+
+    def _inflation(self, rate: float) -> float:
+        """How many times larger the rate's variance is for problems as the units than for outcomes; at least 1.
+
+        1 with one sample a problem, where the two are the same.
+        """
+        if float(self.trials.max()) == 1 or not 0 < float(self.hits.sum()) < float(self.trials.sum()):
+            return 1.0
+        share = np.clip(self.at(rate)[1] * np.exp(-rate * (self.depth - self.depth.min())), 1e-12, 1 - 1e-12)
+        # Of log P: by the rate, and by the log amplitude.
+        slopes = np.stack([-self.depth, np.ones_like(self.depth)][: 1 + self.free])
+        residual = (self.hits - self.trials * share) / (1 - share)
+        weight = self.trials * share / (1 - share)
+        try:
+            naive = np.linalg.inv((slopes * weight) @ slopes.T)
+        except np.linalg.LinAlgError:
+            return 1.0
+        # A fit to few problems follows each of them: residuals are those without the problem (HC3), and the quantile is
+        # Student's over problems.
+        leverage = np.einsum("in,ij,jn->n", slopes, naive, slopes) * weight
+        scores = slopes * residual / (1 - np.minimum(leverage, 0.99))
+        clustered = naive @ (scores @ scores.T) @ naive
+        freedom = max(len(self.depth) - len(slopes), 1)
+        student = float(stats.t.ppf(0.975, freedom)) ** 2 / (2 * _FALL)
+        return max(1.0, float(clustered[0, 0] / naive[0, 0])) * student
 
 
 #: Bins of problems of about equal size, where there are more difficulties than these and two.

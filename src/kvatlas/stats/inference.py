@@ -1,4 +1,4 @@
-"""Inference on a whole map, on arrays: is there any difference, which cells may be best, what do the axes do.
+"""Inference on a whole map, on arrays: is there any difference, and what do the axes do.
 
 Everywhere `means` is [problems, cells]: the mean grade of a problem under each setting, in [0, 1]. `strata` is
 [problems]: the number, from 0, of the benchmark that a problem belongs to. Benchmarks weigh equally and so do the
@@ -15,12 +15,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from kvatlas.core import KvatlasError
 from kvatlas.stats.intervals import (
-    LEVEL,
     Floats,
     Ints,
     Z,
@@ -63,19 +61,6 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Plateau:
-    """Which cells are statistically tied with the best: not shown worse than it.
-
-    `p` [cells]: of "this cell is the best"; `member` [cells]: p of at least 0.05; `may_lose` [cells]: with 95 %
-    confidence the cell is at most this far below the best cell.
-    """
-
-    member: NDArray[np.bool_]
-    p: Floats
-    may_lose: Floats
-
-
-@dataclass(frozen=True)
 class Contrast:
     """A difference with its 95 % interval and the two-sided p-value of "none"; NaN where that was not asked for."""
 
@@ -96,10 +81,10 @@ def omnibus(means: Floats, strata: Ints, rows: Floats | None = None) -> Test:
 
     `rows` [k, cells] are the coefficients of the contrasts. The statistic is the sum of squares of the cells' mean
     deviations over what chance gives. The p-value is that of the smallest of the p-values of the spread and of each
-    contrast, under the sign flips of `flip_p`; the smallest is held against those of the flips themselves.
+    contrast, under the sign flips of `flip_p`.
     """
     count = means.shape[1]
-    own = _weighed(means - means.mean(1, keepdims=True), strata)
+    own = weights(strata)[:, None] * (means - means.mean(1, keepdims=True))
     expected = float((own**2).sum())
     if count < 2 or expected < 1e-18:
         return Test(0.0, 1.0, TestMethod.LARGEST)
@@ -114,81 +99,30 @@ def omnibus(means: Floats, strata: Ints, rows: Floats | None = None) -> Test:
     return Test(spread / expected, float((smallest[first:] <= smallest[0]).mean()), TestMethod.LARGEST)
 
 
-def flip_p(means: Floats, strata: Ints, rows: Floats, *, flips: int = FLIPS, seed: int = 0) -> Floats:
+def flip_p(means: Floats, strata: Ints, rows: Floats) -> Floats:
     """Return the p-value [k] of each contrast of `rows` [k, cells], adjusted over all of them by flipping signs.
 
     If the settings are the same to the model, a problem's differences are as likely with all signs reversed. The
     largest contrast, each in units of the root of its summed squares, is compared with the largest under such flips of
-    whole problems, so that the likeness of the settings counts. The hypothesis says more than equal means: it is also
-    rejected where one setting collapses on a few problems and gains a little on the others.
+    whole problems. The hypothesis says more than equal means: it is also rejected where one setting collapses on a few
+    problems and gains a little on the others.
 
     Source: Romano and Wolf (2005), JASA 100:94-108; Hemerik, Goeman and Finos (2020), J. Royal Statistical Society B
     82:841-864 (sign flips of score contributions).
     """
     scaled = _scaled(means, strata, rows)
-    known = np.abs(scaled).max(0) > 0
-    p = np.ones(len(rows))
-    if known.any():
-        chance = np.sort(np.abs(signs(len(means), flips, seed) @ scaled).max(1))
-        beyond = len(chance) - np.searchsorted(chance, np.abs(scaled.sum(0)) - 1e-9)
-        # All patterns of few problems hold the observed one already.
-        exact = len(means) <= EXACT_UP_TO
-        p[known] = (beyond / len(chance) if exact else (1 + beyond) / (1 + len(chance)))[known]
-    return p
+    chance = np.sort(np.abs(signs(len(means), FLIPS, 0) @ scaled).max(1))
+    beyond = len(chance) - np.searchsorted(chance, np.abs(scaled.sum(0)) - 1e-9)
+    # All patterns of few problems hold the observed one already.
+    more = int(len(means) > EXACT_UP_TO)
+    return np.asarray(np.where(np.abs(scaled).max(0) > 0, (more + beyond) / (more + len(chance)), 1.0), float)
 
 
 def _scaled(means: Floats, strata: Ints, rows: Floats) -> Floats:
     """[problems, k]: the contrasts of `rows` by problem, in units of the root of their summed squares; else 0."""
-    own = _weighed(means @ rows.T, strata)
+    own = weights(strata)[:, None] * (means @ rows.T)
     norms = np.sqrt((own**2).sum(0))
     return np.asarray(np.where(norms > 1e-12, own / np.maximum(norms, 1e-12), 0.0), float)
-
-
-def plateau(means: Floats, strata: Ints, *, samples: int = 1, flips: int = FLIPS, seed: int = 0) -> Plateau:
-    """The cells that may be the best: for each, the test of "no other cell is better", over all others together.
-
-    The statistic is the largest score of the others' differences to the cell (`score`). How far the largest goes by
-    chance comes from flipping the signs of whole problems in all cells at once, so that the multiplicity and the
-    likeness of cells are taken into account.
-
-    Source: Hsu (1981), Annals of Statistics 9:1026-1034 (multiple comparisons with the best); Romano and Wolf (2005),
-    JASA 100:94-108 (maximum statistics by resampling).
-    """
-    count = means.shape[1]
-    p, may_lose = np.ones(count), np.zeros(count)
-    if count < 2:
-        return Plateau(p >= LEVEL, p, may_lose)
-    own = _weighed(means, strata)
-    values = own.sum(0)
-    flipped, norms = signs(len(means), flips, seed) @ own, _norms(own)
-    for cell in range(count):
-        others = np.arange(count) != cell
-        ahead = (means[:, others] - means[:, [cell]]).T
-        chance = _largest_flip(flipped[:, others] - flipped[:, [cell]], norms[others, cell])
-        low, high, unseen = imagined_ends(ahead, *_changes(values[others], values[cell]), samples)
-        p[cell] = _one_sided(float(score(ahead, 0.0, low, high, strata, unseen).max()), chance)
-        may_lose[cell] = float(interval(ahead, low, high, _one_sided_quantile(chance), strata, unseen)[1].max())
-    return Plateau(p >= LEVEL, p, may_lose)
-
-
-def _changes(first: Floats, second: ArrayLike) -> tuple[Floats, Floats]:
-    """Return the ends of first - second where one of two settings of these means moves a typical problem to 0 or 1."""
-    return -np.maximum(second, 1 - first), np.maximum(first, 1 - np.asarray(second))
-
-
-def _largest_flip(flipped: Floats, norms: Floats) -> Floats:
-    """The sorted largest of the flipped sums in units of their root mean squares."""
-    return np.sort((flipped / norms).max(1))
-
-
-def _one_sided(best: float, chance: Floats) -> float:
-    """The p-value of a largest score: no less than that of one test, no more than Bonferroni's would be."""
-    beyond = (1 + len(chance) - np.searchsorted(chance, best - 1e-12)) / (1 + len(chance))
-    return float(max(stats.norm.sf(best), beyond)) if best > 0 else 1.0
-
-
-def _one_sided_quantile(chance: Floats) -> float:
-    return max(float(np.quantile(chance, 1 - LEVEL)), float(stats.norm.isf(LEVEL)))
 
 
 def joint_contrasts(
@@ -218,7 +152,8 @@ def mean_contrast(
 
     With several samples a problem the interval looks at the `means` of the two settings (`imagined_ends`).
     """
-    low, high, unseen = imagined_ends(values, *_changes(np.array(means[0]), means[1]), samples)
+    first, second = means
+    low, high, unseen = imagined_ends(values, -max(second, 1 - first), max(first, 1 - second), samples)
     bottom, top = interval(values, low, high, Z, strata, unseen)
     p = p_value(score(values, 0.0, low, high, strata, unseen))
     value = values.mean() if strata is None else weights(strata) @ values
@@ -262,10 +197,6 @@ def signs(problems: int, flips: int, seed: int) -> Floats:
     return np.asarray(1 - 2 * bits, np.float64)
 
 
-def _weighed(values: Floats, strata: Ints) -> Floats:
-    return np.asarray(weights(strata)[:, None] * values, float)
-
-
 def chosen_best(means: Floats, baseline: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0) -> float:
     """The p-value of "no cell is better than the baseline" [problems], for the best cell that was chosen among all.
 
@@ -273,17 +204,15 @@ def chosen_best(means: Floats, baseline: Floats, strata: Ints, *, flips: int = F
     and Wolf (2005), JASA 100:94-108.
     """
     ahead = means - baseline[:, None]
-    own = _weighed(ahead, strata)
+    own = weights(strata)[:, None] * ahead
     norms = np.sqrt(np.maximum((own**2).sum(0), 1e-18))
     best = float(score(ahead.T, 0.0, -1.0, 1.0, strata).max())
-    return _one_sided(best, _largest_flip(signs(len(means), flips, seed) @ own, norms))
-
-
-def _norms(own: Floats) -> Floats:
-    """[cells, cells]: the root of the summed squares of the weighed differences, never 0."""
-    products = own.T @ own
-    squares = np.diag(products)[:, None] + np.diag(products)[None] - 2 * products
-    return np.asarray(np.sqrt(np.maximum(squares, 1e-18)), np.float64)
+    if best <= 0:
+        return 1.0
+    chance = (signs(len(means), flips, seed) @ own / norms).max(1)
+    beyond = (1 + np.count_nonzero(chance >= best - 1e-12)) / (1 + len(chance))
+    # No less than the p-value of one test.
+    return float(max(stats.norm.sf(best), beyond))
 
 
 def standard_error(values: Floats, strata: Ints) -> float:
@@ -298,32 +227,25 @@ def standard_error(values: Floats, strata: Ints) -> float:
 #: ones on the demo's grid.
 DISCORDANCE = (0.05, 0.2)
 #: Normal quantiles of a two-sided 5 % and of a power of 0.8, added.
-_NEEDED = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8))
+_NEEDED = float(stats.norm.ppf(0.975)) + POWER
 
 
 def problems_for(difference: float, discordance: float) -> int:
     """Return the problems that show a paired `difference` in (0, 1), with a power of 0.8 at a two-sided p of 5 %.
 
-    Raises KvatlasError for a difference outside (0, 1).
+    A paired difference is -1, 0 or 1, and not 0 with the chance `discordance` in (0, 1], as with one sample a problem.
+    Raises KvatlasError for numbers out of range.
     """
     if not 0 < difference < 1:
         raise KvatlasError(f"A difference to detect lies between 0 and 100 points; {100 * difference:g} was given.")
-    return math.ceil(_variance(discordance) * (_NEEDED / difference) ** 2)
+    if not 0 < discordance <= 1:
+        raise KvatlasError(f"discordance is a share above 0 and at most 1; {discordance} was given.")
+    return math.ceil(discordance * (_NEEDED / difference) ** 2)
 
 
 def detectable(problems: float, discordance: float) -> float:
     """Return the difference in (0, 1] that `problems` show with a power of 0.8; 1 where none is shown."""
-    return min(1.0, _NEEDED * math.sqrt(_variance(discordance) / problems))
-
-
-def _variance(discordance: float) -> float:
-    """Return the variance of a paired difference of -1, 0 or 1, without the squared mean.
-
-    More samples of a problem remove an unknown share of it, so one sample is assumed.
-    """
-    if not 0 < discordance <= 1:
-        raise KvatlasError(f"discordance is a share above 0 and at most 1; {discordance} was given.")
-    return discordance
+    return min(1.0, _NEEDED * math.sqrt(discordance / problems))
 
 
 def designs(sizes: Sequence[int], points: float, discordances: Sequence[float]) -> list[dict[str, Any]]:

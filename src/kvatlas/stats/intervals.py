@@ -331,34 +331,24 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     """
     if not estimates:
         raise KvatlasError("A mean over benchmarks needs at least one estimate; none was given.")
-    count = len(estimates)
-    value = math.fsum(e.value for e in estimates) / count
-    low, high = _recovered(value, [(e.value, e.low, e.high) for e in estimates])
-    problems = [e.problems for e in estimates if e.problems is not None]
+
+    def error(parts: Sequence[float | None]) -> float | None:
+        return None if None in parts else math.hypot(*filter(None, parts)) / len(parts)
+
+    value = math.fsum(e.value for e in estimates) / len(estimates)
+    below = error([None if e.low is None else e.value - e.low for e in estimates])
+    above = error([None if e.high is None else e.high - e.value for e in estimates])
+    known = below is not None and above is not None
+    problems = [e.problems for e in estimates]
     samples = {e.samples for e in estimates}
     return Estimate(
         value,
-        low,
-        high,
-        sum(problems) if len(problems) == count else None,
+        max(0.0, value - (below or 0.0)) if known else None,
+        min(1.0, value + (above or 0.0)) if known else None,
+        None if None in problems else sum(filter(None, problems)),
         samples.pop() if len(samples) == 1 else None,
-        se_clustered=_mean_error([e.se_clustered for e in estimates]),
+        se_clustered=error([e.se_clustered for e in estimates]),
     )
-
-
-def _recovered(
-    value: float, parts: Sequence[tuple[float, float | None, float | None]]
-) -> tuple[float, float] | tuple[None, None]:
-    below = [part - low for part, low, _ in parts if low is not None]
-    above = [high - part for part, _, high in parts if high is not None]
-    if not len(below) == len(above) == len(parts):
-        return None, None
-    return max(0.0, value - math.hypot(*below) / len(parts)), min(1.0, value + math.hypot(*above) / len(parts))
-
-
-def _mean_error(errors: Sequence[float | None]) -> float | None:
-    known = [error for error in errors if error is not None]
-    return math.hypot(*known) / len(errors) if len(known) == len(errors) else None
 
 
 def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
@@ -367,20 +357,19 @@ def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
     The interval of one sample a problem: however alike the samples of a problem are, problem means vary no more than
     yes and no do. A bound: wide enough, and often too wide.
     """
-    return [_bounded(map_) for map_ in maps]
 
+    def bounded(cell: Cell) -> Cell:
+        estimate = cell.estimate
+        if estimate.low is not None or estimate.problems is None:
+            return cell
+        low, high = yes_no_interval(estimate.value, estimate.problems)
+        return replace(cell, estimate=replace(estimate, low=low, high=high))
 
-def _bounded(map_: Map) -> Map:
-    cells = {coord: _with_bound(cell) for coord, cell in map_.cells.items()}
-    baselines = {name: _with_bound(cell) for name, cell in map_.baselines.items()}
-    if cells == dict(map_.cells) and baselines == dict(map_.baselines):
-        return map_
-    return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
-
-
-def _with_bound(cell: Cell) -> Cell:
-    estimate = cell.estimate
-    if estimate.low is not None or estimate.problems is None:
-        return cell
-    low, high = yes_no_interval(estimate.value, estimate.problems)
-    return replace(cell, estimate=replace(estimate, low=low, high=high))
+    made = []
+    for map_ in maps:
+        cells = {coord: bounded(cell) for coord, cell in map_.cells.items()}
+        baselines = {name: bounded(cell) for name, cell in map_.baselines.items()}
+        changed = cells != dict(map_.cells) or baselines != dict(map_.baselines)
+        notes = (*map_.notes, BINOMIAL_NOTE)
+        made.append(replace(map_, cells=cells, baselines=baselines, notes=notes) if changed else map_)
+    return made

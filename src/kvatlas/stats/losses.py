@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import special
 
 from kvatlas.core import KvatlasError
@@ -38,28 +37,21 @@ def paired_difference(first: Outcomes[S], second: Outcomes[S]) -> Difference:
     A problem's difference is the mean over its pairs. Problems are the independent units; benchmarks weigh equally, as
     in mean maps, and so do the problems of one. Raises KvatlasError where the two have no pair in common.
     """
-    differences, strata, pairs = problem_differences(first, second)
-    if not pairs:
-        raise KvatlasError("The two settings have no problem and sample in common, so there is nothing to compare.")
-    shared = {p: [(first[p][n], second[p][n]) for n in first[p] if n in second.get(p, {})] for p in first}
-    sides = [pair for own in shared.values() for pair in own]
-    means = float(np.mean([one for one, _ in sides])), float(np.mean([other for _, other in sides]))
-    samples = min(len(own) for own in shared.values() if own)
-    contrast = mean_contrast(differences, strata, samples=samples, means=means)
-    return Difference(contrast.value, contrast.low, contrast.high, contrast.p, len(differences), pairs)
+    differences, strata, pairs = _paired(first, second)
+    grades = np.concatenate(pairs)
+    means = float(grades[:, 0].mean()), float(grades[:, 1].mean())
+    contrast = mean_contrast(differences, strata, samples=min(map(len, pairs)), means=means)
+    return Difference(**vars(contrast), problems=len(differences), pairs=len(grades))
 
 
-def problem_differences(first: Outcomes[S], second: Outcomes[S]) -> tuple[Floats, Ints, int]:
-    """[problems]: the mean of first - second over the samples of both, their strata, and how many such pairs."""
-    differences: dict[ProblemKey, float] = {}
-    pairs = 0
-    for problem, samples in first.items():
-        other = second.get(problem, {})
-        shared = [sample for sample in samples if sample in other]
-        if shared:
-            differences[problem] = math.fsum(samples[s] - other[s] for s in shared) / len(shared)
-            pairs += len(shared)
-    return np.array(list(differences.values())), strata_of(differences), pairs
+def _paired(first: Outcomes[S], second: Outcomes[S]) -> tuple[Floats, Ints, list[Floats]]:
+    """[problems] each: the mean of first - second, the number of the benchmark, and the grades [samples, 2] of both."""
+    pairs = {p: [(own[n], second[p][n]) for n in own if n in second[p]] for p, own in first.items() if p in second}
+    grades = {problem: np.array(own, float) for problem, own in pairs.items() if own}
+    if not grades:
+        raise KvatlasError("The two have no problem and sample in common, so there is nothing to compare.")
+    differences = np.array([own[:, 0].mean() - own[:, 1].mean() for own in grades.values()])
+    return differences, strata_of(grades), list(grades.values())
 
 
 def strata_of(problems: Iterable[ProblemKey]) -> Ints:
@@ -104,14 +96,12 @@ def losses(
 ) -> list[SettingLoss | None]:
     """Return the loss of each setting with 95 % limits, and whether it is proven to be at most the `margin` in (0, 1).
 
-    The limits hold for all settings together: their quantile is that of the largest of as many normal differences, as
-    alike as the settings are (max-t). A setting is shown to keep the margin where its upper limit does; or, along one
-    of the `chains` (settings from the dearest down, an order that no data decide), where its own upper limit and those
-    of all dearer ones do; its limit is then the margin. The chains share 2.5 %, so that both ways together err in at
-    most 5 % of cases.
-
-    Each setting rests on the problems that it shares with the full cache; None where it shares none of a benchmark.
-    `reference` is the full cache's mean and `samples` the number of samples a problem (`imagined_ends`).
+    The limits hold for all settings together (max-t). A setting is shown to keep the margin where its upper limit does;
+    or, along one of the `chains` (settings from the dearest down, an order that no data decide), where its own upper
+    limit and those of all dearer ones do; its limit is then the margin. The chains share 2.5 %, so that both ways
+    together err in at most 5 % of cases. Each setting rests on the problems that it shares with the full cache; None
+    where it shares none of a benchmark. `reference` is the full cache's mean and `samples` the number of samples a
+    problem (`imagined_ends`).
 
     Source: Hothorn, Bretz and Westfall (2008), Biometrical Journal 50:346-363 (max-t); Maurer, Hothorn and Lehmacher
     (1995) (fixed sequence); Piaggio et al. (2012), JAMA 308:2594-2604 (non-inferiority).
@@ -121,23 +111,23 @@ def losses(
     made: list[SettingLoss | None] = [None] * len(differences)
     single = np.full(len(differences), math.inf)
     counts = (~np.isnan(differences)).sum(1).tolist()
-    for rows, known in _by_problems(differences):
-        on = strata[known]
+    # Settings with the same problems are taken together.
+    patterns, pattern_of = np.unique(~np.isnan(differences), axis=0, return_inverse=True)
+    for number, known in enumerate(patterns):
+        rows, on = np.flatnonzero(pattern_of.ravel() == number), strata[known]
         if len(np.unique(on)) < len(np.unique(strata)):
             continue
         values = differences[rows][:, known]
-        ends = imagined_ends(values, -reference, 1 - reference, samples)
-        bounds = [interval(values, ends[0], ends[1], z, on, ends[2]) for z in (joint, own)]
-        single[rows] = -bounds[1][0]
-        needs = [Need.of(-row, on, joint, -float(end), ends[2]) for row, end in zip(values, ends[0], strict=True)]
-        for row, least, most, value, need in zip(rows, *bounds[0], values @ weights(on), needs, strict=True):
-            error = need.deviation / math.sqrt(len(on))
-            low, high = (need.problems(-value + z * error, margin) for z in (-NEAR_80, NEAR_80))
-            shown = bool(-least <= margin)
-            needed = len(on) if shown else need.problems(-value, margin)
-            made[row] = SettingLoss(
-                float(-value), float(-most), float(-least), shown, bool(-most > margin), needed, (low, high)
-            )
+        bottom, top, unseen = imagined_ends(values, -reference, 1 - reference, samples)
+        least, most = interval(values, bottom, top, joint, on, unseen)
+        single[rows] = -interval(values, bottom, top, own, on, unseen)[0]
+        for place, row in enumerate(rows.tolist()):
+            value, low, high = -float(values[place] @ weights(on)), -float(most[place]), -float(least[place])
+            need = Need.of(-values[place], on, joint, -float(bottom[place]), unseen)
+            error = NEAR_80 * need.deviation / math.sqrt(len(on))
+            reach = need.problems(value - error, margin), need.problems(value + error, margin)
+            needed = len(on) if high <= margin else need.problems(value, margin)
+            made[row] = SettingLoss(value, low, high, high <= margin, low > margin, needed, reach)
     for chain in chains:
         for row in chain:
             loss = made[row]
@@ -145,16 +135,6 @@ def losses(
                 break
             made[row] = replace(loss, shown=True, needed=counts[row], high=min(margin, loss.high))
     return made
-
-
-def _by_problems(differences: Floats) -> Iterator[tuple[list[int], NDArray[np.bool_]]]:
-    """Group the rows by the problems that they have."""
-    groups: dict[bytes, list[int]] = {}
-    known = ~np.isnan(differences)
-    for row, mask in enumerate(known):
-        groups.setdefault(mask.tobytes(), []).append(row)
-    for rows in groups.values():
-        yield rows, known[rows[0]]
 
 
 #: The normal quantile of an 80 % interval.
@@ -178,9 +158,7 @@ class Need:
     @classmethod
     def of(cls, values: Floats, strata: Ints, quantile: float, end: float, weight: float) -> Need:
         """Measure the losses `values` [problems] of a pilot whose imagined problem loses `end` and has this weight."""
-        centred = (
-            values - np.array([values[strata == stratum].mean() for stratum in range(int(strata.max()) + 1)])[strata]
-        )
+        centred = values - (np.bincount(strata, values) / np.bincount(strata))[strata]
         variance = float((centred**2).mean())
         skew = float((centred**3).mean()) / variance if variance > 1e-12 else 0.0
         excess = weight * end * quantile + max(skew, 0.0) * (quantile**2 - 1) / 6
@@ -227,7 +205,7 @@ def verified(reference: Outcomes[int], served: Outcomes[int], margin: float) -> 
     The interval is that of non-inferiority (`losses`), so each side errs with at most 2.5 %. Raises
     KvatlasError where there is no problem in common.
     """
-    differences, strata = _differences(reference, served)
+    differences, strata, _ = _paired(reference, served)
     loss, gain = (losses(sign * differences[None], strata, margin)[0] for sign in (-1, 1))
     assert loss is not None
     assert gain is not None
@@ -244,16 +222,8 @@ def verified(reference: Outcomes[int], served: Outcomes[int], margin: float) -> 
 
 def length_shift(reference: Outcomes[int], served: Outcomes[int]) -> Contrast:
     """The mean change of output lengths (given as shares of the most new tokens), with the p-value of none."""
-    differences, strata = _differences(reference, served)
+    differences, strata, _ = _paired(reference, served)
     return mean_contrast(-differences, strata)
-
-
-def _differences(reference: Outcomes[int], served: Outcomes[int]) -> tuple[Floats, Ints]:
-    """[problems] each: reference minus served, and the number of the benchmark."""
-    differences, strata, pairs = problem_differences(reference, served)
-    if not pairs:
-        raise KvatlasError("The endpoint and the run have no problem and sample in common, so nothing can be compared.")
-    return differences, strata
 
 
 #: Nats between two tokens beyond which numerics do not decide, but for a few tokens in thousands.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,8 +28,8 @@ SCREEN_NOTE = Note(
 def maps_of_run(run: RunData) -> list[Map]:
     """One map for each model, benchmark and policy that varies both axes, in the manifest's order.
 
-    Raises KvatlasError if the run does not have two axes, or if traces are missing; if the run is `partial` the maps
-    say so in their notes instead, and cells without any trace are left out.
+    Raises KvatlasError if the run does not have two axes, or if traces are missing and it is not `partial`. Cells
+    without any trace are left out.
     """
     if not run.groups:
         raise KvatlasError(f"No policy of this run has two or more values of both {run.axes[0]} and {run.axes[1]}.")
@@ -105,7 +105,6 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
     by_coord = {cell.coord(run.axes): cell for cell in group}
     rows, columns = ascending(row for row, _ in by_coord), ascending(column for _, column in by_coord)
     coords = [(r, c) for r in rows for c in columns if (r, c) in by_coord and by_coord[r, c].measured]
-    names = short_names(cell.setting for cell in baselines)
     return Map(
         name.model,
         name.benchmark,
@@ -113,36 +112,39 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
         name.policy,
         ((run.axes[0], rows), (run.axes[1], columns)),
         {coord: by_coord[coord].cell() for coord in coords},
-        {names[cell.setting.id]: cell.cell() for cell in baselines if cell.measured},
-        _notes(run, group, baselines),
+        _named(cell for cell in baselines if cell.measured),
+        tuple(_notes(run, group, baselines)),
         validity(group),
     )
 
 
-def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> tuple[Note, ...]:
-    notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
-    # In whose terms the budget is: what all cells share beside the published rule.
-    settings = [cell.setting.values for cell in group]
+def _named(cells: Iterable[CellTraces]) -> dict[str, Cell]:
+    """Cells by the short names of their settings."""
+    by_id = {cell.setting.id: cell for cell in cells}
+    names = short_names(cell.setting for cell in by_id.values())
+    return {names[setting]: cell.cell() for setting, cell in by_id.items()}
+
+
+def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Iterator[Note]:
+    for name, value in run.fix.items():
+        yield Note(NoteKind.FIXED, f"{name}={value}")
+    # The terms of the budget: values beside the published rule that all cells share.
     for name in ("budget_over", "every", "every_from"):
-        values = {values.get(name) for values in settings}
+        values = {cell.setting.values.get(name) for cell in group}
         if len(values) == 1 and values != {None} and name not in run.fix:
-            notes.append(Note(NoteKind.FIXED, f"{name}={values.pop()}"))
-    notes += partial_note((*group, *baselines))
-    notes += mixed_note((*group, *baselines))
+            yield Note(NoteKind.FIXED, f"{name}={values.pop()}")
+    yield from partial_note((*group, *baselines))
+    yield from mixed_note((*group, *baselines))
     if any(cell.adaptive for cell in group):
-        notes.append(_adaptive_note([len(cell.expected.problems) for cell in group]))
+        problems = [len(cell.place) for cell in group]
+        yield Note(
+            NoteKind.ADAPTIVE,
+            f"adaptive: cells have {min(problems)} to {max(problems)} problems, as many as the choice took; "
+            "intervals are those of a fixed number of problems",
+        )
     if any(cell.screened for cell in group):
-        notes.append(SCREEN_NOTE)
-    notes += unmeasured_notes(group, run.metric)
-    return tuple(notes)
-
-
-def _adaptive_note(problems: Sequence[int]) -> Note:
-    return Note(
-        NoteKind.ADAPTIVE,
-        f"adaptive: cells have {min(problems)} to {max(problems)} problems, as many as the choice took; "
-        "intervals are those of a fixed number of problems",
-    )
+        yield SCREEN_NOTE
+    yield from unmeasured_notes(group, run.metric)
 
 
 def mean_map(maps: Sequence[Map]) -> Map:
@@ -156,24 +158,21 @@ def mean_map(maps: Sequence[Map]) -> Map:
         raise KvatlasError("A mean map needs at least one map; none was given.")
     first = maps[0]
     for other in maps[1:]:
-        for noun, mine, theirs in (
-            ("model", first.model, other.model),
-            ("policy", first.policy, other.policy),
-            ("metric", first.metric, other.metric),
-        ):
+        for noun in ("model", "policy", "metric"):
+            mine, theirs = getattr(first, noun), getattr(other, noun)
             if mine != theirs:
                 raise KvatlasError(f"A mean is over benchmarks of one {noun}; {mine!r} and {theirs!r} were given.")
         if other.axes != first.axes:
+            mine, theirs = (
+                ", ".join(f"{name} {'/'.join(map(str, values))}" for name, values in map_.axes)
+                for map_ in (first, other)
+            )
             raise KvatlasError(
-                f"A mean needs equal axes; {first.benchmark} has {_axes_text(first)} and "
-                f"{other.benchmark} has {_axes_text(other)}."
+                f"A mean needs equal axes; {first.benchmark} has {mine} and {other.benchmark} has {theirs}."
             )
     if len({map_.benchmark for map_ in maps}) < len(maps):
         raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(m.benchmark for m in maps)}.")
-    cells = {coord: mean_cell([map_.cells[coord] for map_ in maps]) for coord in _common([m.cells for m in maps])}
-    baselines = {
-        name: mean_cell([map_.baselines[name] for map_ in maps]) for name in _common([m.baselines for m in maps])
-    }
+    cells, baselines = _means([map_.cells for map_ in maps]), _means([map_.baselines for map_ in maps])
     partial = Note(NoteKind.PARTIAL, "PARTIAL: some of the averaged maps lack traces")
     notes = dict.fromkeys(partial if n.kind is NoteKind.PARTIAL else n for map_ in maps for n in map_.notes)
     if any(len(map_.cells) > len(cells) for map_ in maps):
@@ -190,6 +189,11 @@ def mean_map(maps: Sequence[Map]) -> Map:
         together([map_.validity for map_ in maps]),
         averaged=len(maps),
     )
+
+
+def _means(parts: Sequence[Mapping[T, Cell]]) -> dict[T, Cell]:
+    """The mean of each cell that all parts have."""
+    return {key: mean_cell([part[key] for part in parts]) for key in parts[0] if all(key in part for part in parts)}
 
 
 def mean_maps(maps: Sequence[Map]) -> list[Map]:
@@ -210,10 +214,6 @@ def mean_maps(maps: Sequence[Map]) -> list[Map]:
     return list((made | {name: mean for name, mean in given.items() if name not in made}).values())
 
 
-def _common(mappings: Sequence[Mapping[T, Cell]]) -> list[T]:
-    return [key for key in mappings[0] if all(key in other for other in mappings[1:])]
-
-
 def mean_cell(cells: Sequence[Cell]) -> Cell:
     """One setting over several benchmarks; costs are known where all of them know theirs."""
 
@@ -221,32 +221,23 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
         values = [getattr(cell, name) for cell in cells]
         return [] if None in values else values
 
-    costs = ("mean_kv_tokens", "output_tokens_mean", "seconds_mean")
-    counts = ("truncated", "unmeasured")
+    def mean(name: str) -> float | None:
+        values = known(name)
+        return sum(values) / len(values) if values else None
+
+    audits: list[BudgetAudit] = known("audit")
+    shares = {name: sum(getattr(own, name) for own in audits) / len(cells) for name in ("median", "none", "no_choice")}
+    problems, worst = sum(own.problems for own in audits), min((own.worst for own in audits), default=0)
     return Cell(
         cells[0].setting,
         mean_over_benchmarks([cell.estimate for cell in cells]),
         peak_kv_tokens=max(known("peak_kv_tokens"), default=None),
-        audit=_mean_audit([cell.audit for cell in cells if cell.audit is not None], len(cells)),
-        **{name: sum(known(name)) / len(cells) if known(name) else None for name in costs},
-        **{name: sum(known(name)) if known(name) else None for name in counts},
+        audit=BudgetAudit(problems=problems, worst=worst, **shares) if audits else None,
+        mean_kv_tokens=mean("mean_kv_tokens"),
+        output_tokens_mean=mean("output_tokens_mean"),
+        seconds_mean=mean("seconds_mean"),
+        **{name: sum(known(name)) if known(name) else None for name in ("truncated", "unmeasured")},
     )
-
-
-def _mean_audit(audits: Sequence[BudgetAudit], count: int) -> BudgetAudit | None:
-    if len(audits) < count:
-        return None
-    return BudgetAudit(
-        sum(audit.problems for audit in audits),
-        sum(audit.median for audit in audits) / count,
-        min(audit.worst for audit in audits),
-        sum(audit.none for audit in audits) / count,
-        sum(audit.no_choice for audit in audits) / count,
-    )
-
-
-def _axes_text(map_: Map) -> str:
-    return ", ".join(f"{name} {'/'.join(str(value) for value in values)}" for name, values in map_.axes)
 
 
 POLICY = "policy"
@@ -291,35 +282,23 @@ def curves_of_run(run: RunData) -> list[Curve]:
         if along or not names:
             policy = cell.setting.policy if names else ""
             groups.setdefault(MapName(cell.model, cell.benchmark, policy), []).append(cell)
-    return [
-        Curve(
-            *(name.model, name.benchmark, run.metric, name.policy),
-            names[0] if names else POLICY,
-            _points(group, names),
-            _baselines(measured, name) if names else {},
-            (*_vacuous(group), *notes, *unmeasured_notes(group, run.metric)),
+    curves = []
+    for name, group in groups.items():
+        checked = validity(group)
+        vacuous = checked.reason if checked is not None else None
+        first = (Note(NoteKind.VACUOUS, f"VACUOUS: {vacuous}"),) if vacuous else ()
+        by_value = {cell.setting.values[names[0]]: cell for cell in group} if names else {}
+        beside = select(measured, model=name.model, benchmark=name.benchmark, baseline=True) if names else []
+        curves.append(
+            Curve(
+                *(name.model, name.benchmark, run.metric, name.policy),
+                names[0] if names else POLICY,
+                tuple((value, by_value[value].cell()) for value in ascending(by_value)) or tuple(_named(group).items()),
+                _named(beside),
+                (*first, *notes, *unmeasured_notes(group, run.metric)),
+            )
         )
-        for name, group in groups.items()
-    ]
-
-
-def _vacuous(group: Sequence[CellTraces]) -> tuple[Note, ...]:
-    checked = validity(group)
-    return (Note(NoteKind.VACUOUS, f"VACUOUS: {checked.reason}"),) if checked is not None and checked.reason else ()
-
-
-def _points(group: Sequence[CellTraces], varied: Sequence[str]) -> tuple[tuple[Any, Cell], ...]:
-    if not varied:
-        names = short_names(cell.setting for cell in group)
-        return tuple((names[cell.setting.id], cell.cell()) for cell in group)
-    by_value = {cell.setting.values[varied[0]]: cell for cell in group}
-    return tuple((value, by_value[value].cell()) for value in ascending(by_value))
-
-
-def _baselines(cells: Sequence[CellTraces], name: MapName) -> dict[str, Cell]:
-    chosen = select(cells, model=name.model, benchmark=name.benchmark, baseline=True)
-    names = short_names(cell.setting for cell in chosen)
-    return {names[cell.setting.id]: cell.cell() for cell in chosen}
+    return curves
 
 
 def flat_maps(curves: Sequence[Curve]) -> list[Map]:

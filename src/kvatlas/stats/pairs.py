@@ -10,11 +10,11 @@ from itertools import combinations
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName, Setting
-from kvatlas.stats.inference import Contrast, benjamini_hochberg, chosen_best, holm, joint_contrasts
+from kvatlas.stats.inference import Contrast, benjamini_hochberg, chosen_best, holm, joint_contrasts, mean_contrast
 from kvatlas.stats.intervals import Floats
-from kvatlas.stats.losses import Difference, paired_difference
+from kvatlas.stats.losses import Difference, strata_of
 from kvatlas.stats.run_data import RunData, short_names
-from kvatlas.stats.table import CellTraces, aligned, matrix, select
+from kvatlas.stats.table import CellTraces, ProblemKey, aligned, matrix, select
 from kvatlas.stats.verdicts import with_means
 
 SELECTED = "the best cell was chosen on these same traces, which flatters it"
@@ -64,8 +64,10 @@ def comparisons(run: RunData) -> list[Comparison]:
         best = max(group, key=lambda cell: cell.cell().estimate.value)
         where = ", ".join(f"{axis}={best.setting.values[axis]}" for axis in run.axes)
         for baseline in select(baselines, model=name.model, benchmark=name.benchmark):
-            pair = f"best {name.policy} cell ({where})", names[baseline.setting.id]
-            made.append(_with_baseline(run.metric, (name.model, name.benchmark), pair, group, best, baseline))
+            chosen = _chosen(best, baseline, group)
+            if chosen is not None:
+                pair = f"best {name.policy} cell ({where})", names[baseline.setting.id]
+                made.append(Comparison(name.model, name.benchmark, run.metric, *pair, 1, *chosen))
     return [comparison for comparison in made if comparison is not None]
 
 
@@ -93,11 +95,11 @@ def _over_cells(
         for other in policies[second]
         if cell.benchmark == other.benchmark and _agree(cell.setting, other.setting)
     ]
-    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
-    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
-    difference = _difference(pairs)
+    difference = difference_of(pairs)
     if difference is None:
         return None
+    benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
+    on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
     if first[0] == second[0]:
         return Comparison(first[0], on, metric, first[1], second[1], len(pairs), difference)
     return Comparison(f"{first[0]}, {second[0]}", on, metric, first[0], second[0], len(pairs), difference, first[1])
@@ -108,25 +110,17 @@ def _agree(setting: Setting, other: Setting) -> bool:
     return all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
 
 
-def _with_baseline(
-    metric: str,
-    name: tuple[str, str],
-    names: tuple[str, str],
-    group: Sequence[CellTraces],
-    best: CellTraces,
-    baseline: CellTraces,
-) -> Comparison | None:
-    """The best cell against a baseline. Where it is ahead, p allows for its having been chosen among the group."""
-    difference, note = _difference([(best, baseline)]), SELECTED
+def _chosen(best: CellTraces, baseline: CellTraces, group: Sequence[CellTraces]) -> tuple[Difference, str] | None:
+    """The best cell minus a baseline, with a note. Where it is ahead, p allows for its choice among the group."""
+    difference = difference_of([(best, baseline)])
     if difference is None:
         return None
-    known = best.measured_problems
-    rivals = [cell for cell in group if known <= cell.measured_problems]
+    rivals = [cell for cell in group if best.measured_problems <= cell.measured_problems]
     cells = matrix([[baseline, *rivals]], lambda cell: (cell.baseline, cell.setting.id))
-    if difference.value > 0 and cells is not None:
-        p = chosen_best(cells.means[:, 1:], cells.means[:, 0], cells.strata)
-        difference, note = replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
-    return Comparison(*name, metric, *names, 1, difference, note)
+    if difference.value <= 0 or cells is None:
+        return difference, SELECTED
+    p = chosen_best(cells.means[:, 1:], cells.means[:, 0], cells.strata)
+    return replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
@@ -138,9 +132,9 @@ def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     )
 
 
-def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | None:
-    """The difference over pairs of cells; None where they share no trace."""
-    by_problem: dict[tuple[str, str], list[Floats]] = {}
+def difference_of(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | None:
+    """The mean of first minus second over pairs of cells; None where they share no trace."""
+    by_problem: dict[ProblemKey, list[Floats]] = {}
     for cell, other in pairs:
         problems, values = aligned([cell, other])
         for problem, row in zip(problems, values[:, 0] - values[:, 1], strict=True):
@@ -149,10 +143,9 @@ def _difference(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | 
                 by_problem.setdefault((cell.benchmark, problem), []).append(known)
     if not by_problem:
         return None
-    joined = {problem: np.concatenate(own).tolist() for problem, own in by_problem.items()}
-    means = {problem: {0: math.fsum(own) / len(own)} for problem, own in joined.items()}
-    difference = paired_difference(means, {problem: {0: 0.0} for problem in means})
-    return replace(difference, pairs=sum(map(len, joined.values())))
+    joined = [np.concatenate(own) for own in by_problem.values()]
+    contrast = mean_contrast(np.array([own.mean() for own in joined]), strata_of(by_problem))
+    return Difference(**vars(contrast), problems=len(joined), pairs=sum(map(len, joined)))
 
 
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes. Intervals and p-values hold over all
@@ -203,13 +196,8 @@ def _groups(run: RunData) -> Mapping[MapName, Sequence[CellTraces]]:
 
 def _contrasts(parts: Sequence[_Sides]) -> dict[CellCoord, Contrast]:
     """The differences over one or more benchmarks; empty where no problem has a sample that all cells have."""
-    groups = []
-    names: dict[int, tuple[str, str]] = {}
-    for part in parts:
-        mine, theirs = ({id(pair[side]): pair[side] for _, *pair in part} for side in (0, 1))
-        names |= {number: ("theirs", cell.setting.id) for number, cell in theirs.items()}
-        names |= {number: ("mine", cell.setting.id) for number, cell in mine.items()}
-        groups.append([*mine.values(), *theirs.values()])
+    names = {id(cell): (side, cell.setting.id) for part in parts for _, *pair in part for side, cell in enumerate(pair)}
+    groups = [list({id(cell): cell for _, *pair in part for cell in pair}.values()) for part in parts]
     cells = matrix(groups, lambda cell: names[id(cell)])
     if cells is None:
         return {}

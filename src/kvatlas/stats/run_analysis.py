@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvatlas.core import Map, MapName, Note
 from kvatlas.stats.adaptive import NO_PAIRS, Standing, adaptive_choices, adaptive_verdicts, standings
-from kvatlas.stats.choice import Choice, choices
+from kvatlas.stats.bare_maps import verdicts_of_maps
+from kvatlas.stats.choice import Choice, choices, choices_of_maps
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
 from kvatlas.stats.run_data import Axes, RunData
@@ -40,10 +42,16 @@ class RunAnalysis:
 
     @cached_property
     def verdicts(self) -> Mapping[MapName, Verdict]:
-        """The tests by map, means over benchmarks included."""
-        if not self.is_adaptive:
-            return verdicts(self.run, self.losses)
-        return adaptive_verdicts(self._standings, self.run, maps_of_run(self.run))
+        """The tests by map, means over benchmarks included; without a full cache with the plateau of the bound."""
+        maps = maps_of_run(self.run)
+        if self.is_adaptive:
+            return adaptive_verdicts(self._standings, self.run, maps)
+        found = verdicts(self.run, self.losses)
+        bare = verdicts_of_maps([map_ for map_ in maps if map_.name in found and found[map_.name].losses is None])
+        for name, bound in bare.items():
+            plateau = bound.plateau if found[name].evidence else tuple(bound.may_lose)
+            found[name] = replace(found[name], plateau=plateau, p_best=bound.p_best, may_lose=bound.may_lose)
+        return found
 
     @cached_property
     def losses(self) -> GridLosses:
@@ -52,10 +60,14 @@ class RunAnalysis:
 
     @cached_property
     def choices(self) -> Sequence[Choice]:
-        """The recommendation for each model."""
+        """The recommendation for each model; without a full cache for each model and policy."""
         if self.is_adaptive:
             return adaptive_choices(self._standings, self.run.cells, self.run.margin)
-        return choices(self.run, self.losses)
+        made = choices(self.run, self.losses)
+        known = {choice.model for choice in made}
+        return made + choices_of_maps(
+            [map_ for map_ in grids(self.maps, self.means) if map_.model not in known], self.verdicts
+        )
 
     @cached_property
     def comparisons(self) -> Sequence[Comparison]:
@@ -95,6 +107,13 @@ class RunAnalysis:
     @cached_property
     def _standings(self) -> Mapping[str, Standing]:
         return standings(self.run.manifest, self.run.cells, self.run.margin)
+
+
+def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
+    """One map for each model and policy: the mean over benchmarks, else the only one."""
+    single = [map_ for map_ in maps if not map_.is_mean]
+    alone = Counter((map_.model, map_.policy) for map_ in single)
+    return [*means, *(map_ for map_ in single if alone[map_.model, map_.policy] == 1)]
 
 
 def joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:

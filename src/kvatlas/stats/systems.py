@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -33,11 +34,11 @@ class ModelSetting:
     about: Mapping[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
     cells: tuple[CellTraces, ...] = ()
 
-    @property
+    @cached_property
     def compared(self) -> Mapping[ProblemKey, Mapping[int, float]]:
         """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples."""
         has_rule = any(cell.rule is not None for cell in self.cells)
-        return _joined(cell.compared() for cell in self.cells) if has_rule else self.outcomes
+        return _joined(cell.by_sample(cell.values()) for cell in self.cells) if has_rule else self.outcomes
 
     def means(self) -> dict[ProblemKey, float]:
         """The metric of each problem: the mean over samples, or what its rule makes of them.
@@ -79,7 +80,7 @@ def systems_of(
         for benchmark, known in run.manifest.about.items():
             about |= {(benchmark, problem): values for problem, values in known.items()}
     systems = [
-        ModelSetting(*name, _joined(cell.outcomes() for cell in own), about, tuple(own))
+        ModelSetting(*name, _joined(cell.by_sample(cell.grades) for cell in own), about, tuple(own))
         for name, own in by_name.items()
     ]
     return [system for system in systems if system.outcomes]
@@ -163,11 +164,11 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Pair:
-    """ModelSetting x against system y. `x`, `y` [problems] are means over samples; `depth` [problems] is L where known.
+    """System x against system y on the problems of both; `x`, `y` [problems] are means over samples.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
-    `difference` is the mean of x - y over benchmarks of equal weight, with its 95 % interval. Correlations are None
-    where a side, or L, does not vary; `given_depth` is the partial Spearman correlation given L.
+    `difference` is the mean of x - y over benchmarks. Correlations are None where a side, or L, does not vary;
+    `given_depth` is the partial Spearman correlation given L.
     """
 
     places: tuple[ProblemKey, ...]
@@ -212,7 +213,11 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
             f"{len(places)} problems in common; a comparison needs at least 2."
         )
     x, y = np.array([mine[p] for p in places]), np.array([theirs[p] for p in places])
-    depth = _depths(places, {**second.about, **first.about})
+    about = {**second.about, **first.about}
+    depths = [about.get(key, {}).get("L") for key in places]
+    # With a rule each problem has one value, else the fewest samples count.
+    counts = [len(system.compared[key]) for system in (first, second) for key in places]
+    contrast = mean_contrast(x - y, strata_of(places), samples=min(counts), means=(float(x.mean()), float(y.mean())))
     ahead = y - x
     return Pair(
         places,
@@ -221,15 +226,10 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
         above=float(np.mean(ahead > EQUAL)),
         on=float(np.mean(np.abs(ahead) <= EQUAL)),
         below=float(np.mean(ahead < -EQUAL)),
-        difference=mean_contrast(-ahead, strata_of(places)),
+        difference=contrast,
         spearman=correlation(np.stack([x, y]), seed),
-        given_depth=None if depth is None else correlation(np.stack([x, y, depth]), seed),
+        given_depth=None if None in depths else correlation(np.stack([x, y, np.array(depths, float)]), seed),
     )
-
-
-def _depths(places: Sequence[ProblemKey], about: Mapping[ProblemKey, Mapping[str, Any]]) -> Floats | None:
-    depths = [about.get(key, {}).get("L") for key in places]
-    return None if any(depth is None for depth in depths) else np.array(depths, float)
 
 
 def correlation(rows: Floats, seed: int = 0) -> Correlation | None:

@@ -1,7 +1,4 @@
-"""The trace table: the promised traces of a run as columns of numbers, without tokens and texts.
-
-It decides which traces a run promises, which of them are missing, and which ones several runs hold twice.
-"""
+"""The trace table: the promised traces of a run as columns of numbers, without tokens and texts."""
 
 from __future__ import annotations
 
@@ -9,14 +6,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, Trace
+from kvatlas.core import BudgetAudit, Cell, CellCoord, Grade, KvatlasError, Outcome, Setting, Status, Trace
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Key, Manifest, Store, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
@@ -44,9 +41,12 @@ class TraceTable:
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        orders = {problems: _numbered(problems) for problems in dict.fromkeys(c.problems for c in manifest.expected)}
-        self._orders = [orders[cell.problems] for cell in manifest.expected]
-        sizes = [len(order) * cell.samples for order, cell in zip(self._orders, manifest.expected, strict=True)]
+        orders = {
+            problems: {problem: number for number, problem in enumerate(sorted(set(problems)))}
+            for problems in {cell.problems for cell in manifest.expected}
+        }
+        self.orders = [orders[cell.problems] for cell in manifest.expected]
+        sizes = [len(order) * cell.samples for order, cell in zip(self.orders, manifest.expected, strict=True)]
         self._begins = list(accumulate(sizes, initial=0))
         self._cells_of: dict[tuple[str, str, str], list[int]] = {}
         for number, cell in enumerate(manifest.expected):
@@ -62,24 +62,23 @@ class TraceTable:
 
     @classmethod
     def of(cls, manifest: Manifest, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceTable:
-        """The table of a manifest with these traces, columns or pairs of run key and trace."""
+        """The table of traces given as columns, or as pairs of run key and trace."""
         table = cls(manifest)
         table.append(TraceColumns.of(traces))
         return table
 
     @classmethod
     def load(cls, store: Store, manifest: Manifest | None = None) -> TraceTable:
-        """The table of a stored run, of its own manifest or another one; KvatlasError where the store is damaged."""
+        """The table of a stored run, by its own manifest or another one."""
         table = cls(manifest or store.manifest())
         for columns in store.columns():
             table.append(columns)
         return table
 
     def append(self, columns: TraceColumns) -> None:
-        """Add traces, in place of earlier ones of the same places.
+        """Add traces, in place of earlier ones of the same places; those that are not promised are passed over.
 
-        A trace counts where its run key, setting, benchmark, problem and sample are promised; all others (an earlier
-        sweep's, another seed's) are passed over. Cells of models with the same weights share their traces.
+        Cells of models with the same weights share their traces.
         """
         rows, places = self._placed(columns)
         records = columns.records[rows]
@@ -104,7 +103,7 @@ class TraceTable:
         problems, samples = columns.records["problem"], columns.records["sample"]
         for key, own in columns.by_cell().items():
             for number in self._cells_of.get(key, ()):
-                order, width = self._orders[number], self.manifest.expected[number].samples
+                order, width = self.orders[number], self.manifest.expected[number].samples
                 if id(order) not in orders:
                     orders[id(order)] = np.array([order.get(name, -1) for name in columns.names])
                 problem, sample = orders[id(order)][problems[own]], samples[own]
@@ -114,26 +113,12 @@ class TraceTable:
         return np.concatenate(rows), np.concatenate(places)
 
     def cells(self, metric: str = "pass@1") -> list[CellTraces]:
-        """The promised cells in the manifest's order, graded by a metric that the run has.
-
-        They follow what is appended. Raises KvatlasError for a metric that the run does not have.
-        """
+        """The promised cells in the manifest's order; KvatlasError for a metric that the run does not have."""
         self.check(metric)
-        return [CellTraces(self, number, metric) for number in range(len(self._orders))]
-
-    def span(self, number: int) -> slice:
-        """The places of a cell."""
-        return slice(self._begins[number], self._begins[number + 1])
-
-    def order(self, number: int) -> Mapping[str, int]:
-        """The problems of a cell, numbered in their order."""
-        return self._orders[number]
+        return [CellTraces(self, number, metric, slice(*span)) for number, span in enumerate(pairwise(self._begins))]
 
     def grades(self, metric: str) -> Floats:
-        """[places]: the metric in [0, 1]; NaN where the trace is missing or its metric unknown.
-
-        A trace without an answer counts 0 in a metric of the benchmark itself.
-        """
+        """[places]: the metric in [0, 1]; NaN where it is unknown. Without an answer a benchmark's own metric is 0."""
         if metric not in self._grades:
             status, there = self.records["status"], self.records["status"] > 0
             if metric == "progress":
@@ -145,8 +130,6 @@ class TraceTable:
                 values = values if self.manifest.screened else np.nan_to_num(values)
             self._grades[metric] = np.where(there, values, math.nan)
         return self._grades[metric]
-
-    # -- which metrics a run has -----------------------------------------------------------------------------------
 
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
@@ -193,10 +176,6 @@ class TraceTable:
         return set.intersection(*answered) if answered else None, others
 
 
-def _numbered(problems: Iterable[str]) -> dict[str, int]:
-    return {problem: number for number, problem in enumerate(sorted(set(problems)))}
-
-
 class CellTraces:
     """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
@@ -205,21 +184,21 @@ class CellTraces:
     has depends on their outcomes. Of a `screened` run the grades are no Pass@1.
     """
 
-    def __init__(self, table: TraceTable, number: int, metric: str) -> None:
-        self.table, self.number, self.metric = table, number, metric
+    def __init__(self, table: TraceTable, number: int, metric: str, span: slice) -> None:
+        self.table, self.metric, self._span = table, metric, span
         self.expected = expected = table.manifest.expected[number]
         self.model, self.benchmark, self.setting = expected.model, expected.benchmark, expected.setting
         self.baseline = expected.baseline
-        self.place = table.order(number)
+        self.place = table.orders[number]
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
-        self.traces = table.records[table.span(number)].reshape(len(self.place), self.expected.samples)
+        self.traces = table.records[span].reshape(len(self.place), self.expected.samples)
         self._cell: tuple[int, Cell] | None = None
 
     @property
     def grades(self) -> Floats:
         """The metric, NaN where a trace is missing or its metric unknown."""
-        return self.table.grades(self.metric)[self.table.span(self.number)].reshape(self.traces.shape)
+        return self.table.grades(self.metric)[self._span].reshape(self.traces.shape)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -249,9 +228,7 @@ class CellTraces:
     @property
     def measured_problems(self) -> set[str]:
         """The problems of which the metric of a trace is known."""
-        known = np.flatnonzero((~np.isnan(self.grades)).sum(1))
-        problems = self.problems
-        return {problems[place] for place in known}
+        return {problem for problem, row in zip(self.place, self.grades, strict=True) if not np.isnan(row).all()}
 
     @property
     def unmeasured(self) -> int:
@@ -260,17 +237,17 @@ class CellTraces:
 
     @property
     def verdicts(self) -> Counter[Outcome]:
-        """How many traces came to what."""
-        counts = np.bincount((2 * self.traces["status"] + self.traces["correct"]).ravel())
+        """The number of traces with each outcome."""
+        codes, counts = np.unique(2 * self.traces["status"] + self.traces["correct"], return_counts=True)
         found = Counter[Outcome]()
-        for number, count in enumerate(counts[2:].tolist(), 2):
-            if count:
-                found[Grade(bool(number % 2), 0.0, None, _STATUSES[number // 2]).verdict] += count
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            if code > 1:
+                found[Grade(bool(code % 2), 0.0, None, _STATUSES[code // 2]).verdict] += count
         return found
 
     @property
     def made_with(self) -> Counter[str]:
-        """How many traces were decoded by which versions."""
+        """The number of traces by the versions that decoded them."""
         counts = np.bincount(self.traces["made_with"][self.there], minlength=len(self.table.versions))
         return Counter({text: n for text, n in zip(self.table.versions, counts.tolist(), strict=True) if n})
 
@@ -301,10 +278,10 @@ class CellTraces:
     def cell(self) -> Cell:
         """The cell on the map; KvatlasError if nothing of it is measured, or fewer samples than its rule needs."""
         if self._cell is None or self._cell[0] != self.table.additions:
-            peaks = self._known("peak_kv_tokens")
+            peaks, grades = self._known("peak_kv_tokens"), self._by_problem(self.grades)
             cell = Cell(
                 self.setting,
-                self._estimate(),
+                pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, self._votes()),
                 mean_kv_tokens=self._mean("mean_kv_tokens"),
                 peak_kv_tokens=int(max(peaks)) if peaks else None,
                 output_tokens_mean=self._mean("output_tokens"),
@@ -326,42 +303,24 @@ class CellTraces:
         return math.fsum(values) / len(values) if values else None
 
     def audit(self) -> BudgetAudit | None:
-        """What the setting's budget leaves to its policy, over the problems that have traces."""
+        """The audit of the setting's budget over the problems that have traces."""
         return audit_setting(self.setting, self.prompts.values())
 
-    def _estimate(self) -> Estimate:
-        grades = self._by_problem(self.grades)
-        return pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, self._votes())
-
     def values(self) -> Floats:
-        """What comparisons compare: the grades by problem and sample, or [problem, 1] what a rule makes of them."""
-        if self.rule is None:
-            return self.grades
-        values = np.full((len(self.place), 1), math.nan)
-        for problem, value in self.means().items():
-            values[self.place[problem]] = value
-        return values
-
-    def means(self) -> dict[str, float]:
-        """The metric of each problem: the mean over its samples, or what the rule makes of them.
+        """The values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule.
 
         Raises KvatlasError where a problem has fewer samples than the rule needs.
         """
-        grades = self._by_problem(self.grades)
         if self.rule is None:
-            return {problem: math.fsum(samples) / len(samples) for problem, samples in grades.items()}
+            return self.grades
+        grades = self._by_problem(self.grades)
         self.rule.check(grades)
-        return dict(zip(grades, self.rule.values(grades, self._votes()).tolist(), strict=True))
+        values = np.full((len(self.place), 1), math.nan)
+        values[[self.place[problem] for problem in grades], 0] = self.rule.values(grades, self._votes())
+        return values
 
-    def outcomes(self) -> dict[ProblemKey, dict[int, float]]:
-        """The known grades by benchmark and problem, and by sample."""
-        return self._by_sample(self.grades)
-
-    def compared(self) -> dict[ProblemKey, dict[int, float]]:
-        """The known `values` by benchmark and problem, and by sample."""
-        return self._by_sample(self.values())
-
-    def _by_sample(self, values: Floats) -> dict[ProblemKey, dict[int, float]]:
+    def by_sample(self, values: Floats) -> dict[ProblemKey, dict[int, float]]:
+        """The `grades` or `values` that are known, by benchmark and problem, and by sample."""
         rows = zip(self.place, values.tolist(), strict=True)
         known = {problem: {n: value for n, value in enumerate(row) if not math.isnan(value)} for problem, row in rows}
         return {(self.benchmark, problem): own for problem, own in known.items() if own}
@@ -372,7 +331,7 @@ class CellTraces:
         return {problem: row[there].tolist() for problem, row, there in rows if there.any()}
 
     def _votes(self) -> dict[str, list[Hashable]]:
-        """For maj@K what tells answers apart, `RIGHT` or None; else nothing."""
+        """For maj@K the answers that vote: their codes, `RIGHT`, or None without an answer."""
         if self.rule is None or self.rule.kind != "maj":
             return {}
         rows = zip(self.place, self.grades.tolist(), self.traces["answer"].tolist(), strict=True)
@@ -392,20 +351,13 @@ def select(
     *,
     model: str | None = None,
     benchmark: str | None = None,
-    policy: str | None = None,
     setting: Setting | None = None,
     baseline: bool | None = None,
 ) -> list[CellTraces]:
     """The cells with these values."""
-    return [
-        cell
-        for cell in cells
-        if model in (None, cell.model)
-        and benchmark in (None, cell.benchmark)
-        and policy in (None, cell.setting.policy)
-        and setting in (None, cell.setting)
-        and baseline in (None, cell.baseline)
-    ]
+    wanted = {"model": model, "benchmark": benchmark, "setting": setting, "baseline": baseline}
+    values = {name: value for name, value in wanted.items() if value is not None}
+    return [cell for cell in cells if all(getattr(cell, name) == value for name, value in values.items())]
 
 
 @dataclass(frozen=True)
@@ -442,7 +394,7 @@ def check_distinct(cells: Iterable[CellTraces]) -> None:
 def aligned(cells: Sequence[CellTraces], tables: Sequence[Floats] | None = None) -> tuple[tuple[str, ...], Floats]:
     """Cells of one benchmark side by side: problems, and values [problem, cell, sample], NaN where one is not known.
 
-    The values are what comparisons compare, or the given tables [problem, sample] of the cells.
+    The values are those that comparisons read, or the given tables [problem, sample] of the cells.
     """
     tables = [cell.values() for cell in cells] if tables is None else tables
     places = {problem: number for number, problem in enumerate(dict.fromkeys(p for cell in cells for p in cell.place))}
@@ -456,23 +408,15 @@ def aligned(cells: Sequence[CellTraces], tables: Sequence[Floats] | None = None)
 class GradeMatrix:
     """Cells side by side on the problems and samples that all of them have.
 
-    `grades` is [problems, cells, samples], NaN where a problem has fewer samples; `strata` numbers the benchmark of
-    each problem; `left_out` counts problems that not every cell has. `means` [problems, cells] are over samples.
+    `means` [problems, cells] are over samples, of which a problem has `samples` at least; `strata` numbers the
+    benchmark of each problem; `left_out` counts problems that not every cell has.
     """
 
     columns: tuple[Any, ...]
-    grades: Floats
+    means: Floats
     strata: Ints
+    samples: int
     left_out: int = 0
-    means: Floats = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "means", np.nanmean(self.grades, axis=2))
-
-    @property
-    def samples(self) -> int:
-        """The least number of samples of a problem."""
-        return int((~np.isnan(self.grades)).all(1).sum(1).min())
 
 
 def matrix(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTraces], Hashable]) -> GradeMatrix | None:
@@ -494,7 +438,5 @@ def matrix(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTra
         left_out += int((known.any((1, 2)) & ~shared.any(1)).sum())
     if not rows or len(set(strata)) < len(measured):
         return None
-    grades = np.full((len(rows), len(columns), max(row.shape[1] for row in rows)), math.nan)
-    for index, row in enumerate(rows):
-        grades[index, :, : row.shape[1]] = row
-    return GradeMatrix(tuple(columns), grades, np.array(strata), left_out)
+    means = np.array([row.mean(1) for row in rows])
+    return GradeMatrix(tuple(columns), means, np.array(strata), min(row.shape[1] for row in rows), left_out)

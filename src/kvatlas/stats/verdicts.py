@@ -13,7 +13,7 @@ import numpy as np
 from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
 from kvatlas.policies import share
 from kvatlas.stats import inference
-from kvatlas.stats.inference import Contrast, Plateau, Test
+from kvatlas.stats.inference import Contrast, Test
 from kvatlas.stats.intervals import LEVEL, Floats
 from kvatlas.stats.losses import SettingLoss, losses
 from kvatlas.stats.run_data import Axes, RunData
@@ -55,19 +55,19 @@ class Effect:
 class Verdict:
     """The tests of one map. Shares in [0, 1]; parts that were not tested are None or empty, `basis` if nothing was.
 
-    `omnibus` tests "all cells equal". `plateau` holds the cells that are statistically tied with the best, `may_lose`
-    by how much a cell may be below the best with 95 % confidence. `spread` is the standard deviation over cells,
-    `noise` what chance alone would give. `losses` are those against the full cache, None where there is none.
+    `omnibus` tests "all cells equal". Without a full cache `plateau` holds the cells that are statistically tied with
+    the best, `may_lose` by how much a cell may be below the best with 95 % confidence. `spread` is the standard
+    deviation over cells, `noise` what chance alone would give. `losses` are those against the full cache, else None.
     """
 
     basis: Basis | None = None
     omnibus: Test | None = None
-    plateau: tuple[CellCoord, ...] = ()
-    p_best: Mapping[CellCoord, float] = field(default_factory=dict)
-    may_lose: Mapping[CellCoord, float] = field(default_factory=dict)
     effects: tuple[Effect, ...] = ()
     spread: float | None = None
     noise: float | None = None
+    plateau: tuple[CellCoord, ...] = ()
+    p_best: Mapping[CellCoord, float] = field(default_factory=dict)
+    may_lose: Mapping[CellCoord, float] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     losses: Mapping[CellCoord, SettingLoss] | None = None
 
@@ -147,9 +147,11 @@ def kept_by_rule(setting: Setting) -> float | None:
     values = setting.values
     if values.get("every") and values.get("budget_over") != "thinking":
         return float(values["kv_budget"])
-    if not all(isinstance(values.get(name), int | float) for name in ("kv_budget", "local_window", "ratio")):
+    names = ("kv_budget", "local_window", "ratio")
+    if not all(isinstance(values.get(name), int | float) for name in names):
         return None
-    return float(values["local_window"] + share(values["ratio"], values["kv_budget"] - values["local_window"]))
+    budget, window, ratio = (values[name] for name in names)
+    return float(window + share(ratio, budget - window))
 
 
 def id_of(cell: CellTraces) -> str:
@@ -198,40 +200,19 @@ def verdict(cells: GradeMatrix, axes: Axes) -> Verdict:
     values = inference.weights(cells.strata) @ cells.means
     rows = [row for _, _, own in levels_of(places, axes) for row in own]
     test = inference.omnibus(cells.means, cells.strata, np.array(rows) if rows else None)
-    best = inference.plateau(cells.means, cells.strata, samples=cells.samples)
-    if test.p >= LEVEL:
-        best = replace(best, member=np.ones(len(places), bool))
 
     def measure(rows: Floats) -> list[Contrast]:
         return inference.joint_contrasts(cells.means, cells.strata, rows, samples=cells.samples, flip=True)
 
     text = f"{cells.left_out} problems that not every cell has are left out of the tests"
     left = (Note(NoteKind.LEFT_OUT, text),) if cells.left_out else ()
-    return assembled(places, values, test, best, effects(places, axes, measure), Basis.TRACES, left)
+    return Verdict(Basis.TRACES, test, effects(places, axes, measure), *spread_and_noise(values, test), notes=left)
 
 
-def assembled(
-    places: Sequence[CellCoord],
-    values: Floats,
-    test: Test,
-    best: Plateau,
-    main_effects: tuple[Effect, ...],
-    basis: Basis,
-    notes: tuple[Note, ...] = (),
-) -> Verdict:
-    """A verdict from its parts; `values` and the arrays of `best` are in the order of `places`."""
+def spread_and_noise(values: Floats, test: Test) -> tuple[float, float]:
+    """The standard deviation over cells, and what chance alone would give by a test."""
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    return Verdict(
-        omnibus=test,
-        plateau=tuple(coord for coord, member in zip(places, best.member, strict=True) if member),
-        p_best={coord: float(p) for coord, p in zip(places, best.p, strict=True)},
-        may_lose={coord: float(lost) for coord, lost in zip(places, best.may_lose, strict=True)},
-        effects=main_effects,
-        spread=spread,
-        noise=spread / math.sqrt(test.statistic) if test.statistic > 0 else 0.0,
-        basis=basis,
-        notes=notes,
-    )
+    return spread, spread / math.sqrt(test.statistic) if test.statistic > 0 else 0.0
 
 
 def levels_of(places: Sequence[CellCoord], axes: Axes) -> list[tuple[str, list[Any], list[Floats]]]:
