@@ -157,7 +157,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
         traces = list(islice(own, show))
     rows: list[dict[str, Any]] = []
     for measured in cells:
-        cell, counts = measured.cell().to_dict(), measured.verdicts
+        cell, counts = measured.cell().to_dict(), measured.verdicts()
         named = {"benchmark": measured.expected.benchmark, "pass_at_1": cell["value"]}
         verdicts = {str(name): counts[name] for name in dict.fromkeys([*VERDICTS, *counts])}
         rows.append({**named, "mean_kv_tokens": cell["kept_tokens_mean"], **cell, "verdicts": verdicts})

@@ -24,7 +24,7 @@ from kvatlas.stats.choice import Choice, choices_of_maps, kv_tokens_of
 from kvatlas.stats.inference import Contrast
 from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.losses import SettingLoss
-from kvatlas.stats.maps import maps_of_run, mean_maps
+from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted
 from kvatlas.stats.run_analysis import RunAnalysis, grids, joined, with_regions
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
@@ -283,7 +283,7 @@ def analyse(
             if not isinstance(source, RunAnalysis):
                 source = RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most))
             runs.append(source)
-            maps += maps_of_run(source.run)
+            maps += source.bare
         else:
             read = [check_granularity(map_) for map_ in read_maps(source, partial, problems, samples)]
             maps += with_binomial_bounds(read)

@@ -22,7 +22,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import special
 
 from kvatlas.core import Map, MapName, Note, NoteKind
 from kvatlas.results.manifest import Manifest
@@ -148,12 +148,14 @@ def _chance(
     limit = -interval(differences[:, every], -1.0, 1.0, final, whole)[0]
     error = (limit + differences[:, every] @ weights(whole)) / final
     spread = error * math.sqrt(1 / share - 1)
-    return np.asarray(stats.norm.cdf((margin - limit) / np.maximum(spread, 1e-9)), float)
+    return np.asarray(special.ndtr((margin - limit) / np.maximum(spread, 1e-9)), float)
 
 
 @lru_cache(maxsize=64)
 def last_quantile(settings: int, looks: int, level: float = LEVEL) -> float:
     """The quantile c of the last look; that of a look after a share t of all problems is c / sqrt(t)."""
+    from scipy import optimize
+
     per_setting = 1 - (1 - level) ** (1 / settings)
     return float(optimize.brentq(lambda c: _crossing(c, looks) - per_setting, 1.0, 8.0, xtol=1e-6))
 
@@ -162,9 +164,8 @@ def _crossing(bound: float, looks: int) -> float:
     """The chance that a Brownian motion leaves -bound to bound at one of `looks` equally spaced times up to 1."""
     nodes, weights = np.polynomial.legendre.leggauss(200)
     nodes, weights = bound * nodes, bound * weights
-    step = 1 / math.sqrt(looks)
-    density = stats.norm.pdf(nodes, scale=step)
-    kernel = stats.norm.pdf(nodes[:, None] - nodes[None], scale=step)
+    apart, step = nodes[:, None] - nodes[None], 1 / math.sqrt(looks)
+    density, kernel = (np.exp(-((x / step) ** 2) / 2) / (step * math.sqrt(2 * math.pi)) for x in (nodes, apart))
     for _ in range(looks - 1):
         density = kernel @ (weights * density)
     return 1 - float(weights @ density)

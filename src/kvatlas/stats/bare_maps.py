@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.stats.inference import Contrast, Test, TestMethod, holm
@@ -75,7 +75,7 @@ def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:
     scale = math.sqrt(variance) if known else 1.0
     square = float(((values - values.mean()) ** 2).sum()) / scale**2
     freedom = max(len(values) - 1, 1)
-    test = Test(square / freedom, float(stats.chi2.sf(square, freedom)), TestMethod.CHI_SQUARE)
+    test = Test(square / freedom, float(special.chdtrc(freedom, square)), TestMethod.CHI_SQUARE)
     p, may_lose = _best(values, scale)
     tied = p >= (LEVEL if test.p < LEVEL else 0)
     return Verdict(
@@ -106,9 +106,10 @@ def _best(values: Floats, scale: float) -> tuple[Floats, Floats]:
 
 def _contrasts(values: Floats, scale: float, rows: Floats) -> list[Contrast]:
     """Contrasts with limits that hold together, by Bonferroni."""
-    quantile = float(stats.norm.isf(LEVEL / 2 / len(rows)))
-    value, error = rows @ values, scale * np.sqrt((rows**2).sum(1))
-    p = np.minimum(1.0, len(rows) * 2 * stats.norm.sf(np.abs(value) / error))
+    quantile = float(-special.ndtri(LEVEL / 2 / len(rows)))
+    # One by one, so that equal sums of rounded values stay equal.
+    value, error = np.array([values @ row for row in rows]), scale * np.sqrt((rows**2).sum(1))
+    p = np.minimum(1.0, len(rows) * 2 * special.ndtr(-np.abs(value) / error))
     numbers = np.stack([value, value - quantile * error, value + quantile * error, p], axis=1)
     return [Contrast(*own) for own in numbers.tolist()]
 
@@ -151,7 +152,7 @@ def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Difference 
     if not means:
         return None
     value, error = float(np.mean(means)), math.sqrt(max(math.fsum(variances), 1e-18)) / len(means)
-    p = float(2 * stats.norm.sf(abs(value) / error))
+    p = float(2 * special.ndtr(-abs(value) / error))
     return Difference(value, value - Z * error, value + Z * error, p, problems)
 
 
@@ -273,7 +274,7 @@ def axis_effect(
     reach = math.inf
     if freedom:
         error = float(((units - effect) ** 2).sum()) / factor / freedom / count
-        reach = float(stats.t.isf(LEVEL / 2 / levels, freedom)) * math.sqrt(error)
+        reach = float(-special.stdtrit(freedom, LEVEL / 2 / levels)) * math.sqrt(error)
     below = tuple(int(below) for below in (by_map < -1e-12).sum(0))
     return AxisEffect(effect, effect - reach, effect + reach, float(beyond.min()), beyond, below, maps)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from kvatlas.core import Cell, Map, MapName, Setting, mean_of
 from kvatlas.stats.bare_maps import PooledEffect
@@ -218,7 +218,7 @@ def _ties(chosen: Cell | None, members: Sequence[CellTraces], cost: str) -> int:
         mean = float(np.mean([part.mean() for part in parts]))
         free = len(more) - len(parts)
         error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts if len(part) > 1)) / len(parts)
-        tied += bool(mean - (stats.t.ppf(0.975, free) if free else 0.0) * error <= 0)
+        tied += bool(mean - (special.stdtrit(free, 0.975) if free else 0.0) * error <= 0)
     return tied
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import special
 
 from kvatlas.core import Estimate, KvatlasError
 from kvatlas.stats.intervals import Floats, pass_at_1
@@ -30,7 +30,7 @@ PUBLISHED_L0: Mapping[str, float] = {
 }
 
 #: Half the 95 % quantile of chi-squared with one degree of freedom: how far a log-likelihood may fall.
-_FALL = float(stats.chi2.ppf(0.95, 1)) / 2
+_FALL = float(special.chdtri(1, 0.05)) / 2
 #: The rates 1 / L0 that are looked at, times the mean depth.
 _SLOWEST, _FASTEST = 1e-6, 200.0
 
@@ -91,6 +91,8 @@ class _Model:
 
     def at(self, rate: float) -> tuple[float, float]:
         """The log-likelihood of a rate 1 / L0, and P at the least depth (the best one if `free`)."""
+        from scipy.optimize import brentq
+
         distance = self.depth - self.depth.min()
         fall, misses, total = np.exp(-rate * distance), self.trials - self.hits, float(self.hits.sum())
 
@@ -101,12 +103,14 @@ class _Model:
         if self.free:
             if total == 0:
                 return 0.0, 0.0
-            share = top if slope(top) >= 0 else float(optimize.brentq(slope, 1e-12, top, xtol=1e-10))
+            share = top if slope(top) >= 0 else float(brentq(slope, 1e-12, top, xtol=1e-10))
         fitted = special.xlogy(total, share) - rate * float(self.hits @ distance)
         return float(fitted + special.xlog1py(misses, -share * fall).sum()), share
 
     def profile(self) -> tuple[float, float, float]:
         """The best rate and the ends of its interval: 0 for no decay, infinity for one too fast to be seen."""
+        from scipy import optimize
+
         unit = float(self.depth.mean())
         slowest, fastest = math.log(_SLOWEST / unit), math.log(_FASTEST / unit)
 
@@ -154,7 +158,7 @@ class _Model:
         scores = slopes * residual / (1 - np.minimum(leverage, 0.99))
         clustered = naive @ (scores @ scores.T) @ naive
         freedom = max(len(self.depth) - len(slopes), 1)
-        student = float(stats.t.ppf(0.975, freedom)) ** 2 / (2 * _FALL)
+        student = float(special.stdtrit(freedom, 0.975)) ** 2 / (2 * _FALL)
         return max(1.0, float(clustered[0, 0] / naive[0, 0])) * student
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from kvatlas.core import KvatlasError
 from kvatlas.stats.intervals import (
@@ -35,7 +35,7 @@ FLIPS = 10_000
 #: Up to this many problems all sign patterns are tried instead of a sample of them.
 EXACT_UP_TO = 14
 #: The quantile to add for a power of 0.8.
-POWER = float(stats.norm.ppf(0.8))
+POWER = float(special.ndtri(0.8))
 
 
 class TestMethod(StrEnum):
@@ -182,9 +182,12 @@ def holm(p: Sequence[float]) -> list[float]:
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     """Benjamini and Hochberg's adjusted p-values: of the claims below 0.05, 5 % are expected to be false.
 
-    Source: Benjamini and Hochberg (1995), J. Royal Statistical Society B 57:289-300; through scipy.
+    Source: Benjamini and Hochberg (1995), J. Royal Statistical Society B 57:289-300.
     """
-    return [float(value) for value in stats.false_discovery_control(p)] if p else []
+    order, adjusted = np.argsort(p)[::-1], np.ones(len(p))
+    ranks = np.arange(len(p), 0, -1)
+    adjusted[order] = np.minimum.accumulate(np.minimum(1.0, np.array(p)[order] * len(p) / ranks))
+    return [float(value) for value in adjusted]
 
 
 @lru_cache(maxsize=4)
@@ -212,7 +215,7 @@ def chosen_best(means: Floats, baseline: Floats, strata: Ints, *, flips: int = F
     chance = (signs(len(means), flips, seed) @ own / norms).max(1)
     beyond = (1 + np.count_nonzero(chance >= best - 1e-12)) / (1 + len(chance))
     # No less than the p-value of one test.
-    return float(max(stats.norm.sf(best), beyond))
+    return float(max(special.ndtr(-best), beyond))
 
 
 def standard_error(values: Floats, strata: Ints) -> float:
@@ -227,7 +230,7 @@ def standard_error(values: Floats, strata: Ints) -> float:
 #: ones on the demo's grid.
 DISCORDANCE = (0.05, 0.2)
 #: Normal quantiles of a two-sided 5 % and of a power of 0.8, added.
-_NEEDED = float(stats.norm.ppf(0.975)) + POWER
+_NEEDED = Z + POWER
 
 
 def problems_for(difference: float, discordance: float) -> int:

@@ -307,12 +307,31 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
 
 def from_problem_means(means: Floats, counts: Sequence[int]) -> Estimate:
     """The estimate from problem means in [0, 1] and the number of samples of each problem."""
-    low, high = interval(means)
+    return _estimate(means, counts, *interval(means))
+
+
+def estimates(tables: Sequence[Floats]) -> list[Estimate | None]:
+    """Pass@1 of tables of grades [problems, samples], NaN where one is missing; None where all are.
+
+    The same as `pass_at_1` of each, with the limits of tables with equally many problems computed at once.
+    """
+    counts = [own[own > 0] for own in ((~np.isnan(table)).sum(1) for table in tables)]
+    means = [np.nansum(table[~np.isnan(table).all(1)], 1) / n for table, n in zip(tables, counts, strict=True)]
+    found: list[Estimate | None] = [None] * len(tables)
+    for size in {len(own) for own in means} - {0}:
+        places = [number for number, own in enumerate(means) if len(own) == size]
+        limits = interval(np.stack([means[place] for place in places]))
+        for place, low, high in zip(places, *limits, strict=True):
+            found[place] = _estimate(means[place], counts[place].tolist(), low, high)
+    return found
+
+
+def _estimate(means: Floats, counts: Sequence[int], low: ArrayLike, high: ArrayLike) -> Estimate:
     problems = len(means)
     return Estimate(
         float(means.mean()),
-        float(low),
-        float(high),
+        float(np.asarray(low)),
+        float(np.asarray(high)),
         problems,
         counts[0] if len(set(counts)) == 1 else None,
         se_clustered=float(means.std(ddof=1)) / math.sqrt(problems) if problems > 1 else None,

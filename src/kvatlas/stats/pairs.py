@@ -115,7 +115,7 @@ def _chosen(best: CellTraces, baseline: CellTraces, group: Sequence[CellTraces])
     difference = difference_of([(best, baseline)])
     if difference is None:
         return None
-    rivals = [cell for cell in group if best.measured_problems <= cell.measured_problems]
+    rivals = [cell for cell in group if best.measured_problems() <= cell.measured_problems()]
     cells = matrix([[baseline, *rivals]], lambda cell: (cell.baseline, cell.setting.id))
     if difference.value <= 0 or cells is None:
         return difference, SELECTED

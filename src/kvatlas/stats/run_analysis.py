@@ -31,9 +31,14 @@ class RunAnalysis:
     whole: GridLosses | None = None
 
     @cached_property
+    def bare(self) -> list[Map]:
+        """The run's maps without tests."""
+        return maps_of_run(self.run)
+
+    @cached_property
     def maps(self) -> list[Map]:
         """The run's maps, each with its plateau and the cells that keep the margin."""
-        return with_regions(maps_of_run(self.run), self.verdicts, self.run.margin)
+        return with_regions(self.bare, self.verdicts, self.run.margin)
 
     @cached_property
     def means(self) -> list[Map]:
@@ -43,11 +48,10 @@ class RunAnalysis:
     @cached_property
     def verdicts(self) -> Mapping[MapName, Verdict]:
         """The tests by map, means over benchmarks included; without a full cache with the plateau of the bound."""
-        maps = maps_of_run(self.run)
         if self.is_adaptive:
-            return adaptive_verdicts(self._standings, self.run, maps)
+            return adaptive_verdicts(self._standings, self.run, self.bare)
         found = verdicts(self.run, self.losses)
-        bare = verdicts_of_maps([map_ for map_ in maps if map_.name in found and found[map_.name].losses is None])
+        bare = verdicts_of_maps([map_ for map_ in self.bare if map_.name in found and found[map_.name].losses is None])
         for name, bound in bare.items():
             plateau = bound.plateau if found[name].evidence else tuple(bound.may_lose)
             found[name] = replace(found[name], plateau=plateau, p_best=bound.p_best, may_lose=bound.may_lose)

@@ -11,7 +11,6 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from kvatlas.core import KvatlasError, Note, NoteKind, Setting, Trace
 from kvatlas.stats.inference import Contrast, mean_contrast
@@ -262,7 +261,9 @@ def _levels(depth: Floats) -> Ints:
 
 def _rank_correlation(rows: Floats, levels: Ints) -> Floats:
     """[2, resamples, problems] and the problems' levels -> [resamples]; NaN where it is not defined."""
-    ranks = stats.rankdata(rows, axis=-1)
+    from scipy.stats import rankdata
+
+    ranks = rankdata(rows, axis=-1)
     for level in np.unique(levels):
         own = levels == level
         ranks = ranks - own * (ranks * own).sum(-1, keepdims=True) / np.maximum(own.sum(-1, keepdims=True), 1)

@@ -7,20 +7,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import BudgetAudit, Cell, CellCoord, Grade, KvatlasError, Outcome, Setting, Status, Trace
+from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, Trace
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Key, Manifest, Store, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
-from kvatlas.stats.intervals import Floats, Ints, pass_at_1
+from kvatlas.stats.intervals import Floats, Ints, estimates, pass_at_1
 from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, RULES, SCREENED, Rule, rule
 
+T = TypeVar("T")
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
@@ -47,11 +49,11 @@ class TraceTable:
         }
         self.orders = [orders[cell.problems] for cell in manifest.expected]
         sizes = [len(order) * cell.samples for order, cell in zip(self.orders, manifest.expected, strict=True)]
-        self._begins = list(accumulate(sizes, initial=0))
+        self.spans = [slice(begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
         self._cells_of: dict[tuple[str, str, str], list[int]] = {}
         for number, cell in enumerate(manifest.expected):
             self._cells_of.setdefault((cell.run_key, cell.setting.id, cell.benchmark), []).append(number)
-        self.records: NDArray[np.void] = np.zeros(self._begins[-1], _PLACE)
+        self.records: NDArray[np.void] = np.zeros(sum(sizes), _PLACE)
         for name in ("progress", *TRACE_COSTS):
             self.records[name] = math.nan
         self.measured: dict[str, Floats] = {}
@@ -59,6 +61,7 @@ class TraceTable:
         self.kinds: dict[str, int] = {}
         self.additions = 0
         self._grades: dict[str, Floats] = {}
+        self._estimates: dict[str, list[Estimate | None]] = {}
 
     @classmethod
     def of(cls, manifest: Manifest, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceTable:
@@ -95,6 +98,7 @@ class TraceTable:
             own[places] = values[rows]
         self.additions += 1
         self._grades.clear()
+        self._estimates.clear()
 
     def _placed(self, columns: TraceColumns) -> tuple[Ints, Ints]:
         """The rows of the promised traces, and the place of each."""
@@ -109,13 +113,21 @@ class TraceTable:
                 problem, sample = orders[id(order)][problems[own]], samples[own]
                 promised = (problem >= 0) & (sample >= 0) & (sample < width)
                 rows.append(own[promised])
-                places.append(self._begins[number] + problem[promised] * width + sample[promised])
+                places.append(self.spans[number].start + problem[promised] * width + sample[promised])
         return np.concatenate(rows), np.concatenate(places)
 
     def cells(self, metric: str = "pass@1") -> list[CellTraces]:
         """The promised cells in the manifest's order; KvatlasError for a metric that the run does not have."""
         self.check(metric)
-        return [CellTraces(self, number, metric, slice(*span)) for number, span in enumerate(pairwise(self._begins))]
+        return [CellTraces(self, number, metric) for number in range(len(self.orders))]
+
+    def estimates(self, metric: str) -> list[Estimate | None]:
+        """Pass@1 of every cell; None where no grade is known."""
+        if metric not in self._estimates:
+            grades, samples = self.grades(metric), [cell.samples for cell in self.manifest.expected]
+            tables = [grades[span].reshape(-1, width) for span, width in zip(self.spans, samples, strict=True)]
+            self._estimates[metric] = estimates(tables)
+        return self._estimates[metric]
 
     def grades(self, metric: str) -> Floats:
         """[places]: the metric in [0, 1]; NaN where it is unknown. Without an answer a benchmark's own metric is 0."""
@@ -176,6 +188,20 @@ class TraceTable:
         return set.intersection(*answered) if answered else None, others
 
 
+def _by_addition(method: Callable[[CellTraces], T]) -> Callable[[CellTraces], T]:
+    """Compute a value of a cell once after each addition of traces to its table."""
+
+    @wraps(method)
+    def value(self: CellTraces) -> T:
+        additions, found = self.cached.get(method.__name__, (-1, None))
+        if additions != self.table.additions:
+            found = method(self)
+            self.cached[method.__name__] = self.table.additions, found
+        return cast("T", found)
+
+    return value
+
+
 class CellTraces:
     """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
@@ -184,21 +210,21 @@ class CellTraces:
     has depends on their outcomes. Of a `screened` run the grades are no Pass@1.
     """
 
-    def __init__(self, table: TraceTable, number: int, metric: str, span: slice) -> None:
-        self.table, self.metric, self._span = table, metric, span
+    def __init__(self, table: TraceTable, number: int, metric: str) -> None:
+        self.table, self.number, self.metric = table, number, metric
         self.expected = expected = table.manifest.expected[number]
         self.model, self.benchmark, self.setting = expected.model, expected.benchmark, expected.setting
         self.baseline = expected.baseline
         self.place = table.orders[number]
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
-        self.traces = table.records[span].reshape(len(self.place), self.expected.samples)
-        self._cell: tuple[int, Cell] | None = None
+        self.traces = table.records[table.spans[number]].reshape(len(self.place), self.expected.samples)
+        self.cached: dict[str, tuple[int, Any]] = {}
 
     @property
     def grades(self) -> Floats:
         """The metric, NaN where a trace is missing or its metric unknown."""
-        return self.table.grades(self.metric)[self._span].reshape(self.traces.shape)
+        return self.table.grades(self.metric)[self.table.spans[self.number]].reshape(self.traces.shape)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -225,7 +251,7 @@ class CellTraces:
         """Whether the metric is known of any trace of this cell."""
         return not bool(np.isnan(self.grades).all())
 
-    @property
+    @_by_addition
     def measured_problems(self) -> set[str]:
         """The problems of which the metric of a trace is known."""
         return {problem for problem, row in zip(self.place, self.grades, strict=True) if not np.isnan(row).all()}
@@ -235,7 +261,7 @@ class CellTraces:
         """Of how many traces the metric is unknown: they count in costs and in no grade."""
         return int(np.count_nonzero(self.there & np.isnan(self.grades)))
 
-    @property
+    @_by_addition
     def verdicts(self) -> Counter[Outcome]:
         """The number of traces with each outcome."""
         codes, counts = np.unique(2 * self.traces["status"] + self.traces["correct"], return_counts=True)
@@ -275,23 +301,25 @@ class CellTraces:
         values = self.setting.values
         return values[axes[0]], values[axes[1]]
 
+    @_by_addition
     def cell(self) -> Cell:
         """The cell on the map; KvatlasError if nothing of it is measured, or fewer samples than its rule needs."""
-        if self._cell is None or self._cell[0] != self.table.additions:
-            peaks, grades = self._known("peak_kv_tokens"), self._by_problem(self.grades)
-            cell = Cell(
-                self.setting,
-                pass_at_1(grades) if self.rule is None else self.rule.estimate(grades, self._votes()),
-                mean_kv_tokens=self._mean("mean_kv_tokens"),
-                peak_kv_tokens=int(max(peaks)) if peaks else None,
-                output_tokens_mean=self._mean("output_tokens"),
-                truncated=self.verdicts[Outcome.TRUNCATED],
-                seconds_mean=self._mean("seconds"),
-                unmeasured=self.unmeasured,
-                audit=self.audit(),
-            )
-            self._cell = self.table.additions, cell
-        return self._cell[1]
+        peaks = self._known("peak_kv_tokens")
+        if self.rule is None:
+            estimate = self.table.estimates(self.metric)[self.number] or pass_at_1({})
+        else:
+            estimate = self.rule.estimate(self._by_problem(self.grades), self._votes())
+        return Cell(
+            self.setting,
+            estimate,
+            mean_kv_tokens=self._mean("mean_kv_tokens"),
+            peak_kv_tokens=int(max(peaks)) if peaks else None,
+            output_tokens_mean=self._mean("output_tokens"),
+            truncated=self.verdicts()[Outcome.TRUNCATED],
+            seconds_mean=self._mean("seconds"),
+            unmeasured=self.unmeasured,
+            audit=self.audit(),
+        )
 
     def _known(self, cost: str) -> list[float]:
         """A cost of every trace; nothing where it is unknown of one."""
@@ -302,6 +330,7 @@ class CellTraces:
         values = self._known(cost)
         return math.fsum(values) / len(values) if values else None
 
+    @_by_addition
     def audit(self) -> BudgetAudit | None:
         """The audit of the setting's budget over the problems that have traces."""
         return audit_setting(self.setting, self.prompts.values())
