@@ -1,12 +1,8 @@
 """Deciding early which settings lose at most a margin: a group-sequential design on blocks of problems, on arrays.
 
-After each of its blocks of problems a setting is looked at. Its loss against the full cache has limits at the quantile
-that the look allows: with equal blocks, O'Brien and Fleming's boundaries c / sqrt(share of problems seen) spend almost
-nothing on early looks. Whatever is decided at a look for whatever reason, the limits of all looks of all settings hold
-together with 95 %, so a setting that breaks the margin is ever shown to keep it with at most 2.5 %.
-
-So it is free which settings come next. The question is for the cheapest, hence a setting waits while cheaper ones are
-likely to be shown, and goes on where it stood if they are not.
+At a look after a share t of the blocks the limits are those at the quantile c / sqrt(t) (O'Brien and Fleming). The
+limits of all looks of all settings hold together with 95 %, whatever is decided for whatever reason. So it is free
+which settings come next: a setting waits while cheaper ones are likely to be shown.
 
 Source: O'Brien and Fleming (1979), Biometrics 35:549-556; Jennison and Turnbull (1989), J. Royal Statistical Society B
 51:305-361 (repeated confidence intervals); Sidak (1967), JASA 62:626-633 (any correlation between settings);
@@ -243,20 +239,22 @@ def known(
         for index in range(sizes[name])[cut(sizes[name], blocks, number)]
     ]
     block, strata = (np.array([entry[k] for entry in places]) for k in (0, 1))
-    theirs = np.array([_mean(full.get(name), problem) for *_, name, problem in places])
-    means = np.array([[_mean(own.get(name), problem) for *_, name, problem in places] for own in by_setting.values()])
+    names = [entry[2:] for entry in places]
+    theirs, own = _by_place(full, names), [_by_place(cells, names) for cells in by_setting.values()]
     first = {entry[2:] for entry in places if not entry[0]}
-    costs = np.array([_kept(own, first) for own in by_setting.values()])
-    seen = Seen(means.reshape(-1, len(places)) - theirs, strata, block, [sizes[name] for name in orders], blocks, costs)
-    return tuple(by_setting), seen
+    costs = np.array([_kept(cells, first) for cells in by_setting.values()])
+    differences = np.reshape(own, (-1, len(places))) - theirs
+    return tuple(by_setting), Seen(differences, strata, block, [sizes[name] for name in orders], blocks, costs)
 
 
-def _mean(cell: CellTraces | None, problem: str) -> float:
-    """The mean grade of a problem; NaN unless all of its samples are known."""
-    if cell is None or problem not in cell.place:
-        return math.nan
-    grades = cell.grades[cell.place[problem]].tolist()
-    return math.fsum(grades) / len(grades)
+def _by_place(cells: Mapping[str, CellTraces], places: Sequence[tuple[str, str]]) -> Floats:
+    """The mean grade of each benchmark's problem; NaN unless all of its samples are known."""
+    means = {
+        (name, problem): mean
+        for name, cell in cells.items()
+        for problem, mean in zip(cell.place, cell.grades.mean(1), strict=True)
+    }
+    return np.array([means.get(place, math.nan) for place in places])
 
 
 def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> float:

@@ -60,8 +60,9 @@ def fit(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float], *, fre
 
     The amplitude is 1, or fitted as well if `free`. The interval is that of the profile likelihood. Several samples of
     a problem are no independent outcomes; the likelihood's fall is then scaled by the ratio of the variance clustered
-    by problem to the one that independence would give (Chandler and Bate 2007, Biometrika 94:167-183). Raises
-    KvatlasError for no outcomes, values that are neither 0 nor 1, and depths that are not positive.
+    by problem to the one that independence would give (Chandler and Bate 2007, Biometrika 94:167-183), and at least by
+    the design effect of the samples' likeness. Raises KvatlasError for no outcomes, values that are neither 0 nor 1,
+    and depths that are not positive.
     """
     if not outcomes:
         raise KvatlasError("A decay needs outcomes; none were given.")
@@ -159,7 +160,12 @@ class _Model:
         clustered = naive @ (scores @ scores.T) @ naive
         freedom = max(len(self.depth) - len(slopes), 1)
         student = float(special.stdtrit(freedom, 0.975)) ** 2 / (2 * _FALL)
-        return max(1.0, float(clustered[0, 0] / naive[0, 0])) * student
+        # Few problems say little of their variance. The disagreement of samples within problems says more: it gives the
+        # likeness of two samples, and with it the design effect of so many a problem.
+        within = float((self.hits * (self.trials - self.hits) / (self.trials - 1).clip(1)).sum())
+        likeness = max(0.0, 1 - within / float((self.trials * share * (1 - share)).sum()))
+        effect = 1 + (float((self.trials**2).sum() / self.trials.sum()) - 1) * likeness
+        return max(1.0, float(clustered[0, 0] / naive[0, 0]), effect) * student
 
 
 #: Bins of problems of about equal size, where there are more difficulties than these and two.

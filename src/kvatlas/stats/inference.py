@@ -218,14 +218,6 @@ def chosen_best(means: Floats, baseline: Floats, strata: Ints, *, flips: int = F
     return float(max(special.ndtr(-best), beyond))
 
 
-def standard_error(values: Floats, strata: Ints) -> float:
-    """The standard error of the mean over benchmarks of `values` [problems]; infinite if one has a single problem."""
-    parts = [values[strata == stratum] for stratum in np.unique(strata)]
-    if any(len(part) < 2 for part in parts):
-        return math.inf
-    return math.sqrt(math.fsum(float(part.var(ddof=1)) / len(part) for part in parts)) / len(parts)
-
-
 #: The share of problems on which one setting is right and the other wrong, with one sample each: near settings and far
 #: ones on the demo's grid.
 DISCORDANCE = (0.05, 0.2)

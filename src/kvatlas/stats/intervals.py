@@ -1,14 +1,12 @@
 """Limits and tests for the mean of bounded values that hold under skew, saturation and rare collapse.
 
-A few dozen problems have often missed the rare kind on which a setting fails altogether, and then their spread says
-nothing about it. So the limit on either side counts 0.85 of an imagined problem at that end of the range: the lower
-limit of values x in [0, 1] is a quantile of the weighted mean of the x and of 0, with Dirichlet weights of 1 for each
-problem and 0.85 for the 0. With a whole imagined problem this is Gaffke's bound, which for yes and no is that of
-Clopper and Pearson; 0.85 is the smallest weight, in steps of 0.05, at which the exact coverage for yes and no is at
-least 94.5 % for every chance from 1 to 99 % and 16 to 500 problems. Nothing is assumed about the values but
-independence and the range. Where problems have several samples, a difference between two settings varies less, and the
-imagined problem shrinks with it (`imagined_ends`). The quantiles come from a saddlepoint approximation, accurate to
-some percent of the tail's chance, so that nothing is drawn at random and levels far out in the tail are known, too.
+A few dozen problems have often missed the rare kind on which a setting fails altogether. So the limit on either side
+counts 0.85 of an imagined problem at that end of the range: the lower limit of values x in [0, 1] is a quantile of the
+weighted mean of the x and of 0, with Dirichlet weights of 1 for each problem and 0.85 for the 0. With a whole imagined
+problem this is Gaffke's bound, which for yes and no is that of Clopper and Pearson; 0.85 is the smallest weight, in
+steps of 0.05, at which the exact coverage for yes and no is at least 94 % for chances from 1 to 99 % and 16 to 500
+problems. Nothing is assumed about the values but independence and the range. The quantiles come from a saddlepoint
+approximation, accurate to some percent of the tail's chance, so that nothing is drawn at random.
 
 Source: Gaffke (2005), Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
 variable, Mathematical Methods of Statistics 14:451-467; Learned-Miller and Thomas (2020), arXiv 1905.06208;

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.inference import POWER, Contrast, mean_contrast, standard_error, weights
+from kvatlas.stats.inference import POWER, Contrast, mean_contrast, weights
 from kvatlas.stats.intervals import LEVEL, Floats, Ints, correlations, imagined_ends, interval, simultaneous_quantile
 from kvatlas.stats.table import ProblemKey
 
@@ -158,12 +158,16 @@ class Need:
     @classmethod
     def of(cls, values: Floats, strata: Ints, quantile: float, end: float, weight: float) -> Need:
         """Measure the losses `values` [problems] of a pilot whose imagined problem loses `end` and has this weight."""
-        centred = values - (np.bincount(strata, values) / np.bincount(strata))[strata]
+        sizes = np.bincount(strata)
+        centred = values - (np.bincount(strata, values) / sizes)[strata]
         variance = float((centred**2).mean())
         skew = float((centred**3).mean()) / variance if variance > 1e-12 else 0.0
         excess = weight * end * quantile + max(skew, 0.0) * (quantile**2 - 1) / 6
+        # Each benchmark's own variance; infinite if it has a single problem.
+        squares = np.bincount(strata, centred**2) / (sizes - 1).clip(1) / sizes
+        error = math.sqrt(squares.sum()) / len(sizes) if sizes.min() > 1 else math.inf
         least = end * float(special.gammaincinv(weight, float(special.ndtr(quantile))))
-        return cls(quantile, standard_error(values, strata) * math.sqrt(len(values)), excess, least)
+        return cls(quantile, error * math.sqrt(len(values)), excess, least)
 
     def problems(self, loss: float, margin: float) -> int | None:
         """Return the problems that would show `loss` to be at most the `margin` with a power of 0.8; None for none."""
@@ -202,8 +206,7 @@ class Verification:
 def verified(reference: Outcomes[int], served: Outcomes[int], margin: float) -> Verification:
     """Compare grades [problem][sample] on the problems and samples of both; benchmarks weigh equally.
 
-    The interval is that of non-inferiority (`losses`), so each side errs with at most 2.5 %. Raises
-    KvatlasError where there is no problem in common.
+    The interval is that of non-inferiority (`losses`). Raises KvatlasError where there is no problem in common.
     """
     differences, strata, _ = _paired(reference, served)
     loss, gain = (losses(sign * differences[None], strata, margin)[0] for sign in (-1, 1))

@@ -30,7 +30,9 @@ def map_axes(manifest: Manifest, fix: Mapping[str, Any] | None = None) -> Axes:
         if name not in values:
             raise KvatlasError(f"The run has no axis {name!r} to fix; its axes are: {', '.join(values) or 'none'}.")
         if value not in values[name]:
-            raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {_listed(values[name])}.")
+            raise KvatlasError(
+                f"{name} cannot be fixed to {value!r}; the run has: {', '.join(map(str, values[name]))}."
+            )
     names = varied(manifest, fixed)
     if len(names) > 2:
         example = f"{names[-1]}={values[names[-1]][0]}"
@@ -77,10 +79,6 @@ def grid_groups(cells: Iterable[CellTraces], axes: Axes, fix: Mapping[str, Any] 
     }
 
 
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(str(value) for value in values)
-
-
 def short_names(settings: Iterable[Setting]) -> dict[str, str]:
     """Settings by id, each with its policy and those parameters alone in which the policy's settings differ."""
     by_policy: dict[str, dict[str, Setting]] = {}
@@ -102,12 +100,11 @@ LOSE_AT_MOST = 3.0
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run promised, its traces, and how they are looked at.
+    """A run's promises and traces, and how to look at them.
 
-    `traces` are the run's table, or columns or `(run key, trace)` pairs that become one; `metric` is any that the run
-    has (`stats.metrics`). With `partial` missing traces are noted and no error. `fix` holds axes beyond two to
-    one value each. `chosen` are the cells to look at instead of all of the run's. `folder` is where the run is stored.
-    `lose_at_most` points against the full cache are asked for; the sweep's own where None.
+    `traces` are the run's table, or columns or `(run key, trace)` pairs that become one. With `partial` missing traces
+    are noted and no error. `fix` holds axes beyond two to one value each. `chosen` are the cells to look at instead of
+    all. `lose_at_most` are the points of the margin against the full cache; the sweep's own where None.
     """
 
     manifest: Manifest

@@ -104,44 +104,38 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
 
 
 def findings(cells: Sequence[CellTraces]) -> list[Limit]:
-    """What limits the gathered traces of a run, the gravest first: for `describe`, `report` and the end of a sweep."""
+    """The limits of the gathered traces of a run, the gravest first."""
     checked = validities(cells)
     short = short_names(cell.setting for cell in cells)
     several = len({model for model, _ in checked}) > 1
     made = [
-        Limit(kind, model, benchmark, text)
+        Limit(kind, model, benchmark, f"{f'{model} on {benchmark}' if several else benchmark}: {text}")
         for (model, benchmark), validity in checked.items()
-        for kind, text in _limits(validity, f"{model} on {benchmark}" if several else benchmark, short)
+        for kind, text in _limits(validity, short)
     ]
-    audited = [
-        AuditedCell(cell.model, cell.benchmark, cell.setting, audit)
-        for cell in cells
-        if (audit := cell.audit()) is not None
-    ]
-    sentence = no_choice_sentence(audited)
+    audits = [(cell, cell.audit()) for cell in cells]
+    sentence = no_choice_sentence(
+        [AuditedCell(cell.model, cell.benchmark, cell.setting, audit) for cell, audit in audits if audit is not None]
+    )
     if sentence:
         made.append(Limit(Kind.NO_CHOICE, "", "", sentence))
     order = list(Kind)
     return sorted(made, key=lambda finding: order.index(finding.kind))
 
 
-def _limits(checked: Validity, where: str, short: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
-    """What limits the traces of one model and benchmark, as sentences."""
+def _limits(checked: Validity, short: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
+    """The limits of the traces of one model and benchmark, as sentences."""
     if 2 * checked.unanswered > checked.traces:
         yield (
             Kind.UNANSWERED,
-            (
-                f"{where}: {checked.unanswered:,} of {checked.traces:,} traces are without an answer "
-                f"({checked.no_answer:,}) or truncated ({checked.truncated:,}); they count as wrong."
-            ),
+            f"{checked.unanswered:,} of {checked.traces:,} traces are without an answer ({checked.no_answer:,}) or "
+            f"truncated ({checked.truncated:,}); they count as wrong.",
         )
     if checked.bounded and 2 * checked.compressed < checked.bounded:
         yield (
             Kind.UNCOMPRESSED,
-            (
-                f"{where}: {checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
-                f"{'the others' if checked.compressed else 'all'} equal the full cache's."
-            ),
+            f"{checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
+            f"{'the others' if checked.compressed else 'all'} equal the full cache's.",
         )
     elif checked.identical:
         count = sum(len(group) for group in checked.identical)
@@ -149,5 +143,5 @@ def _limits(checked: Validity, where: str, short: Mapping[str, str]) -> Iterator
         more = f" and {count - 3} more" if count > 3 else ""
         yield (
             Kind.IDENTICAL,
-            (f"{where}: {count} settings wrote the same texts as another one in all their traces: {example}{more}."),
+            f"{count} settings wrote the same texts as another one in all their traces: {example}{more}.",
         )
