@@ -182,7 +182,7 @@ def test_an_unknown_name_lists_what_is_there(name: str) -> None:
         ('{"answer": "a"}', "a.jsonl", "has no column for the question; there are: answer"),
         ('{"question": "", "answer": "a"}', "a.jsonl", "has an empty question (AIME24-001)"),
         ('{"question": "a", "answer": ""}', "a.jsonl", "holds no problem with an answer"),
-        ('{"question": "a", "answer": "x", "options": ["y"]}', "a.jsonl", "none of its options"),
+        ('{"question": "a", "answer": "x", "options": ["y"]}', "a.jsonl", "expected one of its options"),
         ('{"question": "a", "answer": "x", "options": 3}', "a.jsonl", "options that are no list"),
     ],
 )

@@ -26,7 +26,7 @@ SPECS: dict[str, tuple[str | bytes, str]] = {
     "unknown policy": (SPEC + "settings: {policy: none}\n", "Unknown policy 'none'"),
     "ratio above 1": (
         SPEC + "settings: {policy: window, kv_budget: 90, local_window: 4}\naxes: {ratio: [1.5]}\n",
-        "ratio is 1.5; expected shares from 0 to 1",
+        "ratio is 1.5; expected a number from 0 to 1",
     ),
     "budget below a prompt": (
         SPEC + "settings: {policy: window, kv_budget: 20, local_window: 4, ratio: 0.5}\n", "expected budgets above",

@@ -274,7 +274,7 @@ def install(patch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", gpu.clear_workspaces, raising=False)
     patch.setattr(torch, "compile", compiled)
     patch.setattr(Options, "resolved_device", lambda self: "cpu" if self.device == "cpu" else str(DEVICE))
-    patch.setattr("kvatlas.models.handle.load_weights", loaded_there)
+    patch.setattr("kvatlas.models.weights.load_weights", loaded_there)
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def test_an_adapter_makes_another_run_and_brings_its_template(base: ModelHandle,
         ({"use_dora": True}, "use_dora True; expected False"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'; expected 'LORA'"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save \['lm_head'\]; expected None"),
-        ({"r": 0}, "r 0; expected ranks from 1"),
+        ({"r": 0}, "r 0; expected an integer >= 1"),
         ({"r": "many"}, "no readable adapter_config.json"),
     ],
 )
@@ -98,7 +98,7 @@ def test_tensors_of_another_rank_than_the_config_says(base: ModelHandle, tmp_pat
 
 
 def test_a_folder_that_is_none(base: ModelHandle, tmp_path: Path) -> None:
-    with pytest.raises(KvatlasError, match=r"lacks adapter_config\.json; expected folders of LoRA adapters"):
+    with pytest.raises(KvatlasError, match=r"lacks adapter_config\.json; expected a folder of a LoRA adapter"):
         with_adapter(base, tmp_path).check()
 
 

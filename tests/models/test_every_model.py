@@ -12,7 +12,7 @@ from kvatlas import native, policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import find
-from kvatlas.models.packing import packed
+from kvatlas.models.packing import pack
 from tests.models import every_model
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def test_experts_of_somebody_else_are_as_they_were_afterwards(kind: str) -> None
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.inference_mode():
         expected = model(ids).logits
-        with packed(model):
+        with pack(model):
             assert native.load() is None or any(type(module).__name__ == "PackedExperts" for module in model.modules())
             torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
         assert torch.equal(model(ids).logits, expected)

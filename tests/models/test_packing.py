@@ -13,7 +13,7 @@ from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import own_attention
 from kvatlas.models.handle import handle_for
-from kvatlas.models.packing import FusedDecoder, PackedLinear, pack, packed
+from kvatlas.models.packing import FusedDecoder, PackedLinear, pack
 from kvatlas.policies import of
 from kvatlas.predictor import answer_attention
 
@@ -99,7 +99,7 @@ def test_a_packed_model_computes_what_its_own_layers_do(kind: str) -> None:
     model, tokens = build(kind), torch.arange(3, 40)[None]
     with torch.inference_mode():
         own = model(tokens).logits
-        with packed(model):
+        with pack(model):
             assert fused(model) == (kind in FUSED)
             torch.testing.assert_close(model(tokens).logits, own, atol=1e-4, rtol=1e-4)
         assert torch.equal(model(tokens).logits, own)
@@ -108,7 +108,7 @@ def test_a_packed_model_computes_what_its_own_layers_do(kind: str) -> None:
 @pytest.mark.parametrize("kind", [*FUSED, *OTHERS])
 def test_the_engine_and_the_labels_compute_what_the_models_own_forward_does(kind: str, tiny_llama: ModelHandle) -> None:
     model = build(kind, vocab_size=len(tiny_llama.tokenizer))
-    with packed(model):
+    with pack(model):
         assert any(isinstance(module, PackedLinear) for module in model.modules())
         ((new, logits),) = decode(model, tiny_llama.tokenizer)
         (_, beside), _ = decode(model, tiny_llama.tokenizer, 2)
@@ -158,7 +158,7 @@ def test_what_is_packed_or_replaced_already_is_left_alone() -> None:
     with torch.inference_mode():
         inputs = torch.tensor([[5, 6, 7]])
         wanted = model(inputs).logits
-        with packed(model):
+        with pack(model):
             assert torch.equal(model(inputs).logits, wanted)
     assert not fused(model)
     assert "forward" in vars(layer)
@@ -173,7 +173,7 @@ def test_a_model_of_somebody_else_is_as_it_was_afterwards(tmp_path: Path, bias: 
     inputs = torch.tensor([[5, 6, 7, 8]])
     with torch.inference_mode():
         wanted = model(inputs).logits
-        with packed(model):
+        with pack(model):
             assert fused(model)
             torch.testing.assert_close(model(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
         assert torch.equal(model(inputs).logits, wanted)

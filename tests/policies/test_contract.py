@@ -136,14 +136,14 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"ratio": 1.5}, "ratio is 1.5; expected shares from 0 to 1"),
+        ({"ratio": 1.5}, "ratio is 1.5; expected a number from 0 to 1"),
         ({"ratio": "half"}, "ratio is 'half'"),
-        ({"local_window": 0}, "local_window is 0; expected whole numbers of tokens from 1 up"),
+        ({"local_window": 0}, "local_window is 0; expected an integer >= 1"),
         ({"kv_budget": 12.5}, "kv_budget is 12.5"),
         ({"local_window": 40}, "expected windows from 1 to 39"),
         ({"ratio_over": "all"}, "expected 'older', 'thinking'"),
         ({"keep_prompt": 1}, "keep_prompt is 1"),
-        ({"strict_budget": "yes"}, "strict_budget is 'yes'; expected true and false"),
+        ({"strict_budget": "yes"}, "strict_budget is 'yes'; expected true or false"),
         ({"strict_budget": True, "ratio_over": "thinking"}, "strict_budget is true and ratio_over is 'thinking'"),
         ({"sinks": 4}, "has no parameter 'sinks'; expected: kv_budget, local_window, ratio"),
     ],

@@ -146,8 +146,8 @@ def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"every": -1}, "every is -1; expected whole numbers of tokens"),
-        ({"every": True}, "every is True; expected whole numbers"),
+        ({"every": -1}, "every is -1; expected an integer >= 0"),
+        ({"every": True}, "every is True; expected an integer"),
         ({"every": 8, "ratio": 0.3}, "ratio is 0.3 beside every 8; leave ratio out"),
         ({"every": 8, "ratio_over": "thinking"}, "ratio_over is 'thinking' beside every 8"),
         ({"every": 8, "every_from": "now"}, "every_from is 'now'; expected 'budget', 'start', 'prompt'"),

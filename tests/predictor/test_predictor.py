@@ -137,7 +137,7 @@ def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.T
     results = []
     for _ in range(traces):
         hidden = torch.randn(tokens, 8, generator=generator)
-        results.append(shards.sampled(hidden, hidden[:, 0].exp(), 0, 0))
+        results.append(shards.sample_tokens(hidden, hidden[:, 0].exp(), 0, 0))
     return results
 
 
@@ -183,14 +183,14 @@ def test_an_unfinished_folder_does_not_count(tmp_path: Path) -> None:
 def test_sampling_keeps_pairs_order_and_range() -> None:
     hidden = torch.arange(100.0)[:, None] * torch.tensor([1.0, 1e5])
     label = torch.arange(100.0)
-    few, labels = shards.sampled(hidden, label, 30, 7)
+    few, labels = shards.sample_tokens(hidden, label, 30, 7)
     assert few.shape == (30, 2)
     assert torch.equal(few[:, 0].float(), labels)
     assert torch.equal(labels, labels.sort().values)
     assert torch.isfinite(few).all()
-    again, _ = shards.sampled(hidden, label, 30, 7)
+    again, _ = shards.sample_tokens(hidden, label, 30, 7)
     assert torch.equal(few, again)
-    assert len(shards.sampled(hidden, label, 200, 7)[1]) == 100
+    assert len(shards.sample_tokens(hidden, label, 200, 7)[1]) == 100
 
 
 def test_a_head_keeps_its_provenance_and_is_judged_on_its_own_width(tmp_path: Path) -> None:

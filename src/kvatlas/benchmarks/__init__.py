@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family, asked_of, grade_text, identity, judge, nth, rules
+from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_text, identity, judge, nth, rules
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 
@@ -17,9 +17,9 @@ _PUBLIC = (
 
 
 def _fault(_: str, value: object) -> str:
-    """Return the reason why a plug-in's object is no family of benchmarks."""
+    """Return why a plug-in's object cannot be a family of benchmarks; empty if it can."""
     if not callable(getattr(value, "named", None)):
-        return f"it is {value!r}; expected what has a method named(rest) that gives a benchmark"
+        return f"it is {value!r}; expected an object with a method named(rest) that returns a benchmark"
     if not all(isinstance(getattr(value, word, None), str) for word in ("about", "examples")):
         return "it lacks the texts about and examples"
     return ""
@@ -40,12 +40,10 @@ families: Registry[Family] = Registry(
 
 
 def find(name: str, **options: Any) -> Benchmark:
-    """Return the benchmark of a name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE (one's own).
+    """Return the benchmark of a name: CHAIN12, AIME24, AIME24@FILE (its problems from a file), file:FILE.
 
-    One's own file may stand without `file:` where its suffix says that it is one.
-
-    `options` are those of a spec's entry: file, prompt, columns, grader; empty ones are left out. KvatlasError lists
-    the names if there is none.
+    A name that ends with the suffix of a problem file needs no `file:`. `options` are those of a spec's entry: file,
+    prompt, columns, grader; empty ones are ignored. Raises KvatlasError for an unknown name.
     """
     from kvatlas.benchmarks.public import questions
     from kvatlas.benchmarks.tables import SUFFIXES
@@ -75,4 +73,4 @@ def find(name: str, **options: Any) -> Benchmark:
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 
-__all__ = ["Benchmark", "Family", "asked_of", "families", "find", "grade_text", "identity", "judge", "nth", "rules"]
+__all__ = ["Benchmark", "Family", "families", "find", "for_model", "grade_text", "identity", "judge", "nth", "rules"]

@@ -2,11 +2,11 @@ r"""From a model's text to a grade: find the answer (the last `\boxed{}`, else a
 choices), then compare it with the reference (benchmarks/equality.py), by the grader that a spec names.
 
 `kvatlas` is our own grader. `dynts` follows the code of DynTS (qw_evaluation/parser.py, Robin930/DynTS at a55dc37,
-after Qwen2.5-Math): the last box, else what follows "he answer is" or "final answer is", else the last number; numbers
-within 1e-4, with or without percent; of choices the last letter A to E that stands alone, in any case. `math-verify`
-gives the whole answer to that library.
+after Qwen2.5-Math): the last box, else the text after "he answer is" or "final answer is", else the last number;
+numbers within 1e-4, with or without percent; of choices the last letter A to E that stands alone, in any case.
+`math-verify` gives the whole answer to that library.
 
-Finding is linear in the length of the text, which is a model's and may be anything.
+The search is linear in the length of the text, which comes from a model and may be anything.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvatlas.core import Grade, KvatlasError, Status
 OWN = "kvatlas"
 #: Rises whenever a verdict of another grader changes.
 VERSION = 1
-#: How far back an unboxed final answer is looked for.
+#: Characters at the end of a text that are searched for an unboxed final answer.
 TAIL = 20_000
-#: A bare last line that is longer is no answer, in characters.
+#: The longest bare last line that counts as an answer, in characters.
 SHORT = 80
-#: Boxes within boxes that are followed outwards.
+#: The most boxes within boxes that are followed outwards.
 DEPTH = 8
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
@@ -42,12 +42,12 @@ _STATED = re.compile(
 _SENTENCE = re.compile(
     r"^(?=[A-Za-z]{2,}\s|\$?[A-Za-z]\$?\s)[^\n]{0,200}\s(?:is|are|equals)(?![A-Za-z])\s*:?(?=\s*[^\s.])"
 )
-#: Where a stated answer ends: at the line, or at a full stop that ends a sentence (not the point of 3.5).
+#: The end of a stated answer: of the line, or a full stop that ends a sentence (not the point of 3.5).
 _END = re.compile(
     r"\n|(?<!\\)[.!;](?=\s|$|\*|\$\s*$)|,\s+(?:so|since|because|which|as|where|and\s+(?:we|this|that))(?![A-Za-z])"
 )
 _BECAUSE = re.compile(r"\s+(?:because|since|as|by|when|if|which|obtained|after)(?![A-Za-z])")
-#: Signs around a formula alone, words in it, and relations: with these it is a step and no answer.
+#: Signs around a formula, words in it, and relations: a formula with words or relations is a step and no answer.
 _DRESS = re.compile(r"^(?:\*\*|\$|\\\(|\\\[|\s)+|(?:\*\*|\$|\\\)|\\\]|\s)+(?=\.?$)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}")
@@ -62,14 +62,14 @@ _JOINT = re.compile(
 def boxed(text: str) -> str | None:
     r"""Return the content of the last `\boxed{}` that is not empty, boxes inside it unwrapped; None without any.
 
-    An unclosed box holds what follows on its line; `\boxed 7` holds the next word.
+    An unclosed box holds the rest of its line; `\boxed 7` holds the next word.
     """
     boxes = _boxes(text)
     return boxes[-1] if boxes else None
 
 
 def _boxes(text: str) -> list[str]:
-    r"""Return the last box, behind those that stand in a list with it: `\boxed{1} and \boxed{-2}`."""
+    r"""Return the last box, behind the boxes of the same list: `\boxed{1} and \boxed{-2}`."""
     starts = [match.start() for match in _BOX.finditer(text)]
     boxes: list[str] = []
     first = last = len(text)
@@ -78,7 +78,7 @@ def _boxes(text: str) -> list[str]:
         if not content.strip() and not boxes:
             continue
         if boxes and end >= last:
-            # It holds the box that was found: the outer one is the answer.
+            # It encloses the last box: the outer one is the answer.
             boxes.pop(0)
         elif boxes and not _JOINT.fullmatch(text[end + 1 : first][: SHORT + 1]):
             break
@@ -123,7 +123,7 @@ def stated(text: str) -> str | None:
     for match in reversed(list(_STATED.finditer(tail))):
         part = tail[match.end() : match.end() + LONGEST]
         for end in (_END, _BECAUSE):
-            part = part[: found.start()] if (found := end.search(part)) else part
+            part = end.split(part, maxsplit=1)[0]
         part = _SENTENCE.sub("", part).strip().strip("*").strip().rstrip(".,;:").strip()
         if re.search(r"[^\W_]", part):
             return part
@@ -131,7 +131,7 @@ def stated(text: str) -> str | None:
 
 
 def bare(text: str) -> str | None:
-    """Return the last line where it is an answer and no sentence: a number or a formula alone, or after `####`.
+    """Return the last line if it is an answer and no sentence: a number or a formula alone, or after `####`.
 
     Without an instruction how to end, models write `7`, `**7**` or, as in GSM8K's solutions, `#### 7`.
     """
@@ -142,39 +142,31 @@ def bare(text: str) -> str | None:
     return part if re.search(r"[^\W_]", part) and (marked or (formula and re.search(r"\d|\\", part))) else None
 
 
-def final(text: str) -> str | None:
-    """Return the answer of a text: what it boxes, each thing once, else what it states."""
-    return ", ".join(dict.fromkeys(filter(None, _boxes(text)))) or stated(text)
-
-
 def letter(text: str, choices: Sequence[str]) -> str | None:
     r"""Return the letter that a text chooses: `\boxed{C}`, `(C)`, `The answer is C.`; never the A of "Consider A."
 
-    `choices` are the texts behind the letters A, B, ...; a box may hold such a text instead of its letter. May be empty
-    where only letters are known (then A to Z are valid).
+    `choices` are the texts behind the letters A, B, ...; a box may hold such a text instead of its letter. Without
+    choices all letters from A to Z count.
     """
     last = chr(ord("A") + len(choices) - 1) if choices else "Z"
     box = boxed(text)
     if box is not None:
         return _leading_letter(box, last) or _choice(box, choices)
     tail = text[-TAIL:]
-    matches = list(_statement(last).finditer(tail))
+    wrapped = rf"(?:[*$({{\[]|\\\(|\\text|\\mathrm|\\textbf|\\mathbf){{0,6}}(?P<letter>[A-{last}])"
+    # A lone A may be an article and a lone I a pronoun: they count only where a sentence could end.
+    after = r"(?=[*$)}\].:,;!]|\\\)|\s*$|\s*\n|\s+(?:because|since|as|is|and|with|which)\b|(?<![AI])\s)"
+    statement = re.compile(
+        r"(?i:answer|option|choice|choose|select|pick)(?i:\s{1,3}(?:option|choice|letter|is|are|would\s+be|must\s+be|should"
+        rf"\s+be)|\s{{0,3}}[:=]){{0,4}}[\s*:]{{0,6}}{wrapped}(?![A-Za-z'’]){after}"
+    )
+    matches = list(statement.finditer(tail))
     if matches:
         return matches[-1]["letter"]
     lines = [line for line in tail.splitlines() if line.strip()]
     alone = rf"[\s*$(\[{{]*(?:(?i:answer)[\s:*$(\[{{]*)?([A-{last}])[\s*$)\]}}.]*"
     match = re.fullmatch(alone, lines[-1]) if lines else None
     return match[1] if match else None
-
-
-def _statement(last: str) -> re.Pattern[str]:
-    wrapped = rf"(?:[*$({{\[]|\\\(|\\text|\\mathrm|\\textbf|\\mathbf){{0,6}}(?P<letter>[A-{last}])"
-    # A lone A may be an article and a lone I a pronoun: they count only where a sentence could end.
-    after = r"(?=[*$)}\].:,;!]|\\\)|\s*$|\s*\n|\s+(?:because|since|as|is|and|with|which)\b|(?<![AI])\s)"
-    return re.compile(
-        r"(?i:answer|option|choice|choose|select|pick)(?i:\s{1,3}(?:option|choice|letter|is|are|would\s+be|must\s+be|should"
-        rf"\s+be)|\s{{0,3}}[:=]){{0,4}}[\s*:]{{0,6}}{wrapped}(?![A-Za-z'’]){after}"
-    )
 
 
 def _leading_letter(box: str, last: str) -> str | None:
@@ -188,7 +180,7 @@ def _leading_letter(box: str, last: str) -> str | None:
 
 
 def _choice(box: str, choices: Sequence[str]) -> str | None:
-    """Return the letter of the only choice that a box spells out."""
+    """Return the letter of the only choice with the text of a box."""
 
     def plain(text: str) -> str:
         return re.sub(r"[\s$]|\\(?:text|mathrm|left|right|[,;!])", "", text).strip("{}.").casefold()
@@ -198,16 +190,13 @@ def _choice(box: str, choices: Sequence[str]) -> str | None:
 
 
 def reference_letter(reference: str) -> str:
-    """Return the letter that a reference answer of a choice question is, in any dress; "" for other answers."""
+    """Return the letter of a reference answer such as `B`, `(B)` or `$B$`; "" for other answers."""
     match = re.fullmatch(r"\$?\s*(?:\\text\s*\{)?\s*\(?\s*([A-K])\s*\)?\s*\}?\s*\$?", reference)
     return match[1] if match else ""
 
 
 def grade(grader: str, reference: str, choices: Sequence[str], text: str, with_bare: bool = False) -> Grade:
-    """Return the grade of a text by a grader.
-
-    `with_bare`: a bare last line is an answer, too, as the prompt did not say how to end.
-    """
+    """Grade a text. With `with_bare` a bare last line is an answer, too, as the prompt did not say how to end."""
     answer, comparison = _GRADERS[grader](reference, choices, text, with_bare)
     if answer is None:
         return Grade(False, 0.0, None, Status.NO_ANSWER)
@@ -217,31 +206,35 @@ def grade(grader: str, reference: str, choices: Sequence[str], text: str, with_b
 
 
 def check_grader(name: str) -> None:
-    """Raise KvatlasError unless it is the name of a grader."""
+    """Raise KvatlasError for an unknown grader."""
     if name not in _GRADERS:
         raise KvatlasError(f"Unknown grader {name!r}; expected {', '.join(_GRADERS)}.")
 
 
-#: The answer that a grader finds, None for none, and how it compares with the reference.
-_Found = tuple[str | None, Equality]
+#: The answer that a grader finds, None without any, and its comparison with the reference.
+_Verdict = tuple[str | None, Equality]
 
 
-def _own(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Found:
-    by_letter = bool(choices) or bool(reference_letter(reference))
+def _final(text: str) -> str | None:
+    """Return the boxes of a text, each content once, else its statement."""
+    return ", ".join(dict.fromkeys(filter(None, _boxes(text)))) or stated(text)
+
+
+def _own(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Verdict:
+    right_letter = reference_letter(reference)
+    by_letter = bool(choices or right_letter)
     answer = letter(text, choices) if by_letter else None
     if answer is None and not choices:
-        answer = final(text)
+        answer = _final(text)
     if answer is None and with_bare:
         last = bare(text)
         answer = letter(last, choices) if last and by_letter else last
     if answer is None:
         return None, Equality.UNEQUAL
-    if by_letter:
-        return answer, Equality(answer == (reference_letter(reference) or reference))
-    return answer, equality.same(reference, answer)
+    return answer, Equality(answer == (right_letter or reference)) if by_letter else equality.same(reference, answer)
 
 
-def _dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Found:
+def _dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Verdict:
     answer = _dynts_letter(text) if choices else _dynts_answer(text)
     if not answer:
         return None, Equality.UNEQUAL
@@ -258,9 +251,9 @@ def _dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Found
 
 
 def _dynts_letter(text: str) -> str:
-    head, *said = re.split("choice is|answer is", text)
-    letters = re.findall(r"\b([A-E])\b", (said[-1] if said else head).upper())
-    return (letters[0] if said else letters[-1]) if letters else ""
+    head, *tails = re.split("choice is|answer is", text)
+    letters = re.findall(r"\b([A-E])\b", (tails[-1] if tails else head).upper())
+    return (letters[0] if tails else letters[-1]) if letters else ""
 
 
 def _dynts_answer(text: str) -> str:
@@ -273,13 +266,13 @@ def _dynts_answer(text: str) -> str:
     return numbers[-1] if numbers else ""
 
 
-def _math_verify(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Found:
+def _math_verify(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Verdict:
     if choices:
         return _own(reference, choices, text, with_bare)
-    return final(text) or text[-SHORT:].strip() or None, judges.read(reference, text[-TAIL:])
+    return _final(text) or text[-SHORT:].strip() or None, judges.read(reference, text[-TAIL:])
 
 
-_GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Found]] = {
+_GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Verdict]] = {
     OWN: _own,
     "dynts": _dynts,
     "math-verify": _math_verify,

@@ -1,4 +1,4 @@
-"""What a benchmark is: a named set of problems with a prompt format and a grader."""
+"""The contract of a benchmark: a named set of problems with a prompt format and a grader."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from typing import Any, ClassVar, Protocol, Self
 
 from kvatlas.core import Grade, KvatlasError, Problem, Status, refusal
 
-#: The last problem of benchmarks that have no end.
+#: The highest index of a problem in benchmarks without an end.
 MOST_INDEX = 99_999
 
 
 class Benchmark(Protocol):
     """The contract of every benchmark; a new one is one file that satisfies it.
 
-    `version` rises whenever problems, prompts or verdicts change: it is part of the run key. A benchmark whose problems
-    or prompts depend on more than its name and version has a property `identity` (plain data) that says on what, and
-    where that tells of other problems, too, a property `rules_identity` with what is left for each problem alone. One
-    that asks models in different ways has a method `asked_of` (see below).
+    `version` rises whenever problems, prompts or verdicts change: it is part of the run key. Optional members:
+    `identity` (plain data) if problems or prompts depend on more than name and version; `rules_identity`, the part of
+    it that does not depend on other problems; `problem(index)` if one problem can be generated alone;
+    `for_model(reads)` if models are prompted in different ways.
     """
 
     version: ClassVar[int]
 
     @property
     def name(self) -> str:
-        """As it is named in specs and on figures."""
+        """The name in specs and on figures."""
         ...
 
     @property
     def typical_output_tokens(self) -> int:
-        """Output tokens of a usual trace, for `plan` to reckon with."""
+        """Output tokens of a usual trace, for the estimates of `plan`."""
         ...
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
-        """The first `limit` problems, always the same ones in the same order; all (or a standard number) for None."""
+        """Return the first `limit` problems, in a fixed order; all (or a standard number) for None."""
         ...
 
     def prompt(self, problem: Problem) -> str:
-        """The user message that is sent, before the model's chat template."""
+        """Return the user message, before the model's chat template."""
         ...
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """The verdict on the text after the end of thinking (a truncated trace never comes here)."""
+        """Grade the text after the end of thinking. Truncated traces are not graded."""
         ...
 
 
@@ -56,25 +56,24 @@ class Family(Protocol):
     examples: str
 
     def named(self, rest: str, **options: Any) -> Benchmark:
-        """The benchmark; KvatlasError says which are valid. A family read from files takes the option `file`."""
+        """Return the benchmark. Raises KvatlasError for an unknown name. Families of files take the option `file`."""
         ...
 
 
 @dataclass(frozen=True)
 class Sized(ABC):
-    """A generated benchmark: `FAMILYn` (`smallest` and `largest` are n), or `FAMILYm-n`, whose problem i is of size k
-    for k from m to n in turn: a mixture of easy and hard problems, as public benchmarks are."""
+    """A generated benchmark: `FAMILYn`, all of size n, or `FAMILYm-n`, whose problems have the sizes m to n in turn."""
 
     smallest: int
     largest: int
     family: ClassVar[str]
-    #: The smallest and the largest size there is.
+    #: The smallest and the largest possible size.
     sizes: ClassVar[tuple[int, int]]
     standard_problems: ClassVar[int] = 300
 
     @classmethod
     def named(cls, size: str) -> Self:
-        """Of size 12 from "12", of sizes 8 to 15 from "8-15"; KvatlasError outside `sizes`."""
+        """Return the benchmark of a size "12" or of a range "8-15". Raises KvatlasError outside `sizes`."""
         first, dash, last = size.partition("-")
         bounds = [int(text) if re.fullmatch("[0-9]{1,3}", text) else 0 for text in (first, last if dash else first)]
         if not cls.sizes[0] <= bounds[0] <= bounds[1] <= cls.sizes[1] or (dash and bounds[0] == bounds[1]):
@@ -90,42 +89,38 @@ class Sized(ABC):
         return f"{self.family}{self.smallest}" + (f"-{self.largest}" if self.largest > self.smallest else "")
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
-        """Generated from (size, index) alone: the same problems on every machine, disjoint from training seeds."""
+        """Return problems generated from (size, index) alone, disjoint from the seeds of training."""
         return [self.problem(i) for i in range(self.standard_problems if limit is None else limit)]
 
     def problem(self, index: int) -> Problem:
-        """The problem of that index."""
-        return self.drawn(self.smallest + index % (self.largest - self.smallest + 1), index)
+        return self.generate(self.smallest + index % (self.largest - self.smallest + 1), index)
 
     @abstractmethod
-    def drawn(self, size: int, index: int) -> Problem:
-        """The problem of that size and index."""
+    def generate(self, size: int, index: int) -> Problem:
+        """Return the problem of that size and index."""
 
     def prompt(self, problem: Problem) -> str:
         return problem.question
 
 
 def nth(benchmark: Benchmark, index: int) -> Problem:
-    """The problem of that index from 0, alone where the benchmark can draw it without those before it.
-
-    KvatlasError where there are fewer.
-    """
-    if index > MOST_INDEX:
-        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; expected up to {MOST_INDEX + 1:,}.")
-    alone = getattr(benchmark, "problem", None)
-    if alone is not None:
-        drawn: Problem = alone(index)
-        return drawn
-    problems = benchmark.problems(index + 1)
+    """Return the problem of an index from 0, generated alone where possible. Raises KvatlasError past the last one."""
+    problems: Sequence[Problem] = ()
+    if index <= MOST_INDEX:
+        if hasattr(benchmark, "problem"):
+            problem: Problem = benchmark.problem(index)
+            return problem
+        problems = benchmark.problems(index + 1)
     if index >= len(problems):
-        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; expected 1 to {len(problems):,}.")
+        last = f"{len(problems) or MOST_INDEX + 1:,}"
+        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; expected 1 to {last}.")
     return problems[index]
 
 
-def asked_of(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
-    """The benchmark as it asks one model, which `reads` a text or has no tokens for it."""
-    chosen: Callable[[Callable[[str], bool]], Benchmark] | None = getattr(benchmark, "asked_of", None)
-    return benchmark if chosen is None else chosen(reads)
+def for_model(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
+    """Return the benchmark as it prompts one model; `reads(text)` is true if the model has tokens for a text."""
+    chosen: Benchmark = benchmark.for_model(reads) if hasattr(benchmark, "for_model") else benchmark
+    return chosen
 
 
 def _is_number(value: object) -> bool:
@@ -133,11 +128,11 @@ def _is_number(value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """Whether it can be stored: half a surrogate pair cannot."""
+    # Half a surrogate pair cannot be stored.
     return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
 
 
-#: For each field of a grade its check, and what it is to be.
+#: For each field of a grade its check and the expected value.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "correct": (lambda value: isinstance(value, int) and value in (0, 1), "true or false"),
     "progress": (lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
@@ -149,9 +144,9 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
-    """The benchmark's verdict in plain numbers and texts, as it is stored; KvatlasError names a field that is not so.
+    """Grade an answer. Numbers of numpy and one-element tensors become Python's.
 
-    Numbers of numpy, and tensors of one number, become Python's.
+    Raises KvatlasError for a field of the grade that cannot be stored.
     """
     where = f"The benchmark {benchmark.name!r}"
 
@@ -163,32 +158,31 @@ def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
         return value
 
     with refusal(f"{where} cannot grade an answer to {problem.id!r}"):
-        given = benchmark.grade(problem, answer)
+        grade = benchmark.grade(problem, answer)
         return Grade(
-            bool(plain("correct", given.correct)),
-            plain("progress", given.progress),
-            plain("answer", given.answer),
-            Status(plain("status", given.status)),
-            {plain("metrics' names", name): plain("metrics", value) for name, value in given.metrics.items()},
+            bool(plain("correct", grade.correct)),
+            plain("progress", grade.progress),
+            plain("answer", grade.answer),
+            Status(plain("status", grade.status)),
+            {plain("metrics' names", name): plain("metrics", value) for name, value in grade.metrics.items()},
         )
 
 
 def identity(benchmark: Benchmark) -> list[Any]:
-    """All that can change what a benchmark asks and how it judges: recorded with every run."""
+    """Return all that can change prompts and verdicts of a benchmark: recorded with every run."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]
 
 
 def rules(benchmark: Benchmark) -> list[Any]:
-    """The same without the content of problems, of which each has its own digest: part of the run key."""
-    own = getattr(benchmark, "identity", ())
-    return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", own)]
+    """Return the identity without the content of problems, each of which has its own digest: part of the run key."""
+    return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", identity(benchmark)[2:])]
 
 
 def grade_text(benchmark: Benchmark, problem: Problem, text: str, cut: bool) -> Grade:
-    """Return the grade of a whole text: what comes after `</think>` counts, a text that was `cut` off is wrong."""
+    """Grade a whole text by the part after `</think>`. A text that was `cut` off is wrong."""
     _, closed, answer = text.rpartition("</think>")
     if not cut and (closed or "<think>" not in text):
         return judge(benchmark, problem, answer)
-    # With the metrics of an empty answer: every trace has the same metrics.
-    nothing = judge(benchmark, problem, "").metrics
-    return Grade(False, 0.0, None, Status.TRUNCATED if cut else Status.NO_ANSWER, nothing)
+    # An empty answer gives the metrics: every trace has the same ones.
+    metrics = judge(benchmark, problem, "").metrics
+    return Grade(False, 0.0, None, Status.TRUNCATED if cut else Status.NO_ANSWER, metrics)

@@ -2,8 +2,8 @@
 
 A problem reads `v = d - q ; b = 4 ; w = d + b ... ? v , w`: every letter is defined once, by a digit or by the sum or
 difference (modulo 10) of two other letters, in shuffled order. The answer states every computed letter, in the order
-asked for: `v = 3 , w = 9`. A solver must find definitions whose operands are known, evaluate them one by one and
-remember results that were written long ago, which is what KV-cache token selection puts to the test. Difficulty is n.
+of the question: `v = 3 , w = 9`. A solver must find definitions with known operands, evaluate them one by one and
+remember results that were written long ago, which KV-cache token selection puts to the test. Difficulty is n.
 
 The same generator writes the reference solutions that the embedded models are trained on, from other seeds.
 """
@@ -37,7 +37,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class System:
-    """A whole problem: definitions in an order in which they can be evaluated, the stated order, the queried names."""
+    """A problem: definitions in an order of evaluation, their order in the question, and the names in question."""
 
     definitions: tuple[Definition, ...]
     stated: tuple[int, ...]
@@ -59,9 +59,10 @@ class System:
 
 
 def draw(size: int, rng: random.Random) -> System:
-    """A random system of `size` definitions: about a fifth are digits, operands are uniform over earlier letters.
+    """Return a random system of `size` definitions.
 
-    All others are asked for, as a written-up solution restates its steps.
+    About a fifth are digits, operands are uniform over earlier letters. The question asks for all other letters, as a
+    written solution restates its steps.
     """
     names = rng.sample(string.ascii_lowercase, size)
     digits = max(2, size // 5)
@@ -91,23 +92,18 @@ class Chain(Sized):
 
     @property
     def typical_output_tokens(self) -> int:
-        # What embedded:tiny-llama writes with the full cache: 238 tokens at size 8, 509 at 14.
+        # Of embedded:tiny-llama with the full cache: 238 tokens at size 8, 509 at 14.
         return max(20, 21 * (self.smallest + self.largest) - 90)
 
-    def drawn(self, size: int, index: int) -> Problem:
+    def generate(self, size: int, index: int) -> Problem:
         system = draw(size, random.Random(f"kvatlas chain {size} test {index}"))
         return Problem(f"{self.name}-{index:04d}", system.question, system.answer, {"n": size})
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Correct when every queried value is right; progress is the share of right ones. The last statement counts."""
-        wanted = dict(_assignments(problem.answer))
-        stated = dict(_assignments(answer))
+        """Correct if every value in question is right; progress is their share. The last statement counts."""
+        reference, stated = (dict(re.findall(r"\b([a-z]) = (\d+)\b", text)) for text in (problem.answer, answer))
         if not stated:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
-        right = sum(stated.get(name) == value for name, value in wanted.items())
-        extracted = " , ".join(f"{name} = {stated[name]}" for name in wanted if name in stated)
-        return Grade(right == len(wanted), right / len(wanted), extracted or None, Status.OK)
-
-
-def _assignments(text: str) -> list[tuple[str, str]]:
-    return re.findall(r"\b([a-z]) = (\d+)\b", text)
+        right = sum(stated.get(name) == value for name, value in reference.items())
+        extracted = " , ".join(f"{name} = {stated[name]}" for name in reference if name in stated)
+        return Grade(right == len(reference), right / len(reference), extracted or None, Status.OK)

@@ -1,6 +1,6 @@
-r"""Check that a benchmark holds the right problems: a damaged file would look like a fault of models or settings.
+r"""Checks that a benchmark holds the right problems: a damaged file would look like a fault of models or settings.
 
-A check takes a few seconds at most, so that it runs before every sweep.
+The checks take a few seconds at most, so that they run before every sweep.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Problems = Sequence[Problem]
 #: Problems with a fault, the fault, and advice.
 Fault = tuple[Problems, str, str]
 
-#: Share of problems from which a fault is the file's and not some problems'.
+#: The least share of problems for a fault of the whole file.
 MANY = 0.2
-#: A reference answer that is longer and has several sentences is a solution, in characters.
+#: A longer reference answer of several sentences is a solution, in characters.
 SOLUTION = 200
-#: Reference answers that are graded wrong themselves, after which no more are looked for.
+#: The search for reference answers that are graded wrong ends after so many.
 ENOUGH = 20
-#: Questions of exactly the greatest length, from which on it is a limit that cut them.
+#: So many questions of exactly the greatest length show that a limit cut them.
 CUT = 3
-#: How far from what chance gives the number of times is that a letter is right, in standard deviations.
+#: The largest plausible deviation of the count of a right letter from its expectation, in standard deviations.
 CHANCE = 5.0
 
 _COMMANDS = r"(?:frac|sqrt|left|right|cdot|times|text|overline|angle|mathbb|boxed|leq|geq|pi)(?![A-Za-z])"
@@ -61,7 +61,7 @@ _LEAK = re.compile(r"(?:####|(?i:\banswer\s*(?:is|[:=])))\s*\$?(?P<answer>[^\n$]
 def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = "characters") -> Iterator[Finding]:
     """Yield the findings about a benchmark; `length` measures prompts in that `unit`.
 
-    Raises KvatlasError for a file that cannot be read at all.
+    Raises KvatlasError for an unreadable file.
     """
     problems = benchmark.problems()
     if isinstance(benchmark, Questions):
@@ -72,7 +72,7 @@ def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = 
         yield _first("questions", problems, _questions(problems, longest), f"{shortest} to {longest} characters")
         references = f"{max(len(p.answer) for p in problems)} characters at most"
         finding = _first("references", problems, _references(problems), references)
-        fatal = sum(_is_solution(p.answer) for p in problems) >= MANY * len(problems)
+        fatal = sum(map(_is_solution, problems)) >= MANY * len(problems)
         yield replace(finding, status=Check.FAILED) if fatal else finding
         yield _choices([p for p in problems if p.about.get("choices")])
         yield _own_answers(benchmark, problems)
@@ -89,9 +89,9 @@ def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = 
 
 
 def notes_on(benchmark: Benchmark) -> list[str]:
-    """Return warnings about a problem file before a sweep, as sentences; none for generated problems.
+    """Return warnings about a problem file before a sweep, as sentences; empty for generated problems.
 
-    Raises KvatlasError where the file is surely another one than its name says.
+    Raises KvatlasError for the file of another benchmark.
     """
     if not isinstance(benchmark, Questions):
         return []
@@ -103,7 +103,7 @@ def notes_on(benchmark: Benchmark) -> list[str]:
 
 
 def fingerprint(problems: Problems) -> str:
-    """Return a digest of the reference answers, whatever their order and spelling."""
+    """Return a digest of the reference answers that does not depend on their order and spelling."""
     texts = [normal.without_unit(normal.tidy(problem.answer)) for problem in problems]
     return digest(sorted(str(value if (value := normal.rational(text)) is not None else text) for text in texts))[:12]
 
@@ -113,7 +113,7 @@ def _digest(problems: Problems) -> str:
 
 
 def _first(name: str, problems: Problems, faults: Iterable[Fault], fine: str) -> Finding:
-    """Return the first fault that some problems have, as a warning."""
+    """Return the first fault of any problem as a warning."""
     for affected, fault, advice in faults:
         if affected:
             message = f"{_of(len(affected), problems)} {fault} (first {affected[0].id})"
@@ -126,14 +126,14 @@ def _of(count: int, everything: Sequence[object]) -> str:
 
 
 def _columns(benchmark: Questions) -> Finding:
-    """Name the columns that were taken, and others with as good a name that say something else."""
+    """Name the columns in use, and others with as good a name and another content."""
     name, named, rows = "columns", dict(benchmark.columns), benchmark.rows
-    taken, doubts = [], []
+    used, doubts = [], []
     for content, usual in (("question", tables.QUESTION), ("answer", tables.ANSWER)):
         at = named.get(content) or tables.find(rows[0], *usual)
         if at is None:
             continue
-        taken.append(f"{content} in {at!r}")
+        used.append(f"{content} in {at!r}")
         others = [column for word in usual if (column := tables.find(rows[0], word)) and column != at]
         for other in () if content in named else others:
             differ = sum(tables.as_text(row.get(at)) != tables.as_text(row.get(other)) for row in rows)
@@ -142,10 +142,8 @@ def _columns(benchmark: Questions) -> Finding:
     if doubts:
         advice = "name the right one with columns: {question: NAME, answer: NAME}"
         return Finding(name, Check.WARNING, "; ".join(doubts), advice)
-    options = named.get("options") or tables.find(rows[0], *tables.OPTIONS)
-    lettered = ", ".join(tables.lettered(rows[0]))
-    taken += [f"options in {option!r}" for option in (options or lettered,) if option]
-    return Finding(name, Check.OK, ", ".join(taken))
+    options = named.get("options") or tables.find(rows[0], *tables.OPTIONS) or ", ".join(tables.lettered(rows[0]))
+    return Finding(name, Check.OK, ", ".join([*used, *([f"options in {options!r}"] if options else [])]))
 
 
 def _published(benchmark: Questions, problems: Problems) -> Finding:
@@ -175,14 +173,16 @@ def _damage(problems: Problems) -> Iterator[Fault]:
 
 
 def _questions(problems: Problems, longest: int) -> Iterator[Fault]:
-    """Yield questions that are something else, say their answer, ask for a format of their own, or are cut."""
+    """Yield questions that are a number, hold their answer or an instruction, or are cut."""
     numbers = [p for p in problems if re.fullmatch(r"[-+\d.,\s]*", p.question)]
     yield numbers, "are a number and no question", "name the column of the question"
-    told = [p for p in problems if (m := _LEAK.search(p.question)) and m["answer"].strip(" .*") == p.answer.strip("$ ")]
-    yield told, "end with their answer", "leave it out of the question"
-    asking = [p for p in problems if _DIRECTIVE.search(p.question)]
+    leaks = [
+        p for p in problems if (m := _LEAK.search(p.question)) and m["answer"].strip(" .*") == p.answer.strip("$ ")
+    ]
+    yield leaks, "end with their answer", "leave it out of the question"
+    directed = [p for p in problems if _DIRECTIVE.search(p.question)]
     advice = "the prompt format says so again; take the format plain, or leave it out of the questions"
-    yield asking if len(asking) >= MANY * len(problems) else [], "say how to answer", advice
+    yield directed if len(directed) >= MANY * len(problems) else [], "say how to answer", advice
     cut = [p for p in problems if len(p.question) == longest and re.search(r"[\w,(=+-]$", p.question)]
     fault = f"are exactly {longest} characters long, the most there are, and end in the middle"
     yield cut if len({p.question for p in cut}) >= CUT else [], fault, "they seem cut"
@@ -190,13 +190,13 @@ def _questions(problems: Problems, longest: int) -> Iterator[Fault]:
 
 def _references(problems: Problems) -> Iterator[Fault]:
     """Yield reference answers that no answer of a model could equal."""
-    solutions = [p for p in problems if _is_solution(p.answer)]
+    solutions = [p for p in problems if _is_solution(p)]
     advice = "name the column with the final answer: columns: {answer: NAME}"
     yield solutions, "have a whole solution for a reference answer", advice
     nothing = [p for p in problems if _NOTHING.fullmatch(p.answer)]
     yield nothing, "have a placeholder for a reference answer", "leave their answer empty"
-    opened = [p for p in problems if _is_open(p.answer)]
-    yield opened, "have a reference answer whose braces or $ do not close", "they seem cut"
+    unclosed = [p for p in problems if _is_open(p)]
+    yield unclosed, "have a reference answer whose braces or $ do not close", "they seem cut"
     noisy = [p for p in problems if re.fullmatch(r"-?\d+\.\d{12,}", p.answer)]
     yield noisy, "have the rounding error of a float in their reference answer", "write them as they were meant"
     letters = [p for p in problems if re.fullmatch(r"\(?[A-E]\)?", p.answer) and not p.about.get("choices")]
@@ -205,18 +205,19 @@ def _references(problems: Problems) -> Iterator[Fault]:
     yield many, "have a letter for a reference answer and no choices", advice
 
 
-def _is_solution(answer: str) -> bool:
+def _is_solution(problem: Problem) -> bool:
+    answer = problem.answer
     sentences = len(re.findall(r"[a-z)$][.!?](?:\s|$)", answer))
     return r"\boxed" in answer or "####" in answer or (len(answer) > SOLUTION and sentences > 1)
 
 
-def _is_open(answer: str) -> bool:
-    plain = re.sub(r"\\\\|\\[{}$]", "", answer)
+def _is_open(problem: Problem) -> bool:
+    plain = re.sub(r"\\\\|\\[{}$]", "", problem.answer)
     return plain.count("{") != plain.count("}") or plain.count("$") % 2 == 1
 
 
 def _choices(problems: Problems) -> Finding:
-    """Look for options that are missing or twice there, and letters that are right more often than chance has it."""
+    """Look for missing or repeated options, and for letters that are right more often than by chance."""
     name = "choices"
     if not problems:
         return Finding(name, Check.OK, "none: answers are compared by meaning")
@@ -225,7 +226,7 @@ def _choices(problems: Problems) -> Finding:
     usual, most = sizes.most_common(1)[0]
     others = [p for p, texts in choices if len(texts) != usual]
     right = Counter(p.answer for p in problems)
-    shown = ", ".join(f"{letter} {count / len(problems):.0%}" for letter, count in sorted(right.items()))
+    shares = ", ".join(f"{letter} {count / len(problems):.0%}" for letter, count in sorted(right.items()))
     empty = [p for p, texts in choices if not all(texts)]
     twice = [p for p, texts in choices if len(set(texts)) < len(texts)]
     some = others if len(others) <= MANY / 4 * len(problems) else []
@@ -234,30 +235,29 @@ def _choices(problems: Problems) -> Finding:
         (twice, "have an option twice", "no letter is right alone"),
         (some, f"do not have {usual} options as the others do", ""),
     )
-    fine = f"{most} of {len(problems)} with {usual} options; answers {shown}"
-    finding = _first(name, problems, faults, fine)
+    finding = _first(name, problems, faults, f"{most} of {len(problems)} with {usual} options; answers {shares}")
     for index in range(max(sizes) if finding.status is Check.OK else 0):
-        letter, shares = chr(ord("A") + index), [1 / len(texts) for _, texts in choices if index < len(texts)]
-        spread = sum(share * (1 - share) for share in shares) ** 0.5
-        if abs(right[letter] - sum(shares)) > CHANCE * spread:
-            message = f"{letter} is the answer of {_of(right[letter], problems)}, where chance gives {sum(shares):.0f}"
+        letter, chances = chr(ord("A") + index), [1 / len(texts) for _, texts in choices if index < len(texts)]
+        spread = sum(chance * (1 - chance) for chance in chances) ** 0.5
+        if abs(right[letter] - sum(chances)) > CHANCE * spread:
+            message = f"{letter} is the answer of {_of(right[letter], problems)}, where chance gives {sum(chances):.0f}"
             advice = "a model that has a favourite letter is rewarded for it; see whether indices count from 1"
             return Finding(name, Check.WARNING, message, advice)
     return finding
 
 
 def _own_answers(benchmark: Questions, problems: Problems) -> Finding:
-    """Look for reference answers that, boxed, are graded wrong themselves."""
+    """Look for reference answers that, boxed, are graded wrong."""
     name = "own answers"
-    # An integer is always the same as itself, and of those that do not close another finding speaks.
-    spelled = [p for p in problems if not re.fullmatch(r"-?\d{1,9}", p.answer) and not _is_open(p.answer)]
+    # Integers are always graded right, and another finding reports those that do not close.
+    spelled = [p for p in problems if not re.fullmatch(r"-?\d{1,9}", p.answer) and not _is_open(p)]
     refused = (p for p in spelled if not benchmark.grade(p, rf"\boxed{{{p.answer}}}").correct)
     wrong = list(itertools.islice(refused, ENOUGH))
     if not wrong:
         return Finding(name, Check.OK, "every reference answer is graded right")
     many = "or more " if len(wrong) == ENOUGH else ""
-    which = f"first {wrong[0].id}: {wrong[0].answer[:80]!r}"
-    message = f"{len(wrong)} {many}of {len(problems)} reference answers are graded wrong themselves ({which})"
+    first = f"first {wrong[0].id}: {wrong[0].answer[:80]!r}"
+    message = f"{len(wrong)} {many}of {len(problems)} reference answers are graded wrong themselves ({first})"
     return Finding(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
 
 

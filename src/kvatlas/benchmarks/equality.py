@@ -1,7 +1,4 @@
-"""Comparison of two answers: a table of rules, then algebra where no rule decides.
-
-Also pools equal answers, so that a majority is one over answers and not over spellings.
-"""
+"""Comparison of two answers: a table of rules, then algebra if no rule decides; and pools of equal answers."""
 
 from __future__ import annotations
 
@@ -13,37 +10,37 @@ from kvatlas.benchmarks import judges, normal
 from kvatlas.benchmarks.judges import Equality
 
 T = TypeVar("T")
-#: The verdict on two tidy answers, or both rewritten for the rules that follow, or None where a rule does not apply.
+#: The verdict on two tidy answers, or both rewritten for the rules that follow, or None if a rule does not apply.
 Outcome = Equality | tuple[str, str] | None
 
-#: What a value may be given to: a name, a function, a tuple of names, an event and its probability, a named point.
+#: The left side of an assignment: a name, a function, a tuple of names, an event and its probability, a named point.
 _NAME = r"[A-Za-z](?:_\{?\w{1,3}\}?)?"
 _EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
 _ASSIGNED = re.compile(
     rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
     r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S)|[A-Z]\s*(?=\([^()]*,))"
 )
-#: A side of an equation that is more than the name of a value.
+#: A side of an equation with more than the name of a value.
 _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z]+(?:[\s'-]+[A-Za-z]+)*")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
-#: Parts of a list that are compared one by one.
+#: The most parts of a list that are compared.
 PARTS = 12
-#: The brackets of lists whose order does not count: none, and those of sets.
+#: The brackets of lists without order: no brackets, and those of sets.
 _LOOSE = {("", ""), (r"\{", r"\}")}
 
 
 def same(reference: str, answer: str) -> Equality:
-    """Compare an answer with the reference; `TIMEOUT` where algebra did not end within its limits."""
+    """Compare an answer with the reference; `TIMEOUT` if algebra does not end within its limits."""
     if len(answer) >= normal.LONGEST:
         return Equality.UNEQUAL
     return _same(normal.tidy(reference), normal.tidy(answer))
 
 
 def pools(answers: Sequence[str | None]) -> list[list[int]]:
-    """Return the indices of equal answers together, in the order of first appearance; those that are None are left out.
+    """Return groups of indices of equal answers, in the order of first appearance, without answers that are None.
 
-    The largest pool is the majority's answer (maj@k); the first of several equally large ones came first.
+    The largest pool is the answer of the majority (maj@k); of equally large ones the first.
     """
     groups: list[tuple[str, list[int]]] = []
     for index, answer in enumerate(answers):
@@ -109,7 +106,7 @@ def _numbers(value: str, other: str) -> Outcome:
 
 
 def _bases(value: str, other: str) -> Outcome:
-    """Numbers with a base, which the answer may leave out, as the question states it."""
+    """Numbers with a base, which the answer may omit, as the question states it."""
     first, second = (re.fullmatch(r"(\d+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
     if first is None or second is None or not (first[2] or second[2]):
         return None
@@ -146,7 +143,7 @@ def _is_words(text: str) -> bool:
 
 
 def _solution_sets(value: str, other: str) -> Outcome:
-    """Sets of real numbers by their intervals, where one of the two is a relation or a union."""
+    """Sets of real numbers by their intervals, if one of the two is a relation or a union."""
     if not any(normal.is_relation(text) or r"\cup" in text for text in (value, other)):
         return None
     first, second = normal.pieces(value), normal.pieces(other)
@@ -156,22 +153,22 @@ def _solution_sets(value: str, other: str) -> Outcome:
             return _same(conditions[0], conditions[1])
         return Equality.UNEQUAL if conditions[0] and normal.rational(other) is not None else None
     names = {normal.variable(text) for text in (value, other)} - {None}
-    return Equality.UNEQUAL if len(names) > 1 else _matched(first, second, _same_piece)
 
+    def same_piece(piece: normal.Piece, another: normal.Piece) -> Equality:
+        return _all_equal(piece[:2], another[:2]) if piece[2:] == another[2:] else Equality.UNEQUAL
 
-def _same_piece(piece: normal.Piece, other: normal.Piece) -> Equality:
-    return _all_equal(piece[:2], other[:2]) if piece[2:] == other[2:] else Equality.UNEQUAL
+    return Equality.UNEQUAL if len(names) > 1 else _matched(first, second, same_piece)
 
 
 def _equations(value: str, other: str) -> Outcome:
-    """No value is the same as an equation that relates expressions, and does not only name a value."""
+    """An equation between expressions, which does not only name a value, differs from every value."""
     left, sign, right = value.partition("=")
     relates = bool(sign) and "=" not in right and not _ASSIGNED.match(value) and _COMPOUND.search(left)
     return Equality.UNEQUAL if relates and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other) else None
 
 
 def _without_subject(value: str, other: str) -> Outcome:
-    """Both without `x =`, unless the other one is an equation about something else."""
+    """Both without `x =`, unless the other one is an equation about another subject."""
     first, second = _ASSIGNED.match(value), _ASSIGNED.match(other)
     if first and second and normal.compact(first[0]) != normal.compact(second[0]):
         return None
@@ -202,9 +199,8 @@ def _lists(value: str, other: str) -> Outcome:
 
 
 def _names(parts: Sequence[str]) -> list[str]:
-    """Return the names that parts give values to; empty where not all do, or two the same."""
-    named = [match[0] for part in parts if (match := re.match(rf"\s*{_NAME}\s*=", part))]
-    names = [normal.compact(name) for name in named]
+    """Return the names in the parts `name = value`; empty if a part has no name or two have the same."""
+    names = [normal.compact(match[0]) for part in parts if (match := re.match(rf"\s*{_NAME}\s*=", part))]
     return names if len(names) == len(parts) == len(set(names)) else []
 
 
@@ -213,7 +209,7 @@ def _without_units(value: str, other: str) -> Outcome:
     return Equality.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
 
 
-#: In their order: the first that decides gives the verdict.
+#: In order: the first rule that decides gives the verdict.
 RULES: tuple[Callable[[str, str], Outcome], ...] = (
     *(_nothing, _spelling, _units, _times, _numbers, _bases, _ratios, _words, _solution_sets, _equations),
     *(_without_subject, _lists, _without_units, _numbers, _bases),
@@ -254,7 +250,11 @@ def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
             break
     if re.search(r"\\begin|\||:", inner):
         return None
-    parts = [expanded for part in _split(inner) for expanded in _split_signs(part)]
+    parts: list[str] = []
+    for part in _split(inner):
+        # `1 \pm 2` stands for two expressions.
+        signs = ("+", "-") if part.count(r"\pm") == 1 else (r"\pm",)
+        parts += [part.replace(r"\pm", sign).strip() for sign in signs]
     return (brackets, parts) if len(parts) > 1 or brackets == (r"\{", r"\}") else None
 
 
@@ -270,10 +270,3 @@ def _split(text: str) -> list[str]:
             start = i + 1
     parts.append(text[start:])
     return [part.strip() for part in parts if part.strip()]
-
-
-def _split_signs(text: str) -> list[str]:
-    r"""Return `1 \pm 2` as the two expressions that it stands for."""
-    if text.count(r"\pm") != 1:
-        return [text]
-    return [text.replace(r"\pm", sign).strip() for sign in ("+", "-")]

@@ -1,9 +1,8 @@
-"""Expressions compared by math-verify, in a pool of processes with limits on time and memory.
+"""Comparison of expressions by math-verify, in a pool of processes with limits on time and memory.
 
 Symbolic algebra on a model's answer may take any time and memory. The processes are plain subprocesses with pipes
-(`python -m kvatlas.benchmarks.judges SECONDS BYTES`): they start from any thread, from daemonic workers and from
-actors, which neither signals nor `multiprocessing` allow. Requests and answers are lines of JSON. A process that does
-not answer in time is killed, and the next request starts another.
+(`python -m kvatlas.benchmarks.judges SECONDS BYTES`), because these start from any thread, daemonic worker or actor.
+Requests and replies are lines of JSON. A process that does not reply in time is killed and replaced.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import atexit
 import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -23,12 +21,12 @@ from kvatlas.core import KvatlasError
 
 #: Seconds for one comparison, and bytes of address space of a process.
 SECONDS, MEMORY = 5, 2 * 2**30
-#: Seconds in which a process must have imported its libraries.
+#: Seconds for the start of a process, which imports its libraries.
 START = 120.0
 
 
 class Equality(Enum):
-    """The result of a comparison; `TIMEOUT` also where memory ran out."""
+    """The result of a comparison; `TIMEOUT` also if memory ran out."""
 
     EQUAL = True
     UNEQUAL = False
@@ -36,10 +34,10 @@ class Equality(Enum):
 
 
 class _Judge:
-    """One process. Its lines are read by a thread, so that waiting for them can end in time on every platform."""
+    """One process that compares expressions."""
 
     def __init__(self, seconds: int) -> None:
-        # One thread: several of them reserve more address space than a limit allows.
+        # One thread: several reserve more address space than the limit allows.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kvatlas.benchmarks.judges", str(seconds), str(MEMORY)],
@@ -50,27 +48,23 @@ class _Judge:
             text=True,
             encoding="utf-8",
         )
-        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with contextlib.suppress(ValueError, OSError):
-            for line in self.process.stdout:
-                self.lines.put(line)
-        self.lines.put("null")
 
     def answer(self, request: list[str], seconds: float) -> Equality:
-        """Compare; a process that does not answer in time, or ends, is killed."""
+        """Compare. A process that does not reply in time, or ends, is killed."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        timer = threading.Timer(seconds, self.process.kill)
+        timer.start()
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            verdict = Equality(json.loads(self.lines.get(timeout=seconds)))
-        except (OSError, queue.Empty):
-            verdict = Equality.TIMEOUT
-        if verdict is Equality.TIMEOUT:
+            verdict = Equality(json.loads(self.process.stdout.readline()))
+        except (OSError, ValueError):
+            # The process has ended.
             self.kill()
+            verdict = Equality.TIMEOUT
+        finally:
+            timer.cancel()
         return verdict
 
     def kill(self) -> None:
@@ -83,19 +77,18 @@ class _Judge:
 
 
 class Judges:
-    """At most `size` processes that compare, started when first needed, for any number of threads."""
+    """A pool of at most `size` processes for any number of threads, started on demand."""
 
     def __init__(self, size: int = 2, seconds: int = SECONDS) -> None:
         self.seconds = seconds
         self._owner = os.getpid()
         self._places = threading.BoundedSemaphore(size)
         self._idle: list[_Judge] = []
-        self._lock = threading.Lock()
         atexit.register(self.close)
 
     @property
     def owned(self) -> bool:
-        """True in the process that started them: a forked child leaves its parent's alone."""
+        """True in the process that created the pool: a forked child leaves the processes of its parent alone."""
         return self._owner == os.getpid()
 
     def ask(self, request: list[str]) -> Equality:
@@ -104,28 +97,25 @@ class Judges:
             judge = self._take()
             verdict = judge.answer(request, self.seconds)
             if verdict is not Equality.TIMEOUT:
-                with self._lock:
-                    self._idle.append(judge)
+                self._idle.append(judge)
             return verdict
 
     def _take(self) -> _Judge:
-        with self._lock:
-            while self._idle:
-                judge = self._idle.pop()
-                if judge.process.poll() is None:
-                    return judge
+        # list.pop and list.append are atomic.
+        with contextlib.suppress(IndexError):
+            while (judge := self._idle.pop()).process.poll() is not None:
                 judge.kill()
+            return judge
         judge = _Judge(self.seconds)
         if judge.answer(["1", "1"], START) is Equality.TIMEOUT:
             raise KvatlasError("Answers cannot be compared: the process that runs math-verify does not start.")
         return judge
 
     def close(self) -> None:
-        """End all processes; a later request starts new ones."""
-        if self.owned:
-            with self._lock:
-                while self._idle:
-                    self._idle.pop().kill()
+        """End all processes. A later request starts new ones."""
+        with contextlib.suppress(IndexError):
+            while self.owned:
+                self._idle.pop().kill()
 
 
 _judges: Judges | None = None
@@ -138,7 +128,7 @@ def compare(first: str, second: str) -> Equality:
 
 
 def read(reference: str, text: str) -> Equality:
-    """Find out if math-verify finds the reference in a text, whatever it takes for the text's answer."""
+    """Return EQUAL if math-verify finds the reference in a text."""
     return _pool().ask([reference, text, "read"])
 
 
@@ -151,10 +141,10 @@ def _pool() -> Judges:
 
 
 def main() -> None:
-    """Answer requests until there are no more. Out of memory the process ends: it is not to be trusted any more."""
+    """Reply to requests until the input ends. If memory runs out, the process ends, as its state is then unknown."""
     seconds, memory = int(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Before any limit: importing costs more than judging, and a kill in the middle of it would look like a verdict.
+    # Before any limit: the import takes longer than a comparison.
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
     extraction = (LatexExtractionConfig(), ExprExtractionConfig())
@@ -166,7 +156,7 @@ def main() -> None:
     def equal(reference: str, text: str, *whole: str) -> bool:
         try:
             expected, other = parsed(f"${reference}$"), parsed(text if whole else f"${text}$")
-            # Either order: an interval and the inequality that means the same are found equal in one of them only.
+            # In both orders: an interval and the equivalent inequality are equal in one order only.
             return any(verify(a, b, timeout_seconds=None) for a, b in ((expected, other), (other, expected)))
         except MemoryError:
             raise
@@ -179,7 +169,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
     def limit(time: float) -> None:
-        # Over its time the process ends by a signal, even after its parent has ended.
+        # A process over its time ends by a signal, even after its parent has ended.
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_REAL, time)
 

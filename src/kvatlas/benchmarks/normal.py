@@ -1,6 +1,6 @@
 r"""Normal forms of answers: one spelling for each expression, its number, its unit, its set of real numbers.
 
-Only spelling is decided here; algebra is math-verify's (benchmarks/judges.py).
+This is spelling alone; math-verify does the algebra (benchmarks/judges.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import NamedTuple
 
-#: Longer answers are cut: no reference answer comes near it, in characters.
+#: Longer answers are cut, in characters: all reference answers are much shorter.
 LONGEST = 1000
 
 _SIGNS = {
@@ -36,11 +36,11 @@ _CURRENCIES = r"[£€¥₹₩₽]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z]
 _FONTS = r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox)"
 _SPACES = r"[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big"
 
-#: The steps that take decoration away, in their order: a pattern and what stands for it.
+#: The steps that remove decoration, in order: a pattern and its replacement.
 _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^\s*\\\$\s*(\d[\d.,{}!\\]*)\s*$", r"\1 dollars"),
     (_CURRENCIES, ""),
-    # The distance that a line break of a matrix may be given; then line breaks, which are no escaped spaces.
+    # The distance of a line break in a matrix; then line breaks, which are no escaped spaces.
     (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
     (r"\\\\", "\n"),
     (r"\\\$|\$", ""),
@@ -65,9 +65,9 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
 
 def tidy(text: str) -> str:
     """Return LaTeX without decoration: no dollar signs, sizes, spacing or text commands; Unicode signs as LaTeX."""
-    # Fractions before NFKC, which makes 21/2 of 2½.
+    # Fractions before NFKC, which makes 21/2 of 2½; digits of all scripts become 0 to 9.
     text = "".join(_fraction(c) for c in text).translate(_TABLE)
-    text = "".join(_digit(c) for c in unicodedata.normalize("NFKC", text)).translate(_TABLE)
+    text = "".join(str(unicodedata.decimal(c, c)) for c in unicodedata.normalize("NFKC", text)).translate(_TABLE)
     for pattern, replacement in _STEPS:
         text = re.sub(pattern, replacement, text)
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
@@ -87,13 +87,8 @@ def _fraction(character: str) -> str:
     return character
 
 
-def _digit(character: str) -> str:
-    value = unicodedata.decimal(character, None)
-    return character if value is None else str(value)
-
-
 def closing(text: str) -> int:
-    """Return the place of the bracket that closes the first one of a text; -1 where none does."""
+    """Return the place of the bracket that closes the first one of a text; -1 without one."""
     depth = 0
     for i, c in enumerate(text):
         depth += (c in "([{") - (c in ")]}")
@@ -136,7 +131,7 @@ def rational(text: str) -> Fraction | None:
     text += percent + rest
     if match := _MIXED.fullmatch(text):
         sign, whole, top, bottom = _mixed(match)
-        return _signed(sign, int(whole) + Fraction(int(top), int(bottom))) if int(bottom) else None
+        return Fraction(sign + "1") * (int(whole) + Fraction(int(top), int(bottom))) if int(bottom) else None
     text = compact(text)
     if _PLAIN.fullmatch(text):
         return Fraction(text)
@@ -144,17 +139,13 @@ def rational(text: str) -> Fraction | None:
         sign, whole, fixed, period = match.groups()
         # 0.1\overline{6} is (16 - 1) / 90.
         digits = int(whole + fixed + period) - int(whole + fixed or "0")
-        return _signed(sign, Fraction(digits, (10 ** len(period) - 1) * 10 ** len(fixed)))
+        return Fraction(digits, (10 ** len(period) - 1) * 10 ** len(fixed)) * Fraction(sign + "1")
     if match := _POWER_OF_TEN.fullmatch(text) or _EXPONENT.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2])
     if match := _QUOTIENT.fullmatch(text):
         sign, top, bottom = (match[i] or match[i + 3] or "" for i in (1, 2, 3))
-        return _signed(sign, Fraction(top) / Fraction(bottom)) if Fraction(bottom) else None
+        return Fraction(sign + "1") * Fraction(top) / Fraction(bottom) if Fraction(bottom) else None
     return None
-
-
-def _signed(sign: str, value: Fraction) -> Fraction:
-    return -value if sign == "-" else value
 
 
 def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
@@ -164,7 +155,7 @@ def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
 
 
 def algebra(text: str) -> str:
-    """Return a tidy answer as math-verify reads it best: mixed fractions as sums, thousands without commas."""
+    """Return a tidy answer for math-verify: mixed fractions as sums, thousands without commas."""
 
     def as_sum(match: re.Match[str]) -> str:
         sign, whole, top, bottom = _mixed(match)
@@ -182,7 +173,7 @@ dollar usd; cent; deg degree; rad radian; N newton; J joule; W watt; V volt; Pa 
 """
 _NAMES = {name: names.split()[0] for names in _UNITS.split(";") for name in names.split()}
 _POWERS = {"square": 2, "sq": 2, "cubic": 3}
-#: Words behind a number that say another number or an expression.
+#: Words behind a number that belong to the number or an expression.
 _NO_NOUNS = (
     "and|or|to|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|scores?|tens|half|halves|thirds?|quarters?"
     "|fifths?|percent|plus|minus|times\\s+\\w+|over|squared|cubed|factorial|mod|base|pi|infinity|log|ln|exp|sin|cos|tan"
@@ -204,7 +195,7 @@ _NOUNS = re.compile(
 
 
 def without_unit(text: str) -> str:
-    """Return a tidy answer without the units, or the names of counted things, behind it."""
+    """Return a tidy answer without the units or names of things behind it."""
     text = _NOUNS.sub("", text)
     for _ in range(3):
         shorter = _UNIT.sub("", text).strip()
@@ -216,7 +207,7 @@ def without_unit(text: str) -> str:
 
 def unit(text: str) -> Counter[str] | None:
     r"""Return the exponents of the units behind a tidy answer (`5 cm^2`, `60 kilometers per hour`), empty without any;
-    None where a word there is no unit."""
+    None for a word that is no unit."""
     counts: Counter[str] = Counter()
     sign, power, last = 1, 1, ""
     suffix = text[len(without_unit(text)) :].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
@@ -238,7 +229,7 @@ def unit(text: str) -> Counter[str] | None:
 
 
 class Piece(NamedTuple):
-    """An interval of real numbers; a point is one with equal ends that belong to it."""
+    """An interval of real numbers; a point has equal ends that belong to it."""
 
     low: str
     high: str
@@ -259,7 +250,7 @@ _UNION = re.compile(r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za
 
 
 def condition(text: str) -> str | None:
-    """Return what a set builder asks of its elements; None for anything else."""
+    """Return the condition of a set builder; None for anything else."""
     match = _BUILDER.fullmatch(text)
     return match[2].strip() if match else None
 
@@ -277,8 +268,8 @@ def variable(text: str) -> str | None:
 
 
 def pieces(text: str) -> list[Piece] | None:
-    r"""Return the intervals whose union a tidy answer is (`\{x|-2<=x<1\}`, `-2 \le x < 1`, `[-2,1)`, `x \ne 2`), in its
-    order; None where it is no such set."""
+    r"""Return the intervals of a tidy answer (`\{x|-2<=x<1\}`, `-2 \le x < 1`, `[-2,1)`, `x \ne 2`) in its order; None
+    for an answer of another kind."""
     inner = condition(text)
     if inner is None:
         inner = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|=\s*(?=[(\[]))", "", text)

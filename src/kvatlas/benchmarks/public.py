@@ -1,10 +1,9 @@
-r"""AIME24, GPQA_D, MATH500, GSM8K and other public sets (public.json), and any problem file of one's own.
+r"""AIME24, GPQA_D, MATH500, GSM8K and other public sets (public.json), and problem files of users.
 
 Problems come from the hub (its cache first) or from a local file in any usual layout (benchmarks/tables.py). They are
-never part of this package: GPQA's authors ask that it is not published in plain text, and the others have licences of
-their own.
+never part of this package: GPQA's authors ask for no publication in plain text, and the others have their own licences.
 
-Prompt formats are named and versioned, because they change answers. `r1` is the advice on the model cards of
+Prompt formats have names and versions, because they change answers. `r1` is the advice on the model cards of
 DeepSeek-R1 and its distilled models: no system prompt, and for mathematics a closing directive to reason step by step
 and to put the final answer within \boxed{}.
 """
@@ -25,9 +24,9 @@ from kvatlas.hub import Repository, matching
 
 @dataclass(frozen=True)
 class Source:
-    """A benchmark on the hub: the data set's id, patterns of its files, and how many problems it has.
+    """A benchmark on the hub: the data set's id, patterns of its files, and the number of its problems.
 
-    `answers` is the fingerprint (benchmarks/check.py) of the reference answers where all copies agree on them.
+    `answers` is the fingerprint (benchmarks/check.py) of the reference answers if all copies agree on them.
     """
 
     about: str
@@ -41,8 +40,8 @@ class Source:
 class Format(NamedTuple):
     """A prompt: templates with {question} for questions and with {options} for choices.
 
-    `version` rises whenever one changes, or what counts as an answer to it. `plain` and `dynts`, as the code of DynTS
-    asks (Robin930/DynTS), say nothing about how to end.
+    `version` rises whenever one changes, or the definition of an answer to it. `plain` and `dynts`, the prompts in the
+    code of DynTS (Robin930/DynTS), do not say how to end.
     """
 
     version: int
@@ -62,12 +61,14 @@ def file_of(name: str) -> Path:
     if source is None:
         raise KvatlasError(f"The benchmark {name!r} needs a problem file.")
     repository = Repository(source.repository, "dataset")
-    for folder in (repository.cached, lambda: repository.folder(tuple(source.files))):
-        where = folder()
-        there = [] if where is None else [str(path.relative_to(where)) for path in where.rglob("*") if path.is_file()]
+    for find_folder in (repository.cached, lambda: repository.folder(tuple(source.files))):
+        folder = find_folder()
+        if folder is None:
+            continue
+        paths = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         for pattern in source.files:
-            if where is not None and (names := matching(there, (pattern,))):
-                return where / names[0]
+            if names := matching(paths, (pattern,)):
+                return folder / names[0]
     raise KvatlasError(
         f"The data set {source.repository!r} holds no file {' or '.join(source.files)}; name a local file: {name}@FILE."
     )
@@ -75,10 +76,10 @@ def file_of(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Questions:
-    """A set of questions with short answers, or with choices, asked through a prompt format.
+    """A set of questions with short answers, or with choices, in a prompt format.
 
     `file` replaces the hub; `prompt_format` is the name of a format or a template with {question}; `columns` names
-    columns (question, answer, id, options) that have unusual names; `grader` is one of benchmarks/answers.py.
+    columns (question, answer, id, options) with unusual names; `grader` is one of benchmarks/answers.py.
     """
 
     name: str
@@ -105,14 +106,13 @@ class Questions:
 
     @property
     def identity(self) -> list[Any]:
-        """Prompt format, a digest of all problems, another grader: the same problems are the same from any file."""
+        """Prompt format, a digest of all problems, another grader: independent of the file of the problems."""
         content = [[p.id, p.question, p.answer, p.about.get("choices")] for p in self._problems]
-        format_, version, *grader = self.rules_identity
-        return [format_, version, digest(content), *grader]
+        prompt_format, version, *grader = self.rules_identity
+        return [prompt_format, version, digest(content), *grader]
 
     @property
     def rules_identity(self) -> list[Any]:
-        """Prompt format, and another grader."""
         version = FORMATS[self.prompt_format].version if self.prompt_format in FORMATS else 0
         grader = [] if self.grader == answers.OWN else [self.grader, answers.VERSION]
         return [self.prompt_format, version, *grader]
@@ -132,28 +132,29 @@ class Questions:
         return f"{before.replace('{options}', options)}{problem.question}{after.replace('{options}', options)}"
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Correct where the last boxed answer, else the stated one, means the same as the reference.
+        """Correct if the last boxed answer, else the stated one, means the same as the reference.
 
-        Where the prompt is the question alone a bare last line is an answer, too.
+        If the prompt is the question alone, a bare last line is an answer, too.
         """
         alone = self.prompt_format in ("plain", "dynts")
         return answers.grade(self.grader, problem.answer, problem.about.get("choices", ()), answer, alone)
 
     @cached_property
     def path(self) -> Path:
-        """The file of the problems, fetched from the hub where it has to be."""
+        """The file of the problems, fetched from the hub if necessary."""
         return Path(self.file).expanduser() if self.file else file_of(self.name)
 
     @cached_property
     def rows(self) -> Sequence[tables.Row]:
-        """The file as it is, one mapping for each problem, those without a reference answer among them."""
+        """All rows of the file, also those without a reference answer."""
         return tables.read_rows(self.path)
 
     @cached_property
     def _problems(self) -> tuple[Problem, ...]:
-        where, named = f"The problem file {str(self.path)!r}", dict(self.columns)
-        numbered = enumerate(self.rows, 1)
-        problems = [tables.problem(f"{self.name}-{number:03d}", row, named, where) for number, row in numbered]
+        where, columns = f"The problem file {str(self.path)!r}", dict(self.columns)
+        problems = (
+            tables.problem(f"{self.name}-{number:03d}", row, columns, where) for number, row in enumerate(self.rows, 1)
+        )
         # A question without a reference answer could only be counted wrong.
         answered = tuple(problem for problem in problems if problem.answer)
         if not answered:
@@ -161,7 +162,7 @@ class Questions:
         return answered
 
     def __getstate__(self) -> Mapping[str, Any]:
-        # Workers are given their problems; a thousand others need not travel with them.
+        # Workers get their own problems; the others need not travel with them.
         return {name: value for name, value in vars(self).items() if name not in ("_problems", "rows")}
 
 

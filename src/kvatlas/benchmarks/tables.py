@@ -18,21 +18,21 @@ from kvatlas.core import KvatlasError, Problem, digest, reason
 
 Row = Mapping[str, Any]
 
-#: Usual names of columns, the likeliest first; letter case and underscores make no difference.
+#: Usual names of columns, the likeliest first; case and underscores do not matter.
 QUESTION = ("problem", "question", "prompt", "input", "query", "instruction")
 ANSWER = ("answer", "final answer", "expected answer", "target", "gold", "label", "correct answer", "solution answer")
 IDENTITY = ("id", "unique id", "problem id", "problem idx", "question id", "record id", "uuid", "idx")
 OPTIONS = ("options", "choices")
 CORRECT, INCORRECT = "correct answer", tuple(f"incorrect answer {i}" for i in range(1, 10))
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-#: The seed behind the seeds of all permutations of choices: part of the benchmark, the same for every user.
+#: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
 CHOICE_SEED = 0
 #: The mark of a choice inside a question.
 _MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return all rows of a file; KvatlasError for a missing, empty or unreadable one."""
+    """Return all rows of a file. Raises KvatlasError for a missing, empty or unreadable one."""
     where = f"The problem file {str(path)!r}"
     suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
     suffix = suffixes[-1].lower() if suffixes else ""
@@ -96,7 +96,7 @@ def _text_rows(text: str, suffix: str) -> list[Row]:
 
 
 def json_lines(text: str, **options: Any) -> list[Any]:
-    """Return the value in each line that is not blank; ValueError names the line that holds none."""
+    """Return the value of each line that is not blank. Raises ValueError with the number of a faulty line."""
     values = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
@@ -111,7 +111,6 @@ def _no_number(word: str) -> None:
 
 
 def _table(reader: csv.DictReader[str]) -> list[Row]:
-    """Return the rows of a table; ValueError for one with more fields than the header, or fewer."""
     rows: list[Row] = []
     for row in reader:
         if None in row or None in row.values():
@@ -125,13 +124,13 @@ def _table(reader: csv.DictReader[str]) -> list[Row]:
 
 
 def find(row: Row, *names: str) -> str | None:
-    """Return the row's column that has the first of these names that there is."""
-    there = {_plain(key): key for key in row}
-    return next((there[_plain(name)] for name in names if _plain(name) in there), None)
+    """Return the row's column with the first of these names that exists."""
 
+    def plain(name: object) -> str:
+        return str(name).strip().casefold().replace("_", " ").replace("-", " ")
 
-def _plain(name: object) -> str:
-    return str(name).strip().casefold().replace("_", " ").replace("-", " ")
+    columns = {plain(key): key for key in row}
+    return next((columns[plain(name)] for name in names if plain(name) in columns), None)
 
 
 def lettered(row: Row) -> list[str]:
@@ -153,15 +152,15 @@ def as_text(value: Any) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else repr(value)
     text = str(value).strip()
-    # What was read from CSV comes as text: 27.0 there is the same float.
+    # CSV files hold texts: 27.0 there is the same float.
     whole, point, zero = text.partition(".")
     return whole if point and zero and set(zero) == {"0"} and whole.lstrip("-").isdecimal() else text
 
 
 def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
-    """Return the problem in a row; KvatlasError, beginning with `where`, says what is missing or wrong.
+    """Return the problem in a row. Raises KvatlasError, beginning with `where`, for a missing or wrong field.
 
-    `named` are columns (question, answer, id, options) that the user named.
+    `named` are the user's names of columns (question, answer, id, options).
     """
     question = str(row[_column(row, "question", QUESTION, named, where)] or "").strip()
     if not question:
@@ -173,20 +172,20 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
     correct_at = find(row, CORRECT)
     wrong = [str(row[at]).strip() for name in INCORRECT if (at := find(row, name)) and row[at]]
     if correct_at and wrong:
-        # The choices are put in an order drawn from the question's own seed, which is kept with it.
+        # The order of the choices comes from the question's own seed, which is stored with it.
         correct = str(row[correct_at]).strip()
         seed = int(digest(["choices", CHOICE_SEED, id_])[:8], 16)
         choices = [correct, *wrong]
         random.Random(seed).shuffle(choices)
         about |= {"choices": choices, "choice_seed": seed}
         return Problem(id_, question, _letter(choices.index(correct)), about)
-    given = row[_column(row, "answer", ANSWER, named, where)]
-    # GSM8K's references are whole solutions that end so.
-    answer = as_text(given).rpartition("\n#### ")[2].strip()
+    value = row[_column(row, "answer", ANSWER, named, where)]
+    # GSM8K's references are whole solutions with this end.
+    answer = as_text(value).rpartition("\n#### ")[2].strip()
     options_at = named.get("options") or find(row, *OPTIONS)
     options = row.get(options_at) if options_at else [row[at] for at in lettered(row)]
     if options:
-        by_index = isinstance(given, int | float) and not isinstance(given, bool)
+        by_index = isinstance(value, int | float) and not isinstance(value, bool)
         about["choices"], answer = _options(options, answer, where, by_index)
     elif answer and (choices := _choices_inside(question)) and (letter := _chosen(answer, choices)):
         about |= {"choices": choices, "choices_in_question": True}
@@ -195,7 +194,7 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
 
 
 def _column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
-    """Return the row's column with this content: the one that the user named, else the first usual one."""
+    """Return the row's column with this content: the user's, else the first usual one."""
     name = named.get(content)
     if name:
         if name not in row:
@@ -238,7 +237,7 @@ def _chosen(answer: str, choices: Sequence[str]) -> str:
 def _options(value: Any, answer: str, where: str, by_index: bool) -> tuple[list[str], str]:
     """Return choices as texts without their letters, and the answer as a letter.
 
-    A number (`by_index`) counts from 0 even where it is the text of an option, too.
+    A number (`by_index`) counts from 0 even if it is the text of an option, too.
     """
     if isinstance(value, dict):
         value = [value[key] for key in sorted(value)] if "text" not in value else value["text"]
@@ -253,5 +252,5 @@ def _options(value: Any, answer: str, where: str, by_index: bool) -> tuple[list[
     if not letter and answer in choices:
         letter = _letter(choices.index(answer))
     if not letter:
-        raise KvatlasError(f"{where} has the answer {answer!r}, which is none of its options.")
+        raise KvatlasError(f"{where} has the answer {answer!r}; expected one of its options.")
     return choices, letter

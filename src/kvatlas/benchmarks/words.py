@@ -1,9 +1,9 @@
 """WORDSn: word problems in plain English, n counts that follow from one another; WORDSm-n takes m to n in turn.
 
 `Rosa has 4 more marbles than Tom. Ben has 3 fewer marbles than Rosa. Tom has 5 marbles. How many marbles does Ben
-have?` Facts are shuffled; others lead nowhere (about people whom the question does not need, or other things), two for
-every three that are needed. The answer names everybody on the way and ends with the number: `Tom 5, Rosa 9, Ben 6.
-Answer: 6`. A solver must find who is compared with whom, and remember that and the counts.
+have?` The facts are shuffled. For every three needed facts there are two that do not matter (about other people or
+other things). The answer names all people on the way and ends with the number: `Tom 5, Rosa 9, Ben 6. Answer: 6`. A
+solver must find out which people are compared, and remember that and the counts.
 
 The same generator writes the problems that the thinking adapter of SmolLM2 is trained on, from other seeds.
 """
@@ -18,7 +18,7 @@ from typing import ClassVar
 from kvatlas.benchmarks.base import Sized
 from kvatlas.core import Grade, Problem, Status
 
-#: Counts stay within these, and so do differences.
+#: The largest count, and the range of differences.
 MOST, DIFFERENCES = 60, (2, 9)
 NAMES = (
     *("Adam", "Alice", "Amy", "Anna", "Ben", "Bob", "Carl", "Clara", "Dan", "David", "Emma", "Eric", "Eva", "Finn"),
@@ -32,7 +32,7 @@ THINGS = ("marbles", "stickers", "books", "coins", "apples", "stamps", "shells",
 
 @dataclass(frozen=True)
 class Fact:
-    """`name` has `count` things, by a `difference` from those of `than`; without `than` it is said outright."""
+    """`name` has `count` things, more or fewer by `difference` than `than`, or stated outright without `than`."""
 
     name: str
     than: str
@@ -43,24 +43,21 @@ class Fact:
     def __str__(self) -> str:
         if not self.than:
             return f"{self.name} has {self.count} {self.things}."
-        return f"{self.name} has {abs(self.difference)} {self.comparison} {self.things} than {self.than}."
-
-    @property
-    def comparison(self) -> str:
-        return "more" if self.difference > 0 else "fewer"
+        comparison = "more" if self.difference > 0 else "fewer"
+        return f"{self.name} has {abs(self.difference)} {comparison} {self.things} than {self.than}."
 
 
 @dataclass(frozen=True)
 class Story:
-    """A problem: the facts that lead from a count to the one asked for, in order, and all facts as they are told."""
+    """A problem: the facts on the way from a stated count to the one in question, and all facts in their order."""
 
     way: tuple[Fact, ...]
-    told: tuple[Fact, ...]
+    facts: tuple[Fact, ...]
 
     @property
     def question(self) -> str:
         last = self.way[-1]
-        return f"{' '.join(map(str, self.told))} How many {last.things} does {last.name} have?"
+        return f"{' '.join(map(str, self.facts))} How many {last.things} does {last.name} have?"
 
     @property
     def answer(self) -> str:
@@ -69,22 +66,22 @@ class Story:
 
 
 def draw(size: int, rng: random.Random) -> Story:
-    """A random story with `size` facts on the way and two thirds as many beside it."""
+    """Return a random story with `size` facts on the way and two thirds as many beside it."""
     aside = -(-2 * size // 3)
     names = rng.sample(NAMES, size + aside)
     things, others = rng.sample(THINGS, 2)
     way = [Fact(names[0], "", 0, rng.randint(3, 30), things)]
     for name in names[1:size]:
         way.append(_compared(name, way[-1], rng))
-    told = list(way)
+    facts = list(way)
     for name in names[size:]:
         if rng.random() < 0.75:
-            # Compared with anybody who counts the same things: a way that leads elsewhere.
-            told.append(_compared(name, rng.choice([fact for fact in told if fact.things == things]), rng))
+            # A comparison with any person of the same things: a way that leads elsewhere.
+            facts.append(_compared(name, rng.choice([fact for fact in facts if fact.things == things]), rng))
         else:
-            told.append(Fact(name, "", 0, rng.randint(3, 30), others))
-    rng.shuffle(told)
-    return Story(tuple(way), tuple(told))
+            facts.append(Fact(name, "", 0, rng.randint(3, 30), others))
+    rng.shuffle(facts)
+    return Story(tuple(way), tuple(facts))
 
 
 def _compared(name: str, base: Fact, rng: random.Random) -> Fact:
@@ -107,25 +104,25 @@ class Words(Sized):
         # Reference solutions in SmolLM2's tokens: 40 for each fact on the way.
         return 20 * (self.smallest + self.largest)
 
-    def drawn(self, size: int, index: int) -> Problem:
+    def generate(self, size: int, index: int) -> Problem:
         story = draw(size, random.Random(f"kvatlas words {size} test {index}"))
         return Problem(f"{self.name}-{index:04d}", story.question, story.answer, {"n": size})
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Correct when the number is; progress is how far along the way the stated counts are right without a gap."""
-        wanted, number = _statement(problem.answer)
+        """Correct if the last number is right; progress is the share of leading counts on the way that are right."""
+        way, number = _statement(problem.answer)
         stated, given = _statement(answer)
         if given is None:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
         counts = dict(stated)
         right = 0
-        while right < len(wanted) and counts.get(wanted[right][0]) == wanted[right][1]:
+        while right < len(way) and counts.get(way[right][0]) == way[right][1]:
             right += 1
-        return Grade(given == number, right / len(wanted), str(given), Status.OK)
+        return Grade(given == number, right / len(way), str(given), Status.OK)
 
 
 def _statement(text: str) -> tuple[list[tuple[str, int]], int | None]:
-    """The counts by name that an answer states, and the number that it ends with: after `Answer:`, else the last."""
+    """Return the counts by name in an answer, and its final number: after `Answer:`, else the last one."""
     counts = [(name, int(count)) for name, count in re.findall(r"\b(?!Answer\b)([A-Z][a-z]+):? (\d{1,9})\b", text)]
     numbers = re.findall(r"Answer:?\s*(\d{1,9})\b", text) or re.findall(r"\b\d{1,9}\b", text)
     return counts, int(numbers[-1]) if numbers else None

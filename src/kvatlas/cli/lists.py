@@ -104,7 +104,7 @@ def show(
     answer_field: options.AnswerField = "",
 ) -> None:
     """Print the exact text that is sent for one problem, and nothing else on standard output."""
-    from kvatlas.benchmarks import asked_of, find, nth
+    from kvatlas.benchmarks import find, for_model, nth
 
     benchmark = find(
         name, **({"prompt": prompt} if prompt else {}), **options.problem_columns(question_field, answer_field)
@@ -116,7 +116,7 @@ def show(
         from kvatlas.models import find as find_model
 
         reader = find_model(model)
-        text = reader.prompt(asked_of(benchmark, reader.reads).prompt(chosen))
+        text = reader.prompt(for_model(benchmark, reader.reads).prompt(chosen))
     typer.echo(text, file=unfiltered(sys.stdout))
     if answer:
         typer.echo(visible(f"{chosen.id}: {chosen.answer}"), err=True)
@@ -134,7 +134,7 @@ def check_benchmark(
 
     Ends with exit code 2 if the file cannot be read as its benchmark. A sweep makes the same check.
     """
-    from kvatlas.benchmarks import asked_of, find
+    from kvatlas.benchmarks import find, for_model
     from kvatlas.benchmarks.check import check
 
     length: Any = ()
@@ -143,7 +143,7 @@ def check_benchmark(
         from kvatlas.models import find as find_model
 
         reader = find_model(model)
-        benchmark, length = asked_of(benchmark, reader.reads), (lambda text: len(reader.encode(text)), "tokens")
+        benchmark, length = for_model(benchmark, reader.reads), (lambda text: len(reader.encode(text)), "tokens")
     print_findings(check(benchmark, *length), as_json)
 
 

@@ -81,7 +81,7 @@ class MeasuredCell:
             benchmark = BenchmarkSpec(**entry).find()
             if benchmark.name in recorded and list(benchmarks.identity(benchmark)) != recorded[benchmark.name]:
                 raise KvatlasError(f"{benchmark.name} has other prompts or grades here than in the run; sweep again.")
-            by_name[benchmark.name] = benchmarks.asked_of(benchmark, model.reads if model else lambda _: True)
+            by_name[benchmark.name] = benchmarks.for_model(benchmark, model.reads if model else lambda _: True)
         return by_name
 
 

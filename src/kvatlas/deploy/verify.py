@@ -281,7 +281,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
     spec = parse_spec(dict(reference.run.manifest.spec))
     policy = policies.of(reference.setting)
     fault = "it never compresses" if policy.budget is None else ""
-    if policy.drawn or Signal.ANSWER in policy.observes:
+    if policy.random or Signal.ANSWER in policy.observes:
         needs = "depends on more than the text (random numbers, or a trace of the full cache)"
         fault = f"the choice of {policy.name!r} {needs}"
     if fault:

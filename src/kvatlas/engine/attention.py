@@ -1,8 +1,7 @@
-"""One forward pass: the sequences and their new tokens, the attention function that every model runs under, and the
-backends that compute it.
+"""One forward pass: the sequences and their new tokens, the attention function of every model, and its backends.
 
-Masks are ours alone: transformers builds none for an attention function without a registered mask function. The engine
-gives it the backend and the batch of a pass as `kvatlas` (`models.attention.attention_function`).
+All masks are ours: transformers builds none for an attention function without a registered mask function. The engine
+passes the backend and the batch as `kvatlas` (`models.attention.attention_function`).
 """
 
 from __future__ import annotations
@@ -11,27 +10,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
 from kvatlas.engine.cache import PAGE, CachedSequence, KVCache, Layer
-from kvatlas.native import PagedBatch
+from kvatlas.native import Native, PagedBatch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.native import Native
-
-#: Queries whose attention weights are held at a time where a policy asked to see them.
+#: Queries whose observed attention weights are in memory at a time.
 CHUNK = 256
 
 
 class Group(NamedTuple):
-    """Sequences with equally many new tokens: their numbers in the batch, their tokens [sequences, new], the slots of
-    what they have cached [sequences, longest], and which of it each new token sees [sequences, new, longest]."""
+    """Sequences with equally many new tokens: their indices in the batch, their tokens [sequences, new], the slots of
+    their cached tokens [sequences, longest], and a mask of the tokens that each new one sees [sequences, new, longest].
+    """
 
     members: list[int]
     tokens: Tensor
@@ -43,10 +39,10 @@ class Group(NamedTuple):
 class ForwardBatch:
     """A ragged batch: decoding (one new token), chunks of prompts and forced reading (several) are the same thing.
 
-    Sequence i gets `tokens[i]` at the true positions from `first_positions[i]` on, behind what it has cached. Room for
-    them must be reserved. `watched` are the sequences whose policies want attention: `attention` [layers, watched, KV
-    heads, slots] takes up the weights that their new tokens pay, summed over these and averaged over the query heads of
-    each KV head. `remembered` are those whose recent queries are kept. No other sequence pays for either.
+    Sequence i gets `tokens[i]` at the true positions from `first_positions[i]` on, behind its cached tokens. The cache
+    must have room for them. `watched` are the sequences whose policies observe attention: `attention` [layers, watched,
+    KV heads, slots] gets the weights of their new tokens, summed over these and averaged over the query heads of each
+    KV head. `remembered` are those whose recent queries are stored. Other sequences have no extra cost.
     """
 
     cache: KVCache
@@ -57,7 +53,7 @@ class ForwardBatch:
     remembered: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        #: New tokens of each sequence, and where they start among all; what it has cached before, its row in the cache.
+        #: New tokens of each sequence, their start among all; its cached tokens before, its row in the cache.
         self.counts = [len(new) for new in self.tokens]
         self.starts = [0, *accumulate(self.counts)]
         self.lengths = [sequence.length for sequence in self.sequences]
@@ -74,12 +70,12 @@ class ForwardBatch:
 
     @property
     def decoding(self) -> bool:
-        """Whether every sequence has one new token."""
+        """True if every sequence has one new token."""
         return self.starts[-1] == len(self.counts)
 
     @cached_property
     def layer_shapes(self) -> dict[int, tuple[tuple[int, ...], ...]]:
-        """By a layer's number in the model, the shapes of its query [1, heads, tokens, key size], key and value."""
+        """Shapes of query [1, heads, tokens, key size], key and value, by a layer's number in the model."""
         shape, tokens = self.cache.shape, self.starts[-1]
         return {
             layer.number: (
@@ -91,23 +87,22 @@ class ForwardBatch:
         }
 
     def load(self, other: ForwardBatch) -> None:
-        """Take over the numbers of another batch of as many sequences and tokens, in the same tensors."""
+        """Copy the numbers of another batch of as many sequences and tokens into these tensors."""
         for name in ("input_ids", "positions", "length", "row"):
             getattr(self, name).copy_(getattr(other, name), non_blocking=True)
 
     def forget(self) -> None:
-        """Before another pass: what was derived from the tensors is derived again."""
+        """Drop all that was derived from the tensors, before another pass."""
         for name in ("paged", "positions32", "groups", "newest_queries", "derived"):
             vars(self).pop(name, None)
 
     @cached_property
     def derived(self) -> dict[str, Any]:
-        """What a backend derives from the batch once for all layers."""
+        """Values that a backend derives from the batch once for all layers."""
         return {}
 
     @cached_property
     def paged(self) -> PagedBatch:
-        """The batch as native kernels know it."""
         watched = None
         if self.watched:
             watched = torch.full(self.row.shape, -1, dtype=torch.int32)
@@ -124,13 +119,11 @@ class ForwardBatch:
 
     @cached_property
     def positions32(self) -> Tensor:
-        """True positions [tokens] of the new tokens, int32."""
         positions: Tensor = self.positions.int()
         return positions
 
     @property
     def entered_slots(self) -> Tensor:
-        """Slots [tokens] that the new tokens go into."""
         if self.decoding:
             return self._slots(self.row, self.length)
         counts = torch.tensor(self.counts, device=self.length.device)
@@ -140,7 +133,7 @@ class ForwardBatch:
 
     @cached_property
     def groups(self) -> list[Group]:
-        """For attention in plain torch: the sequences by their numbers of new tokens."""
+        """The sequences by their numbers of new tokens, for attention in plain torch."""
         device, grouped = self.positions.device, []
         starts = torch.tensor(self.starts, device=device)
         for count in dict.fromkeys(self.counts):
@@ -159,14 +152,14 @@ class ForwardBatch:
         return slots
 
     def remember(self, layer: int, query: Tensor) -> None:
-        """Keep the newest queries of the sequences that asked for them; query [tokens, heads, head size]."""
+        """Store the newest queries [tokens, heads, head size] of the sequences in `remembered`."""
         if self.remembered:
             tokens, rows, places = self.newest_queries
             self.cache.queries[layer][rows, :, places] = query[tokens]
 
     @cached_property
     def newest_queries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Their tokens in the batch, and their rows and places in the rings."""
+        """The tokens of the newest queries in the batch, and their rows and places in the rings."""
         window, queries = self.cache.query_window, []
         if self.decoding and len(self.remembered) == len(self.rows):
             return torch.arange(len(self.rows), device=self.row.device), self.row, self.positions % window
@@ -180,16 +173,16 @@ class ForwardBatch:
 
 
 class AttentionBackend(Protocol):
-    """Writes the new keys and values of a batch into the cache and attends to all that is there."""
+    """An implementation that writes the new keys and values of a batch into the cache and attends to the cache."""
 
     name: str
-    #: Tokens of a page of the cache that it reads.
+    #: Tokens of a page of its cache.
     page_size: int
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention [tokens, heads, value size] of new tokens; query [tokens, heads, key size], key [tokens, KV heads,
-        key size], value [tokens, KV heads, value size]. A token sees the cached tokens of its sequence and itself, of
-        the layer's window if there is one. Adds the weights of watched sequences to `batch.attention`."""
+        """Return the attention [tokens, heads, value size] of new tokens, and add the weights of watched sequences to
+        `batch.attention`; query [tokens, heads, key size], key [tokens, KV heads, key size], value [tokens, KV heads,
+        value size]. A token sees the cached tokens of its sequence and itself, within the layer's window."""
         ...
 
 
@@ -206,10 +199,11 @@ def attend(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention by transformers' interface: query [1, heads, tokens, key size], key [1, KV heads, tokens, key size],
-    value [1, KV heads, tokens, value size]; returns [1, tokens, heads, value size] and None. `s_aux` are sinks.
+    """Attend by transformers' interface: query [1, heads, tokens, key size], key [1, KV heads, tokens, key size], value
+    [1, KV heads, tokens, value size]; `s_aux` are sinks.
 
-    Raises KvatlasError for layers that mask tokens by a rule of their own, or whose tensors do not fit the cache.
+    Returns [1, tokens, heads, value size] and None. Raises KvatlasError for layers with masks of their own, or whose
+    tensors do not fit the cache.
     """
     backend, batch = kvatlas
     number: Any = getattr(module, "layer_idx", None)
@@ -217,10 +211,10 @@ def attend(
     if attention_mask is not None:
         raise KvatlasError(f"The model masks tokens by a rule of its own (layer {number}).")
     if shapes != expected:
-        wanted, given = (", ".join(str(tuple(shape)) for shape in of) or "no cache" for of in (expected, shapes))
+        own, cached = (", ".join(str(tuple(shape)) for shape in of) or "no cache" for of in (shapes, expected))
         raise KvatlasError(
-            f"The model changes the shapes of its layers (layer {number}: query, key and value are {given}, expected "
-            f"{wanted})."
+            f"The model changes the shapes of its layers (layer {number}: query, key and value are {own}, expected "
+            f"{cached})."
         )
     layer = Layer(batch.cache.shape.place[number], scaling, sliding_window, softcap, s_aux)
     batch.cache.layers[layer.number] = layer
@@ -230,7 +224,7 @@ def attend(
 
 
 class CpuBackend:
-    """Native kernels: numbers of a token depend on its sequence alone, whatever else is in the batch."""
+    """Native kernels: the numbers of a token depend on its sequence alone, not on the rest of the batch."""
 
     name = "cpu"
     page_size = PAGE
@@ -258,7 +252,7 @@ class CpuBackend:
 
 
 def _dense(heads: Tensor) -> Tensor:
-    """[tokens, heads, size] with the heads of a token side by side."""
+    # The heads of a token must lie side by side.
     return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
 
 
@@ -308,7 +302,7 @@ class ReferenceBackend:
 
 
 def _weights(layer: Layer, query: Tensor, keys: Tensor, visible: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Parts of new tokens: the first, and what their queries pay [KV heads, query heads of each, new, cached].
+    """Yield parts of the new tokens: the first one, and their weights [KV heads, query heads of each, new, cached].
 
     Query [heads, new, size], keys [KV heads, cached, size], visible [heads or 1, new, cached].
     """
@@ -317,5 +311,5 @@ def _weights(layer: Layer, query: Tensor, keys: Tensor, visible: Tensor) -> Iter
     for start in range(0, new, CHUNK):
         part = query[:, start : start + CHUNK].reshape(kv_heads, heads // kv_heads, -1, size)
         scores = part.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * layer.scaling
-        seen = visible[:, start : start + CHUNK].expand(heads, -1, -1).reshape(scores.shape)
-        yield start, layer.weights(scores, seen)
+        mask = visible[:, start : start + CHUNK].expand(heads, -1, -1).reshape(scores.shape)
+        yield start, layer.weights(scores, mask)

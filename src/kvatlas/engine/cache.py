@@ -1,7 +1,7 @@
-"""The KV cache: keys and values in pages that sequences take, share and give back (PagedAttention, arXiv 2309.06180).
+"""The KV cache: keys and values in pages that sequences take, share and release (PagedAttention, arXiv 2309.06180).
 
-A sequence's tokens fill its pages in their original order, keys with the rotation of their true position. Sequences
-that fork share their pages until one of them compresses; compaction writes into pages of its own.
+A sequence's tokens fill its pages in their original order, keys with the rotation of their true position. Forked
+sequences share their pages until one of them compresses; compaction writes into separate pages.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import Shape
-    from kvatlas.models.attention import RowStates
+from kvatlas.models import Shape
+from kvatlas.models.attention import RowStates
 
 #: Tokens of a page.
 PAGE = 64
-#: The cache grows by at least one part in so many of what it holds, because growing copies it.
+#: The cache grows by at least one part in so many of its size, because growth copies it.
 GROWTH = 16
 
 
@@ -59,13 +57,13 @@ class Layer(NamedTuple):
 
 
 def pages_for(tokens: int, page_size: int = PAGE) -> int:
-    """Pages that hold so many tokens."""
+    """Return the number of pages for so many tokens."""
     return -(-tokens // page_size)
 
 
 @dataclass(eq=False)
 class CachedSequence:
-    """A sequence in the cache: `length` tokens in `pages`; `row` is its number in all that is kept per sequence."""
+    """A sequence in the cache: `length` tokens in `pages`; `row` is its index in the tensors per sequence."""
 
     row: int
     pages: list[int] = field(default_factory=list)
@@ -74,7 +72,7 @@ class CachedSequence:
 
 @dataclass(eq=False)
 class Snapshot:
-    """A sequence at the moment of a fork: its pages, shared, and copies of what changes while others go on.
+    """A sequence at a fork: its shared pages, and copies of the tensors that change while others continue.
 
     `token_state` [layers, KV heads, length] by name, `queries` [layers][heads, window, key size]; `state` is that of
     layers that keep one.
@@ -88,16 +86,15 @@ class Snapshot:
 
 
 class KVCache:
-    """Keys and values of up to `rows` sequences, and what policies note beside cached tokens.
+    """Keys and values of up to `rows` sequences, and the notes of policies beside cached tokens.
 
     Layers are those that `shape` caches. `keys` are [layers][KV heads, slots, key size], `values` likewise; slot s is
-    token s % page_size of page s // page_size.
-    Page 0 belongs to no sequence: tables are padded with it. `table` [rows + 1, pages] int32 lists each sequence's
-    pages, last those of `idle`, a sequence that pads batches and whose tokens are never read.
+    token s % page_size of page s // page_size. Page 0 belongs to no sequence and pads tables. `table` [rows + 1, pages]
+    int32 lists each sequence's pages, last those of `idle`, a sequence that pads batches and is never read.
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
     sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window`
-    queries: that of the token at position p is in place p % query_window. `layers` are the layers as the model called
-    attention last, `positions` [KV heads, slots] int32 the true positions of tokens in layers with a window.
+    queries: that of the token at position p is in place p % query_window. `layers` are the layers of the last call of
+    attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers with a window.
     """
 
     def __init__(
@@ -124,15 +121,15 @@ class KVCache:
         self.token_state = {
             name: torch.zeros(rows, layers, heads, 0, device=device) for name, (layers, heads) in token_state.items()
         }
-        #: Tokens of a sequence beside which policies can note something.
+        #: The number of tokens of a sequence with room for notes.
         self.capacity = 0
         self.queries = [
             torch.zeros(rows + 1, shape.heads, query_window, layer.key, device=device, dtype=dtype)
             for layer in (shape.cached_layers if query_window else ())
         ]
-        #: How often a tensor was replaced by a larger one.
+        #: The number of replacements of a tensor by a larger one.
         self.moves = 0
-        #: How many sequences and snapshots hold each page.
+        #: The number of sequences and snapshots that hold each page.
         self.holders = [1]
         self.reset()
 
@@ -141,7 +138,8 @@ class KVCache:
         size = math.prod(shape) * self.dtype.itemsize
         if self.device.type != "cpu" or not size:
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
-        # Of its own, so that what a grown cache leaves goes back to the system at once; in large pages, read faster.
+        # A separate mapping, so that the old memory of a grown cache returns to the system at once; in large pages,
+        # which are faster to read.
         try:
             memory = mmap.mmap(-1, size)
         except OSError as error:
@@ -152,23 +150,21 @@ class KVCache:
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def reset(self) -> None:
-        """Forget every sequence; what is allocated stays."""
+        """Forget every sequence; the memory stays."""
         self.holders = [1] + [0] * (len(self.holders) - 1)
         self._free_pages = list(range(len(self.holders) - 1, 0, -1))
         self._free_rows = list(range(self.rows - 1, -1, -1))
 
     def begin(self) -> CachedSequence:
-        """A new sequence without tokens."""
         sequence = CachedSequence(self._free_rows.pop())
         for state in self.token_state.values():
-            # Nothing of the last sequence may show in what policies noted.
+            # Remove the notes about the last sequence.
             state[sequence.row] = 0
         if self.states is not None:
             self.states.rows.pop(sequence.row, None)
         return sequence
 
     def reserve(self, sequence: CachedSequence, tokens: int) -> None:
-        """Make room for so many tokens in all."""
         if tokens > len(sequence.pages) * self.page_size:
             missing = pages_for(tokens, self.page_size) - len(sequence.pages)
             self._give(sequence, self._take(missing))
@@ -179,12 +175,11 @@ class KVCache:
             self.token_state = {name: torch.nn.functional.pad(old, (0, more)) for name, old in self.token_state.items()}
 
     def end(self, sequence: CachedSequence) -> None:
-        """Give back all that a sequence holds."""
         self._release(sequence.pages)
         self._free_rows.append(sequence.row)
 
     def fork(self, sequence: CachedSequence, branches: int) -> Snapshot:
-        """What so many branches go on from, each by one `resume`; the sequence itself goes on, too."""
+        """Return a snapshot for so many branches, each with one `resume`; the sequence itself continues, too."""
         pages = sequence.pages[: pages_for(sequence.length, self.page_size)]
         for page in pages:
             self.holders[page] += branches
@@ -194,7 +189,7 @@ class KVCache:
         return Snapshot(tuple(pages), sequence.length, states, queries, own)
 
     def resume(self, snapshot: Snapshot) -> CachedSequence:
-        """A sequence that goes on from a snapshot. Its pages are shared: it has to be compacted before it grows."""
+        """Return a sequence that continues a snapshot. Its pages are shared: it has to be compacted before it grows."""
         sequence = self.begin()
         sequence.length = snapshot.length
         self._give(sequence, snapshot.pages)
@@ -210,13 +205,13 @@ class KVCache:
     def compact(self, sequence: CachedSequence, kept: Tensor, names: Sequence[str]) -> None:
         """Keep only the tokens `kept` [layers or 1, KV heads or 1, kept] of a sequence, in that order.
 
-        `names` are the token states of its policy; what other policies noted about it is no longer aligned.
+        `names` are the token states of its policy; the notes of other policies are no longer aligned.
         """
         count, kv_heads = kept.shape[-1], self.shape.kv_heads
         before = self.slots(sequence)
         self._release(sequence.pages)
         sequence.pages = []
-        # Pages that nobody else holds are taken again: each layer is read as a whole before it is written.
+        # Its unshared pages may be taken again: each layer is read as a whole before it is written.
         self._give(sequence, self._take(pages_for(count, self.page_size)))
         sequence.length = count
         after = self.slots(sequence)
@@ -233,13 +228,12 @@ class KVCache:
             state[..., count:] = 0
 
     def slots(self, sequence: CachedSequence) -> Tensor:
-        """Slots [length] of a sequence's tokens."""
         pages = torch.tensor(sequence.pages, dtype=torch.long, device=self.device)
         offsets = torch.arange(self.page_size, device=self.device)
         return (pages[:, None] * self.page_size + offsets).flatten()[: sequence.length]
 
     def watch_window(self, layer: int) -> Tensor:
-        """The positions of a layer with a sliding window; kept from its first token on."""
+        """Return the positions of a layer with a sliding window, stored from its first token on."""
         if layer not in self.positions:
             self.positions[layer] = self.keys[layer].new_zeros(self.keys[layer].shape[:2], dtype=torch.int32)
         return self.positions[layer]
@@ -261,10 +255,10 @@ class KVCache:
     def _take(self, pages: int) -> list[int]:
         if pages > len(self._free_pages):
             self._grow(pages - len(self._free_pages))
-        taken = [self._free_pages.pop() for _ in range(pages)]
-        for page in taken:
+        new = [self._free_pages.pop() for _ in range(pages)]
+        for page in new:
             self.holders[page] = 1
-        return taken
+        return new
 
     def _release(self, pages: Sequence[int]) -> None:
         for page in pages:
@@ -274,9 +268,8 @@ class KVCache:
 
     def _grow(self, missing: int) -> None:
         self.moves += 1
-        had = len(self.holders) if self.keys[0].shape[1] else 0
+        used = self.keys[0].shape[1]
         pages = len(self.holders) + max(missing, len(self.holders) // GROWTH)
-        used = had * self.page_size
         for pools in (self.keys, self.values):
             for layer, old in enumerate(pools):
                 pools[layer] = self._pool(pages, old.shape[-1])

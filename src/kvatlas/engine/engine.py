@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch import Tensor
 
 from kvatlas.core import KvatlasError, Sampling, reason
 from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend, attend
@@ -32,36 +33,33 @@ from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.models import Shape
+from kvatlas.models import ModelHandle, Shape
 from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
 from kvatlas.models.handle import CachedLayer
 from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
-
-    from kvatlas.models import ModelHandle
 
 #: The largest mean difference of logits, in standard deviations, that may be rounding: in fp32 and in shorter types.
 ROUNDING = 1e-2, 0.15
-#: Models that the engine was seen to decode as transformers does.
+#: Models that passed the comparison with transformers.
 _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
-#: Shapes of models as their layers are.
+#: The true shapes of models, by their layers.
 _shapes: WeakKeyDictionary[PreTrainedModel, Shape] = WeakKeyDictionary()
-#: Words of errors that say that memory ran out: of torch's CPU allocator on Linux and elsewhere, and of CUDA.
+#: Words of out-of-memory errors: of torch's CPU allocator on Linux and elsewhere, and of CUDA.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
-    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or any(words in str(error) for words in _OUT_OF_MEMORY)
+    """Return True for an out-of-memory error."""
+    kind = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return kind or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
-    """The backend called `name` (cpu, flex, reference), or the fastest one for this device and type."""
+    """Return the backend `name` (cpu, flex, reference), or the fastest one for this device and type."""
     native = load() if device.type == "cpu" and dtype is torch.float32 else None
     if name is None:
         name = "flex" if device.type == "cuda" else "reference" if native is None else "cpu"
@@ -76,7 +74,6 @@ def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = Non
 
 @contextmanager
 def _without_hooks(model: PreTrainedModel) -> Iterator[None]:
-    """The model without forward hooks."""
     kinds = "_forward_hooks", "_forward_pre_hooks"
     hooks = [(module, kind, getattr(module, kind)) for module in model.modules() for kind in kinds]
     for module, kind, _ in hooks:
@@ -89,9 +86,9 @@ def _without_hooks(model: PreTrainedModel) -> Iterator[None]:
 
 
 class Engine:
-    """Decodes requests for one model. `policies` are all that requests may name (they decide what is observed).
+    """The decode loop for one model. `policies` are those of all requests (they decide the signals to collect).
 
-    `backend` computes attention: cpu, flex or reference; None for the fastest that there is.
+    `backend` computes attention: cpu, flex or reference; None for the fastest available.
     """
 
     def __init__(
@@ -165,23 +162,20 @@ class Engine:
 
     @property
     def active_rows(self) -> int:
-        """Sequences that are being decoded."""
         return len(self.scheduler.rows)
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the caches of these sequences."""
         return sum(row.cached.length for row in list(self.scheduler.rows))
 
     @property
     def evicted_tokens(self) -> int:
-        """Tokens that compressions dropped so far."""
         return self.scheduler.evicted_tokens
 
     def run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
-        """Decode all requests, pulled as rows become free; generations come as they finish, in no fixed order.
+        """Decode all requests, taken as rows become free; yield generations as they finish, in no fixed order.
 
-        A source that has nothing now but may have later gives None: rows that are active go on, and it is asked again.
+        A source without a request now but perhaps later gives None: active rows continue, and it is polled again.
         """
         if self.model not in _rehearsed:
             with _without_hooks(self.model):
@@ -210,14 +204,14 @@ class Engine:
 
     def _run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
         self.scheduler.begin(requests)
-        while self._admit() or self._finished:
+        while self.scheduler.admit() or self._finished:
             if self.scheduler.rows:
                 self._step()
             while self._finished:
                 yield self._finished.pop(0)
 
     def _halve(self) -> None:
-        """Half as many rows, in memory of their own; the rest is given back."""
+        # New memory for half as many rows; all other memory is given back.
         evicted, self.batch_size = self.scheduler.evicted_tokens, self.batch_size // 2
         self._allocate()
         self.scheduler.evicted_tokens = evicted
@@ -227,9 +221,9 @@ class Engine:
 
     @torch.inference_mode()
     def _rehearse(self) -> None:
-        """Raise KvatlasError if the engine does not compute what the model computes on its own.
+        """Raise KvatlasError if the engine computes other logits than the model on its own.
 
-        Two short texts are read in two parts, beside each other, and their logits compared.
+        Two short texts are read in two parts each, beside each other.
         """
         tokens = torch.arange(21) * 7 % self.handle.vocabulary
         texts, span = [text.tolist() for text in (tokens[:12], tokens[12:])], (slice(0, 4), slice(4, None))
@@ -262,7 +256,7 @@ class Engine:
 
     @contextmanager
     def _attention(self) -> Iterator[None]:
-        """The model under our attention function, its last hidden states kept where a policy declares them."""
+        """Run the model under our attention function, and keep its last hidden states if a policy declares them."""
         decoder = self.model.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.collector.hidden else None
         try:
@@ -276,18 +270,14 @@ class Engine:
         self._hidden = output[0][0]
 
     @torch.inference_mode()
-    def _admit(self) -> bool:
-        return self.scheduler.admit()
-
-    @torch.inference_mode()
     def _step(self) -> None:
         began = time.perf_counter()
         rows, new_tokens = self.scheduler.next_step()
         batch = self._batch(rows, new_tokens)
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
-        logits, hidden, drawn = self._pass(rows, batch)
+        logits, hidden, ready = self._pass(rows, batch)
         self.collector.notify(self.handle, batch, [row.signals for row in rows], prompts, hidden)
-        sampled = self._sample(rows, batch, logits, drawn)
+        sampled = self._sample(rows, batch, logits, ready)
         self.passes += 1
         share = (time.perf_counter() - began) / batch.starts[-1]
         for row, count, prompt, tokens in zip(rows, batch.counts, prompts, sampled, strict=True):
@@ -313,32 +303,32 @@ class Engine:
         )
 
     def _pass(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Logits and hidden states; from a captured step the sampled tokens, too, where all rows sample alike."""
+        """Return logits and hidden states; from a captured step also the sampled tokens, if all rows sample alike."""
         streams = [row.request.stream for row in rows]
         step = self.graphs.run(batch, streams, self._forward) if self.graphs is not None else None
         if step is None:
-            # Of prompts the logits of the last token are wanted alone.
-            wanted: list[int] = []
+            # Prompts need the logits of their last token alone.
+            needed: list[int] = []
             for row, start, end in zip(rows, batch.starts, batch.starts[1:], strict=False):
                 if not row.prompt_left:
-                    wanted += range(start, end)
+                    needed += range(start, end)
                 elif row.prompt_left <= end - start:
-                    wanted.append(end - 1)
-            return *self._forward(batch, wanted), None
+                    needed.append(end - 1)
+            return *self._forward(batch, needed), None
         count, alike = len(rows), {row.sampling for row in rows} == {step.sampling}
         plain = alike and not any(row.request.logits_processor or row.request.script for row in rows)
-        drawn = step.sampled[:count] if plain else None
-        return step.logits[:count], None if step.hidden is None else step.hidden[:count], drawn
+        ready = step.sampled[:count] if plain else None
+        return step.logits[:count], None if step.hidden is None else step.hidden[:count], ready
 
-    def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
-        """Logits [wanted or all, vocabulary] and last hidden states [tokens, hidden size]; positions are given."""
-        every = wanted is None or len(wanted) == batch.starts[-1]
+    def _forward(self, batch: ForwardBatch, needed: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return logits [needed tokens or all, vocabulary] and last hidden states [tokens, hidden size]."""
+        every = needed is None or len(needed) == batch.starts[-1]
         with attention_function(partial(attend, kvatlas=(self.backend, batch))), reading(batch):
             output = self.model(
                 input_ids=batch.input_ids[None],
                 position_ids=batch.positions[None],
                 use_cache=False,
-                logits_to_keep=0 if every else torch.tensor(wanted, dtype=torch.long).to(batch.positions.device),
+                logits_to_keep=0 if every else torch.tensor(needed, dtype=torch.long).to(batch.positions.device),
             )
         logits = output.logits[0]
         # Some models ignore `logits_to_keep`.
@@ -347,10 +337,10 @@ class Engine:
         return logits, self._hidden
 
     def _sample(
-        self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, drawn: Tensor | None
+        self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, ready: Tensor | None
     ) -> list[list[int]]:
-        """The new tokens of each row, none for those that go on reading their prompts; `drawn` are known already."""
-        if drawn is not None and NOT_FINITE not in (tokens := drawn.tolist()):
+        """Return the new tokens of each row, empty for rows within their prompt; `ready` are tokens of a graph."""
+        if ready is not None and NOT_FINITE not in (tokens := ready.tolist()):
             return [[token] for token in tokens]
         if logits.shape[0] and not logits.amax(-1).isfinite().all():
             raise KvatlasError(
@@ -359,14 +349,13 @@ class Engine:
             )
         if rows[0].request.script:
             return follow_script(logits, rows, batch.counts[0])
-        done = [row.prompt_left <= count for row, count in zip(rows, batch.counts, strict=True)]
-        drawing = [row for row, ready in zip(rows, done, strict=True) if ready]
-        ends = [row.position + count for row, count, ready in zip(rows, batch.counts, done, strict=True) if ready]
-        sampled = iter(sample_rows(logits, drawing, ends))
-        return [[next(sampled)] if ready else [] for ready in done]
+        ends = {id(row): row.position + n for row, n in zip(rows, batch.counts, strict=True) if row.prompt_left <= n}
+        sampling = [row for row in rows if id(row) in ends]
+        sampled = iter(sample_rows(logits, sampling, [*ends.values()]))
+        return [[next(sampled)] if id(row) in ends else [] for row in rows]
 
     def _take(self, row: Row[Any], count: int, tokens: Sequence[int], prompt: bool) -> bool:
-        """`count` tokens went into a row's cache, and `tokens` are its new ones; whether it is done."""
+        """Note that `count` tokens went into a row's cache, and its new `tokens`; return True if it has finished."""
         length = row.cached.length
         row.cached.length += count
         row.position += count

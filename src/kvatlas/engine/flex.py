@@ -1,31 +1,28 @@
 """Attention on CUDA: FlexAttention over the pages of the cache, one new token for every sequence.
 
-Its decode kernel splits a sequence's keys and values over the GPU's processors and reads the pages that are in use
-alone (Dong et al., "Flex Attention", arXiv 2412.05496; splitting: Dao et al., "Flash-Decoding for long-context
-inference", 2023).
+Its decode kernel splits a sequence's keys and values over the GPU's processors and reads only the pages in use (Dong et
+al., "Flex Attention", arXiv 2412.05496; splitting: Dao et al., "Flash-Decoding for long-context inference", 2023).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.attention import flex_attention as flex
 
 from kvatlas.engine.attention import ForwardBatch, ReferenceBackend
 from kvatlas.engine.cache import Layer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Tokens of a page: the block that the kernel reads at a time.
 BLOCK = 128
 
 
 class FlexBackend(ReferenceBackend):
-    """FlexAttention where every sequence has one new token.
+    """FlexAttention if every sequence has one new token.
 
-    Chunks, windows, soft caps, sinks and watched attention are computed in plain torch.
+    Plain torch for chunks, windows, soft caps, sinks and watched attention.
     """
 
     name = "flex"
@@ -43,9 +40,9 @@ class FlexBackend(ReferenceBackend):
         entered, mask = batch.derived["entered"], batch.derived["mask"]
         cache.keys[number][:, entered] = key.transpose(0, 1)
         cache.values[number][:, entered] = value.transpose(0, 1)
-        # The query heads of a KV head stand where queries of one head would, so that any number of them is split.
+        # The query heads of a KV head take the place of queries of one head, so that any number of them is split.
         grouped = query.reshape(len(query), kv_heads, -1, query.shape[-1])
-        # The kernel that splits sequences is made for one number of them; for any number torch takes another.
+        # The kernel that splits sequences supports one number of them; for a dynamic number torch takes another kernel.
         torch._dynamo.mark_static(grouped, 0)
         out: Tensor = self.kernel(
             grouped, cache.keys[number][None], cache.values[number][None], block_mask=mask, scale=layer.scaling
@@ -54,7 +51,7 @@ class FlexBackend(ReferenceBackend):
 
 
 def _paged(batch: ForwardBatch) -> dict[str, Any]:
-    """The slots of the new tokens, and the mask of what each sequence sees, page by page; the host is never asked."""
+    """Return the slots of the new tokens, and the mask of each sequence page by page, without transfers to the host."""
     cache, device = batch.cache, batch.length.device
     slots, group = cache.keys[0].shape[1], cache.shape.heads // cache.shape.kv_heads
     pages = slots // BLOCK
@@ -62,13 +59,13 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
     number = torch.arange(table.shape[1], dtype=torch.int32, device=device)
     used = number * BLOCK <= batch.length[:, None]
     listed = torch.where(used, table, 0).long()
-    #: Of each page: the sequence that reads it, and which of its pages it is.
+    #: The sequence that reads each page, and the page's index in it.
     owner = torch.full((pages,), -1, dtype=torch.int32, device=device)
     members = torch.arange(len(table), dtype=torch.int32, device=device)
     owner.scatter_(0, listed.flatten(), members[:, None].expand_as(listed).flatten())
     order = torch.zeros(pages, dtype=torch.int32, device=device)
     order.scatter_(0, listed.flatten(), number.expand_as(listed).flatten())
-    # The page of no sequence is listed wherever there is no other.
+    # Page 0, which belongs to no sequence, fills the rest of the table.
     owner[:1].fill_(-1)
     length = batch.length
 

@@ -1,6 +1,6 @@
 """Decoding steps of fixed shapes, which a GPU replays as CUDA graphs: forward pass and sampling without the host.
 
-A captured step has a batch of its own whose tensors never move; what differs from step to step is copied into them.
+A captured step has its own batch, whose tensors never move; the numbers of each step are copied into them.
 """
 
 from __future__ import annotations
@@ -9,36 +9,32 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from kvatlas.core import Sampling
 from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.sampling import sample
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.core import Sampling
-
-#: Captured batches have a multiple of so many sequences; idle ones make up the number.
+#: Captured batches have a multiple of so many sequences, with idle ones as padding.
 BUCKET = 16
-#: How often FlexAttention is compiled at most: for each number of sequences of each model once or twice. Beyond that
-#: torch goes on without a compiler, slower.
+#: The most compilations of FlexAttention: one or two for each number of sequences of each model. Beyond that torch runs
+#: without a compiler, slower.
 COMPILED = 4096
-#: Sampled in place of a token where logits are no finite numbers.
+#: The sample from logits that are not finite.
 NOT_FINITE = -1
 
 Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
 
 
 class CapturedStep:
-    """One decoding step for `batch`, one new token each, with what comes out of it.
+    """One decoding step for `batch`, one new token each, with its results.
 
-    `logits` [sequences, vocabulary] and `sampled` [sequences], by the engine's sampling, `NOT_FINITE` where logits are
-    no finite numbers; the last `hidden` states [sequences, hidden size] are None if nobody asked for them. `graph` is
-    replayed if there is one, else the step is done anew.
+    `logits` [sequences, vocabulary] and `sampled` [sequences], by the engine's sampling, `NOT_FINITE` if logits are not
+    finite; the last `hidden` states [sequences, hidden size] are None unless a policy observes them. A `graph` is
+    replayed; without one the step is computed anew.
     """
 
     logits: Tensor
@@ -51,7 +47,7 @@ class CapturedStep:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def work(self, forward: Forward) -> None:
-        """All of it. Doing it twice changes nothing: the same values go into the same slots."""
+        """Compute the step. A repetition changes nothing: the same values go into the same slots."""
         self.batch.forget()
         self.logits, self.hidden = forward(self.batch)
         sampled = sample(self.logits, self.sampling, self.streams, self.batch.positions + 1)
@@ -65,18 +61,18 @@ class CudaGraphRunner:
         self.cache = cache
         self.sampling = replace(sampling, max_new_tokens=0)
         self.cuda = cache.device.type == "cuda"
-        #: Why capturing failed, if it did; steps so far.
+        #: The reason of a failed capture; the number of replayed steps.
         self.broken, self.steps = "", 0
         self._captured: dict[int, CapturedStep] = {}
         self._moves = -1
 
     def run(self, batch: ForwardBatch, streams: Sequence[int], forward: Forward) -> CapturedStep | None:
-        """The step of a batch of one new token each, whose sequences come first in it; None where it needs more.
+        """Return the step of a batch of one new token each, padded behind its sequences; None for other batches.
 
-        Room in the cache must be reserved. `forward` gives logits and last hidden states of a batch. What cannot be
-        captured is done in the same sizes: FlexAttention is compiled for each number of sequences.
+        The cache must have room. `forward` returns logits and last hidden states of a batch. A step that cannot be
+        captured is computed in the same sizes: FlexAttention is compiled for each number of sequences.
         """
-        # Watched weights have as many slots as are in use.
+        # The size of watched weights changes with the slots in use.
         if batch.watched or not batch.decoding:
             return None
         self._drop_moved()
@@ -110,13 +106,13 @@ class CudaGraphRunner:
             step.work(forward)
 
     def _drop_moved(self) -> None:
-        """Forget the steps whose tensors have moved because the cache grew."""
+        """Forget the steps if their tensors have moved because the cache grew."""
         if self._moves == self.cache.moves:
             return
         self._moves = self.cache.moves
         self._captured.clear()
         if self.cuda:
-            # A pool that graphs have left must not be captured into again while the workspaces of cuBLAS live in it.
+            # A pool of old graphs must not be used for capturing while the workspaces of cuBLAS live in it.
             torch._C._cuda_clearCublasWorkspaces()
             self._pool = torch.cuda.graph_pool_handle()
 
@@ -135,7 +131,7 @@ class CudaGraphRunner:
     def _record(self, step: CapturedStep, forward: Forward) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.cache.device):
-            # Before capturing: compiles and allocates, on a stream of its own as CUDA asks for.
+            # Before capturing: compile and allocate, on a separate stream as CUDA requires.
             aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):

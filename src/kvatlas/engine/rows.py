@@ -1,25 +1,22 @@
-"""The sequences that the loop decodes: requests, rows while they run, their compressions, and generations."""
+"""The sequences of the loop: requests, rows while they run, their compressions, and generations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from kvatlas.core import EvictionTrace, Sampling, Usage
 from kvatlas.engine.cache import CachedSequence, KVCache
 from kvatlas.engine.signals import Signals, state_name
+from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, select_tokens
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle
-
 K = TypeVar("K")
-#: Prompts are read in parts that begin at multiples of this, so that sums over a part depend on nothing else.
+#: Parts of prompts begin at multiples of this, so that sums over a part depend on the prompt alone.
 PROMPT_CHUNK = 512
 
 
@@ -27,12 +24,12 @@ PROMPT_CHUNK = 512
 class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
-    `reference` is the full-cache trace of the same sample, for policies that declare the signal ANSWER. `script` gives
-    the new tokens (teacher forcing): nothing is drawn, and every generation has its `Likeness` to a policy that never
+    `reference` is the full-cache trace of the same sample, for policies with the signal ANSWER. `script` holds the new
+    tokens (teacher forcing): there is no sampling, and every generation has its `Likeness` to a policy that never
     compresses, which has to be among the policies. `sampling` is the engine's if None. `stopping_criterion` gets the
-    new tokens after each draw, and ends the generation by True; `logits_processor` changes logits [vocabulary] before
-    the next token is drawn, given prompt and new tokens. A request that starts again, because memory ran out, calls
-    both from the first token on.
+    new tokens after each one, and ends the generation by True; `logits_processor` gets prompt and new tokens, and
+    changes logits [vocabulary] before sampling. A request that starts again, because memory ran out, calls both from
+    the first token on.
     """
 
     key: K
@@ -48,9 +45,9 @@ class Request(Generic[K]):
 
 @dataclass
 class Likeness:
-    """How near a setting stays to the full cache along a script, after its first compression.
+    """The likeness of a setting to the full cache along a script, after its first compression.
 
-    `departs_at` is the number of new tokens before the first that it would have sampled otherwise, None if none. `kl`
+    `departs_at` is the number of new tokens before the first that it would sample differently, None without one. `kl`
     is the sum over `thinking` tokens of KL(full cache || setting) in nats, of the model's own distributions (without
     temperature and cuts), `top1` counts those with the same likeliest token; `answer_change` is the change of the
     answer's log-likelihood, over `answer` tokens.
@@ -69,9 +66,9 @@ class Generation(Generic[K]):
     """The output of one policy of a request.
 
     `tokens` are new tokens, the end token included; `finished` is false for a trace cut at `max_new_tokens` or by
-    the request's `stopping_criterion`; `thinking_end` counts the new tokens before the end-of-thinking token, None if
-    it never came; `decoded` is the number of tokens that were decoded for this trace alone, without the trunk that it
-    shares. `likeness` is None without a script.
+    the request's `stopping_criterion`; `thinking_end` counts the new tokens before the end-of-thinking token, None
+    without one; `decoded` is the number of tokens decoded for this trace alone, without the shared trunk. `likeness` is
+    None without a script.
     """
 
     key: K
@@ -87,10 +84,10 @@ class Generation(Generic[K]):
 
 @dataclass(frozen=True)
 class EvictionLog:
-    """The evictions of one sequence so far; never changed in place, so that forks may share it.
+    """The evictions of one sequence so far; immutable, so that forks may share it.
 
     `held` [positions] counts the holders of each token after the last compression, `left` [positions] the new tokens
-    written when the last of them dropped it (0: not yet); None before the first.
+    when the last of them dropped it (0: not yet); None before the first compression.
     """
 
     holders: int = 1
@@ -98,9 +95,9 @@ class EvictionLog:
     left: Tensor | None = None
 
     def after(self, kept: Tensor, position: int, written: int) -> EvictionLog:
-        """The log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
+        """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
 
-        `position` counts the tokens cached so far, evicted ones included; `written` the new tokens so far.
+        `position` counts all tokens so far, evicted ones included; `written` the new tokens so far.
         """
         counts = torch.bincount(kept.flatten(), minlength=position).to("cpu")
         left = torch.zeros(position, dtype=torch.long)
@@ -110,7 +107,7 @@ class EvictionLog:
         return EvictionLog(kept.shape[0] * kept.shape[1], counts, left)
 
     def eviction_trace(self, position: int) -> EvictionTrace:
-        """When each of all `position` tokens that were ever cached was evicted, and how many hold it now."""
+        """Return the eviction and the holders of all `position` tokens so far."""
         left, held = ([] if counts is None else counts.tolist() for counts in (self.left, self.held))
         newer = position - len(left)
         return EvictionTrace(self.holders, (*left, *(0,) * newer), (*held, *(self.holders,) * newer))
@@ -118,32 +115,32 @@ class EvictionLog:
 
 @dataclass
 class Row(Generic[K]):
-    """One sequence that is being decoded: a trunk with all its policies, or a branch with one.
+    """One sequence in decoding: a trunk with all its policies, or a branch with one.
 
     `tokens` are the new ones so far, `cached` its part of the cache, `position` counts the tokens, prompt included,
-    that went through the model: it is the true position of the next one.
+    that went through the model: the true position of the next one.
     """
 
     request: Request[K]
     policies: tuple[Policy, ...]
     #: The observers of these policies.
     signals: Signals
-    #: How it draws; `limit` is its `max_new_tokens`, which draws alike do not differ by.
+    #: Its sampling without `max_new_tokens`, which is `limit`.
     sampling: Sampling
     limit: int
     cached: CachedSequence
     #: Cache length at which the first of the policies compresses; None for never.
     trigger: int | None = None
-    #: Tokens of the prompt that are still to be read.
+    #: Unread tokens of the prompt.
     prompt_left: int = 0
     tokens: list[int] = field(default_factory=list)
     position: int = 0
     thinking_end: int | None = None
-    #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on all are cached.
+    #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on the cache has all.
     kept: Tensor | None = None
     since: int = 0
     evictions: EvictionLog = field(default_factory=EvictionLog)
-    #: Of a script: where its thinking ends and its answer begins.
+    #: The end of thinking and the start of the answer in a script.
     split: tuple[int, int] = (0, 0)
     likeness: Likeness | None = None
     forked_at: int = 0
@@ -153,12 +150,12 @@ class Row(Generic[K]):
     seconds: float = 0.0
 
     def branch(self) -> Row[K]:
-        """A row that goes on from here by itself."""
+        """Return an independent copy that continues from here."""
         likeness = None if self.likeness is None else replace(self.likeness)
         return replace(self, tokens=list(self.tokens), forked_at=len(self.tokens), likeness=likeness)
 
     def next_tokens(self, ahead: int = 0) -> Sequence[int]:
-        """The next input of the model: a part of the prompt, or the newest token and `ahead` further of the script."""
+        """Return the next input: a part of the prompt, or the newest token and `ahead` further ones of the script."""
         if self.prompt_left:
             stop = (self.position // PROMPT_CHUNK + 1) * PROMPT_CHUNK
             return self.request.prompt[self.position : stop]
@@ -168,7 +165,6 @@ class Row(Generic[K]):
         return self.request.script[written - 1 : written + ahead]
 
     def due(self) -> tuple[Policy, ...]:
-        """The policies that compress now."""
         length = self.cached.length
         if self.trigger is None or length < self.trigger:
             return ()
@@ -182,7 +178,7 @@ class Row(Generic[K]):
         )
 
     def next_trigger(self) -> int | None:
-        """The cache length at which the first of the policies compresses next."""
+        """Return the cache length at the next compression of any policy."""
         prompt = len(self.request.prompt)
         now = (self.cached.length, self.position) if self.compressions else (prompt, prompt)
         return min(
@@ -190,7 +186,7 @@ class Row(Generic[K]):
         )
 
     def append(self, model: ModelHandle, token: int) -> bool:
-        """Add a new token; whether it is the last."""
+        """Add a new token; return True if it is the last."""
         self.tokens.append(token)
         if self.thinking_end is None:
             self.thinking_end = model.thinking_end(self.tokens)
@@ -199,7 +195,6 @@ class Row(Generic[K]):
         return stopped or token in model.stops or len(self.tokens) >= self.limit
 
     def generations(self, model: ModelHandle) -> list[Generation[K]]:
-        """The outputs of its policies."""
         usage = Usage(
             prompt_tokens=len(self.request.prompt),
             output_tokens=len(self.tokens),
@@ -210,18 +205,18 @@ class Row(Generic[K]):
             seconds=self.seconds,
         )
         finished = self.tokens[-1] in model.stops
-        noted = usage, self.evictions.eviction_trace(self.position), self.likeness
+        notes = usage, self.evictions.eviction_trace(self.position), self.likeness
         tokens = tuple(self.tokens)
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         decoded = [len(tokens) - self.forked_at] + [0] * (len(self.policies) - 1)
         return [
-            Generation(self.request.key, policy, tokens, finished, self.thinking_end, own, *noted)
+            Generation(self.request.key, policy, tokens, finished, self.thinking_end, own, *notes)
             for policy, own in zip(self.policies, decoded, strict=True)
         ]
 
 
 def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
-    """Keep the tokens that the row's one policy selects, and note when the others left; returns how many left.
+    """Keep the tokens that the row's one policy selects, note the evictions, and return their number.
 
     Positions stay true, so nothing is rotated again.
     """

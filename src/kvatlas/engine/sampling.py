@@ -1,42 +1,39 @@
-"""The next tokens: sampled (temperature, then top-k, then top-p, then the Gumbel maximum with shared noise), or given
-by a script (teacher forcing), which is compared with what each setting would have sampled."""
+"""The next tokens: sampled (temperature, then top-k, then top-p, then the Gumbel maximum with shared noise), or those
+of a script (teacher forcing), in comparison with the samples of each setting."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from kvatlas.core import Sampling
 from kvatlas.engine.rows import Row
 from kvatlas.noise import gumbel
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.core import Sampling
-
 
 def sample(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor) -> Tensor:
-    """Next tokens [rows] from logits [rows, vocabulary].
+    """Return the next tokens [rows] from logits [rows, vocabulary].
 
-    The noise of a token depends on its row's `streams` entry, on the position [rows] that it will have and on its id
-    alone, so that rows with equal logits and streams sample equal tokens (common random numbers). The Gumbel maximum
-    samples from the softmax exactly: Gumbel 1954; Maddison, Tarlow and Minka, "A* sampling", NeurIPS 2014.
+    The noise of a token depends on its row's entry in `streams`, its future position [rows] and its id alone, so that
+    rows with equal logits and streams sample equal tokens (common random numbers). The Gumbel maximum samples from the
+    softmax exactly: Gumbel 1954; Maddison, Tarlow and Minka, "A* sampling", NeurIPS 2014.
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
     size = logits.shape[-1]
     top = min(sampling.top_k, size) if sampling.top_k > 0 else size
     if top < size or sampling.top_p < 1:
-        # Before the division, which changes no order: a whole vocabulary in float64 takes longer than a small model.
+        # Before the division, which keeps the order: a whole vocabulary in float64 takes longer than a small model.
         logits, tokens = logits.topk(top, dim=-1)
     else:
         tokens = torch.arange(size, device=logits.device).expand_as(logits)
     scaled = logits.double() / sampling.temperature
     if sampling.top_p < 1:
         shares = scaled.softmax(-1)
-        # A token stays while the likelier ones before it have not yet reached top_p; the likeliest always stays.
+        # A token stays if the likelier ones before it do not reach top_p; the likeliest always stays.
         scaled = scaled.masked_fill(shares.cumsum(-1) - shares >= sampling.top_p, float("-inf"))
     noise = gumbel(streams[:, None], positions[:, None], tokens)
     best = (scaled + noise).argmax(-1, keepdim=True)
@@ -44,7 +41,7 @@ def sample(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tenso
 
 
 def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
-    """The next token of each row from its logits [rows, vocabulary], adjusted as its request says, by its sampling."""
+    """Return the next token of each row from its logits [rows, vocabulary], by its request's processor and sampling."""
     for index, row in enumerate(rows):
         if row.request.logits_processor is not None:
             logits[index] = row.request.logits_processor([*row.request.prompt, *row.tokens], logits[index])
@@ -62,14 +59,12 @@ def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[in
 
 
 def follow_script(logits: Tensor, rows: Sequence[Row[Any]], count: int) -> list[list[int]]:
-    """The next tokens of each row, those of the script that all rows follow, after `count` tokens of input each.
+    """Return the next tokens of each row from the script of all rows, after `count` tokens of input each.
 
-    logits [rows * new tokens, vocabulary]. Rows that were compressed note their likeness to the row that was not.
+    logits [rows * new tokens, vocabulary]. Compressed rows note their likeness to the row without compression.
     """
     first = rows[0]
-    new = count
-    if first.prompt_left:
-        new = int(first.prompt_left <= count)
+    new = int(first.prompt_left <= count) if first.prompt_left else count
     written = len(first.tokens)
     following = list(first.request.script[written : written + new])
     compressed = [index for index, row in enumerate(rows) if row.compressions]
@@ -81,7 +76,7 @@ def follow_script(logits: Tensor, rows: Sequence[Row[Any]], count: int) -> list[
 
 
 def _compare(full: Tensor, own: Tensor, rows: Sequence[Row[Any]], following: list[int]) -> None:
-    """Note what rows [rows, new, vocabulary] would have chosen beside the full cache [new, vocabulary]."""
+    """Note the likeness of rows [rows, new, vocabulary] to the full cache [new, vocabulary]."""
     first, count = rows[0], len(following)
     start = len(first.tokens)
     positions = [first.position + 1 + number for number in range(count)] * len(rows)
@@ -90,9 +85,9 @@ def _compare(full: Tensor, own: Tensor, rows: Sequence[Row[Any]], following: lis
     likely, likely_own = full.float().log_softmax(-1), own.float().log_softmax(-1)
     kl = (likely.exp() * (likely - likely_own)).sum(-1).tolist()
     top1 = (full.argmax(-1) == own.argmax(-1)).tolist()
-    given = torch.tensor(following, device=full.device)[:, None]
-    own_given = likely_own.gather(-1, given.expand(len(rows), -1, -1)).squeeze(-1)
-    change = (own_given - likely.gather(-1, given).squeeze(-1)).tolist()
+    script = torch.tensor(following, device=full.device)[:, None]
+    likely_script = likely_own.gather(-1, script.expand(len(rows), -1, -1)).squeeze(-1)
+    change = (likely_script - likely.gather(-1, script).squeeze(-1)).tolist()
     differs = (sampled != torch.tensor(following)).tolist()
     for number, row in enumerate(rows):
         likeness, (thinking, answer) = row.likeness, row.split

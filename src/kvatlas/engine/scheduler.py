@@ -1,4 +1,4 @@
-"""The order of decoding: requests and branches wait, rows run, and trunks fork into branches; and their memory.
+"""The order of decoding: requests and branches wait, rows run, trunks fork into branches; and their memory.
 
 All settings of a request run as one tree. They share the trunk, one row, until the first compression; there the row is
 forked into one branch for each setting that compresses.
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine.cache import GROWTH, PAGE, KVCache, Snapshot, pages_for
 from kvatlas.engine.rows import Likeness, Request, Row, compress
@@ -18,17 +20,17 @@ from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
 
-#: Requests are begun while fewer settings are open than this many times the batch, or fewer requests than one for so
-#: many rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their rows.
+#: A request starts while fewer settings are open than this many times the batch, or fewer requests than one for so many
+#: rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their rows.
 OPEN_SETTINGS, ROWS_PER_REQUEST = 2, 8
-#: The most prompt tokens of one pass: further prompts wait, rows that are being decoded do not.
+#: The most prompt tokens of one pass: further prompts wait, rows in decoding do not.
 PROMPT_TOKENS = 1024
 #: The most logits of one pass over scripts, in numbers, and its most tokens.
 SCRIPT_LOGITS, SCRIPT_TOKENS = 2**26, 2048
 
 
 class Scheduler:
-    """The rows of an engine, and what waits for them."""
+    """The rows of an engine, and the requests and branches that wait for them."""
 
     def __init__(
         self, model: ModelHandle, cache: KVCache, collector: SignalCollector, sampling: Sampling, batch_size: int
@@ -40,16 +42,16 @@ class Scheduler:
         self.begin(())
 
     def begin(self, requests: Iterable[Request[Any] | None]) -> None:
-        """Start over with a source of requests. Where it has nothing now but may have later it gives None."""
+        """Start over with a source of requests, which gives None without a request now but perhaps later."""
         self.source: Iterator[Request[Any] | None] | None = iter(requests)
         self.rows: list[Row[Any]] = []
         self.branches: list[tuple[Snapshot, Row[Any]]] = []
-        #: Settings that are begun and not done, of each request.
+        #: The number of unfinished settings of each started request.
         self.open: Counter[int] = Counter()
         self.cache.reset()
 
     def unfinished(self) -> list[Request[Any]]:
-        """The requests that are begun and not done, each with the policies that are left of it."""
+        """Return the started, unfinished requests, each with its remaining policies."""
         left: dict[int, tuple[Request[Any], set[Policy]]] = {}
         for row in [*self.rows, *(row for _, row in self.branches)]:
             left.setdefault(id(row.request), (row.request, set()))[1].update(row.policies)
@@ -58,10 +60,11 @@ class Scheduler:
             for request, policies in left.values()
         ]
 
+    @torch.inference_mode()
     def admit(self) -> bool:
-        """Fill free rows: requests while few are open, then branches. Whether there is or may be something to decode.
+        """Fill free rows: requests while few are open, then branches. Return False after the last request.
 
-        A request's trunk is begun before branches of others, so that rows do not wait idle for its fork.
+        A request's trunk starts before branches of others, so that rows do not wait idle for its fork.
         """
         while len(self.rows) < self.batch_size:
             request = self._next_request()
@@ -80,7 +83,7 @@ class Scheduler:
     def _next_request(self) -> Request[Any] | None:
         size = self.batch_size
         many = self.open.total() >= OPEN_SETTINGS * size and len(self.open) >= size // ROWS_PER_REQUEST
-        # All rows of a script are compared in the same pass, so it has the batch for itself.
+        # The rows of a script are compared in the same pass, so it has the batch for itself.
         if self.source is None or many or (self.rows and self.rows[0].request.script):
             return None
         try:
@@ -94,7 +97,7 @@ class Scheduler:
         if script and (self.rows or len(request.policies) > self.batch_size):
             raise ValueError(f"a request with a script needs a run and {len(request.policies)} rows for itself")
         self.open[id(request)] = len(request.policies)
-        # One object for all that sample alike, whose rows are then told apart at once.
+        # One object for equal samplings, so that rows can be grouped by identity.
         how = replace(sampling, max_new_tokens=0)
         how = self.samplings.setdefault(how, how)
         limit, left = sampling.max_new_tokens, len(request.prompt)
@@ -111,7 +114,7 @@ class Scheduler:
         return self._restrict(row, request.policies)
 
     def next_step(self) -> tuple[list[Row[Any]], list[Sequence[int]]]:
-        """The rows of the next pass, all that are being decoded and prompts while it has room, and their tokens."""
+        """Return the rows of the next pass, all rows in decoding and prompts while there is room, and their tokens."""
         ahead, prompt_tokens = self._ahead(), 0
         rows, tokens = [], []
         for row in self.rows:
@@ -125,10 +128,10 @@ class Scheduler:
         return rows, tokens
 
     def _ahead(self) -> int:
-        """Tokens of a script that all rows read behind their newest one: up to the next compression of any."""
+        """Return the number of script tokens behind the newest one in the next pass: up to the next compression."""
         rows, first = self.rows, self.rows[0]
         script, written = first.request.script, len(first.tokens)
-        # Attention is shown to policies one token at a time, as in decoding.
+        # Policies observe attention one token at a time, as in decoding.
         if not script or first.prompt_left or self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
             return 0
         most = max(1, min(SCRIPT_TOKENS, SCRIPT_LOGITS // self.model.vocabulary) // len(rows))
@@ -137,7 +140,6 @@ class Scheduler:
         return max(0, min([most, *room, len(script) - written]) - 1)
 
     def finish(self, row: Row[Any]) -> None:
-        """A row is done: it gives back what it holds."""
         self.rows.remove(row)
         self.cache.end(row.cached)
         key = id(row.request)
@@ -158,7 +160,6 @@ class Scheduler:
             self.evicted_tokens += compress(self.model, self.cache, row)
 
     def _restrict(self, row: Row[Any], policies: tuple[Policy, ...]) -> Row[Any]:
-        """The row, now under these policies alone."""
         row.policies, row.signals = policies, self.collector.signals(policies)
         row.trigger = row.next_trigger()
         return row
@@ -168,9 +169,9 @@ class Scheduler:
 class Peak:
     """Bytes at the peak of decoding, without the interpreter and its libraries.
 
-    weights; `slots`: pages, token states and recent queries of all rows; `snapshots`: pages of branches that wait for
-    rows, where no trunk has them, too; `workspace`: the logits with their copies in double precision and the states of
-    a pass of prompts, or one layer of the cache that grows, whichever is more.
+    `slots`: pages, token states and recent queries of all rows; `snapshots`: pages of waiting branches that no trunk
+    shares; `workspace`: the logits with their copies in double precision and the states of a pass of prompts, or one
+    layer of a growing cache, whichever is more.
     """
 
     weights: int
@@ -180,27 +181,25 @@ class Peak:
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.weights + self.slots + self.snapshots + self.workspace
 
     def to_json(self) -> dict[str, int]:
-        """As `plan --json` prints it."""
         return {**asdict(self), "total": self.total}
 
 
 def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
-    """The peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
+    """Return the peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
 
     Prompts have `prompt` tokens, traces `output` new ones.
     """
     budgets = sorted({policy.budget.most(prompt) for policy in policies if policy.budget is not None})
-    # A request is begun where one setting fewer than the limit is open.
+    # A request starts while one setting fewer than the limit is open.
     most = max(OPEN_SETTINGS * batch_size - 1 + len(policies), batch_size // ROWS_PER_REQUEST * len(policies))
     open_trees = min(trees, -(-most // len(policies)))
     longest, rows = prompt + output, min(batch_size, trees * len(policies))
     unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
     bounded = rows - unbounded if budgets else 0
-    # A snapshot that has outlived the trunk whose pages it shares stays as long as a branch of its tree has no row.
+    # A snapshot that outlives its trunk stays until every branch of its tree has a row.
     open_settings = min(trees * len(policies), most)
     forked = round((open_settings - rows) / max(1, len(policies) - 1))
     waiting = sum(pages_for(budget) for budget in budgets if budget < longest) if len(policies) > 1 else 0

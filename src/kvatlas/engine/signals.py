@@ -1,33 +1,30 @@
-"""The signals that policies declare, and the columns where they note them; other rows pay for neither."""
+"""The signals that policies declare, and their columns of notes; other rows have no extra cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.cache import KVCache
+from kvatlas.models import ModelHandle, Shape
 from kvatlas.policies import Policy, Signal, Step
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.models import ModelHandle, Shape
-
-#: The observers of a sequence's policies; settings that see and note the same have one in common.
+#: The observers of a sequence's policies; settings with the same observations share one.
 Signals = frozenset[tuple[Any, ...]]
 
 
 def state_name(policy: Policy, name: str) -> str:
-    """A policy's column among the token states of all policies: settings with equal observers share it."""
+    """Return the key of a policy's column in the token states: settings with equal observers share it."""
     return "/".join(map(str, (*policy.observer, name)))
 
 
 class SignalCollector:
-    """The policies of an engine that declare signals, one for all settings that see and note the same."""
+    """The policies of an engine that declare signals, one for all settings with the same observations."""
 
     def __init__(self, policies: Iterable[Policy]) -> None:
         self.by_key = {policy.observer: policy for policy in policies if policy.observes}
@@ -36,7 +33,7 @@ class SignalCollector:
         self.hidden = any(Signal.HIDDEN in policy.observes for policy in self.by_key.values())
 
     def token_state(self, shape: Shape) -> dict[str, tuple[int, int]]:
-        """Names of all columns with the widths (layers, KV heads) that their policies' scopes give them."""
+        """Return all columns with their widths (layers, KV heads), by the scopes of their policies."""
         return {
             state_name(policy, name): policy.scope.width(shape)
             for policy in self.by_key.values()
@@ -44,11 +41,10 @@ class SignalCollector:
         }
 
     def signals(self, policies: Iterable[Policy]) -> Signals:
-        """The signals of a sequence with these policies."""
         return frozenset(policy.observer for policy in policies if policy.observes)
 
     def asking(self, signal: Signal, signals: Sequence[Signals]) -> tuple[int, ...]:
-        """Numbers of the sequences whose policies declare a signal."""
+        """Return the indices of the sequences whose policies declare a signal."""
         keys = {key for key, policy in self.by_key.items() if signal in policy.observes}
         return tuple(number for number, own in enumerate(signals) if keys and not keys.isdisjoint(own))
 
@@ -60,10 +56,10 @@ class SignalCollector:
         prompts: Sequence[int | None],
         hidden: Tensor | None,
     ) -> None:
-        """Show every policy the signals that it declares of a pass, before the lengths of its sequences grow.
+        """Call `observe` of every policy with its signals of a pass, before the lengths of its sequences grow.
 
-        `prompts` has the length of the prompt for sequences that read a part of it, None for the others. `hidden`
-        [tokens, hidden size] are the last hidden states.
+        `prompts` has the length of the prompt for sequences in their prompt, None for the others. `hidden` [tokens,
+        hidden size] are the last hidden states.
         """
         alone = [count > 1 or prompt is not None for count, prompt in zip(batch.counts, prompts, strict=True)]
         decoding = [index for index, own in enumerate(alone) if not own]
@@ -98,16 +94,16 @@ class SignalCollector:
             attention = batch.attention[:, places].transpose(0, 1)
             attention = attention.mean(1, keepdim=True) if layers == 1 else attention
             attention = attention.mean(2, keepdim=True) if heads == 1 else attention
-        seen = hidden[tokens] if hidden is not None and Signal.HIDDEN in policy.observes else None
+        states = hidden[tokens] if hidden is not None and Signal.HIDDEN in policy.observes else None
         columns = _Columns(batch.cache, policy, rows, entered, attention)
-        return Step(model, batch.positions[tokens], seen, attention, columns, prompt)
+        return Step(model, batch.positions[tokens], states, attention, columns, prompt)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """A policy's columns of the sequences at hand, over as many tokens as the attention that it is shown.
+    """A policy's columns of some sequences, over as many tokens as its attention.
 
-    `rows` are their numbers in the cache, `entered` [rows, new] the places of their new tokens.
+    `rows` are their rows in the cache, `entered` [rows, new] the places of their new tokens.
     """
 
     cache: KVCache

@@ -1,7 +1,7 @@
-"""Inspect's logs brought into a run: remote models then stand beside local ones in every comparison.
+"""Import of Inspect's logs into a run, so that remote models stand beside local ones in every comparison.
 
-Answers to our tasks are graded here, from the text in the log; of other tasks the log's scores count. Of the log's
-settings only those of sampling are kept: no base address, no arguments of the model, nothing of the environment.
+Answers to our tasks are graded here, from the text in the log; for other tasks the log's scores count. Only the
+sampling settings of a log are stored: no base address, no arguments of the model, nothing of the environment.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,40 +22,46 @@ from kvatlas.results import Expected, Manifest, Store
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
 
-#: Bytes of a log.
+#: The largest log, in bytes.
 MAX_BYTES = 2**29
-#: Scores that graders of Inspect give as letters: correct, incorrect, partially correct, no answer.
+#: The letter scores of Inspect's graders: correct, incorrect, partially correct, no answer.
 _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_effort", "reasoning_tokens")
-#: Stop reasons of models that were not done.
+#: Stop reasons of truncated answers.
 CUT = ("max_tokens", "model_length")
 _ARCHIVE = (zipfile.BadZipFile, zlib.error)
 
 
 def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
-    """Bring the log's answers into the run, new or not; returns the cell that it is now to hold and the traces added.
+    """Import the answers of a log into a run, new or not; return its cell and the number of traces.
 
-    Answers to our own tasks are graded here; of others the log's scores count, by their first scorer unless one is
-    named. Importing again replaces. Raises KvatlasError for a file that is no Inspect log or holds no scores, and for
-    one of our tasks whose problems are not asked as this version asks them.
+    Answers to our own tasks are graded here; for others the log's scores count, by the first scorer or the one named.
+    A repeated import replaces the first. Raises KvatlasError for another file, for a log without scores, and for one of
+    our tasks with other prompts than this version's.
     """
+    where = f"The log {str(log)!r}"
     read = _read(log)
     samples = read.samples or []
-    given = (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump())
-    sampling = {name: config[name] for config in given for name in _SAMPLING if config.get(name) is not None}
+    configs = (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump())
+    sampling = {name: config[name] for config in configs for name in _SAMPLING if config.get(name) is not None}
     if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
-        raise KvatlasError(f"The log {str(log)!r} was sampled with {sampling}; expected finite numbers.")
-    ours = _benchmark(read, log)
+        raise KvatlasError(f"{where} was sampled with {sampling}; expected finite numbers.")
+    ours = _benchmark(read, where)
+    about: dict[str, dict[str, Any]]
     if ours is None:
-        known: dict[str, dict[str, Any]] = {str(sample.id): {} for sample in samples}
-        about = read.eval
-        name, identity = about.task.rpartition("/")[2], [about.task, about.task_version, about.task_args]
-        grade = _scored(read, log, scorer)
+        about = {str(sample.id): {} for sample in samples}
+        task = read.eval.task
+        name, identity = task.rpartition("/")[2], [task, read.eval.task_version, read.eval.task_args]
+        grade = _scored(read, where, scorer)
     else:
-        asked = _problems(read, ours, log)
-        known = {id_: dict(problem.about) for id_, problem in asked.items()}
+        problems = _problems(samples, ours, where)
+        about = {id_: dict(problem.about) for id_, problem in problems.items()}
         name, identity = ours.name, [ours.name, ours.version]
-        grade = partial(_graded, ours, asked)
+
+        def grade(sample: EvalSample) -> Grade | None:
+            text = sample.output.choices[0].message.text
+            return grade_text(ours, problems[str(sample.id)], text, cut=sample.output.stop_reason in CUT)
+
     setting = _setting(samples)
     model = read.eval.model.removeprefix("kvatlas/") if setting != SERVED else read.eval.model
     cell = Expected(
@@ -64,7 +69,7 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
         benchmark=name,
         setting=setting,
         run_key=digest(["inspect", model, *identity, sampling])[:32],
-        problems=tuple(known),
+        problems=tuple(about),
         samples=max(sample.epoch for sample in samples),
         baseline=True,
     )
@@ -72,15 +77,15 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     if not traces:
         raise KvatlasError(f"No sample of the log {str(log)!r} has an answer with a score: all ended in an error.")
     with Store.create(run, {"kvatlas": __version__}) as store:
-        store.put_manifest(_joined(store, cell, known, {"log": log.name, "sampling": sampling}))
+        store.put_manifest(_manifest(store, cell, about, {"log": log.name, "sampling": sampling}))
         store.add_all((cell.run_key, trace) for trace in traces)
     return cell, len(traces)
 
 
-def _joined(
-    store: Store, cell: Expected, known: Mapping[str, Mapping[str, Any]], source: Mapping[str, Any]
+def _manifest(
+    store: Store, cell: Expected, about: Mapping[str, Mapping[str, Any]], source: Mapping[str, Any]
 ) -> Manifest:
-    """The manifest of the run with this cell, in place of an earlier one of the same name."""
+    """Return the manifest of the run with this cell, which replaces one of the same name."""
     try:
         manifest = store.manifest()
     except KvatlasError:
@@ -90,18 +95,18 @@ def _joined(
         raise KvatlasError(
             f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."
         )
-    about = {id_: dict(values) for id_, values in known.items() if values}
+    values = {id_: dict(own) for id_, own in about.items() if own}
     imported = {**manifest.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
     return replace(
         manifest,
         expected=(*others, cell),
         provenance={**manifest.provenance, "imported": imported},
-        about={**manifest.about, cell.benchmark: about} if about else manifest.about,
+        about={**manifest.about, cell.benchmark: values} if values else manifest.about,
     )
 
 
 def _read(log: Path) -> EvalLog:
-    """Read a log; a file that is not there, or holds too much, is refused before anything is unpacked or imported."""
+    """Read a log. A missing or too large file is refused before anything is unpacked or imported."""
     if not log.is_file():
         raise KvatlasError(f"The log {str(log)!r} is not there.")
     try:
@@ -125,89 +130,78 @@ def _read(log: Path) -> EvalLog:
     return read
 
 
-def _benchmark(read: EvalLog, log: Path) -> Benchmark | None:
-    """The benchmark of one of our tasks; None for the tasks of others."""
+def _benchmark(read: EvalLog, where: str) -> Benchmark | None:
+    """Return the benchmark of one of our tasks; None for other tasks."""
     about = read.eval.metadata or {}
     name, version = about.get("kvatlas_benchmark"), about.get("kvatlas_version")
     if not isinstance(name, str):
         return None
     benchmark = find(name)
     if benchmark.version != version:
-        raise KvatlasError(
-            f"The log {str(log)!r} asks version {version} of {name}; this kvatlas has version {benchmark.version}."
-        )
+        raise KvatlasError(f"{where} asks version {version} of {name}; this kvatlas has version {benchmark.version}.")
     return benchmark
 
 
-def _problems(read: EvalLog, benchmark: Benchmark, log: Path) -> dict[str, Problem]:
-    """The problems of the log by id, each asked as we ask it."""
-    samples = {str(sample.id): sample for sample in read.samples or []}
-    # Generated benchmarks have as many problems as are asked for; no log asks more than it has ids or a standard set.
-    known = {problem.id: problem for problem in benchmark.problems(None)}
-    if not samples.keys() <= known.keys():
-        numbers = [id_.rpartition("-")[2] for id_ in samples]
+def _problems(samples: Sequence[EvalSample], benchmark: Benchmark, where: str) -> dict[str, Problem]:
+    """Return the problems of the log by id. Raises KvatlasError for another prompt than ours."""
+    ids = [str(sample.id) for sample in samples]
+    problems = {problem.id: problem for problem in benchmark.problems(None)}
+    if not set(ids) <= problems.keys():
+        # Generated benchmarks have any number of problems; the ids tell the highest one of the log.
+        numbers = [id_.rpartition("-")[2] for id_ in ids]
         highest = max((int(number) for number in numbers if number.isdecimal() and len(number) < 7), default=0)
-        known = {problem.id: problem for problem in benchmark.problems(highest + 1)}
-    for sample in read.samples or []:
-        problem, question = known.get(str(sample.id)), sample.input
+        problems = {problem.id: problem for problem in benchmark.problems(highest + 1)}
+    for sample in samples:
+        problem, question = problems.get(str(sample.id)), sample.input
         if not isinstance(question, str):
             question = "\n".join(message.text for message in question if message.role == "user")
         if problem is None or question != benchmark.prompt(problem):
-            raise KvatlasError(f"The log {str(log)!r} asks {sample.id!r} in another way than {benchmark.name} does.")
-    return {id_: known[id_] for id_ in samples}
+            raise KvatlasError(f"{where} asks {sample.id!r} in another way than {benchmark.name} does.")
+    return {id_: problems[id_] for id_ in ids}
 
 
-def _graded(benchmark: Benchmark, problems: dict[str, Problem], sample: EvalSample) -> Grade:
-    text = sample.output.choices[0].message.text
-    return grade_text(benchmark, problems[str(sample.id)], text, cut=sample.output.stop_reason in CUT)
-
-
-def _scored(read: EvalLog, log: Path, scorer: str) -> Callable[[EvalSample], Grade | None]:
-    """The grade by which a log's scores say what a sample's answer is worth; None for one that has no score."""
+def _scored(read: EvalLog, where: str, scorer: str) -> Callable[[EvalSample], Grade | None]:
+    """Return a function that gives the grade of a sample by the log's score; None for a sample without score."""
     names = list(dict.fromkeys(name for sample in read.samples or [] for name in sample.scores or {}))
     if not names:
-        raise KvatlasError(
-            f"The log {str(log)!r} of the task {read.eval.task!r} has no scores; `inspect score` adds them."
-        )
+        raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
     if scorer and scorer not in names:
-        raise KvatlasError(f"The log {str(log)!r} has no scorer {scorer!r}; expected: {', '.join(names)}.")
+        raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(names)}.")
     chosen = scorer or names[0]
+
+    def share(value: Any, sample: EvalSample) -> float | None:
+        """Return letters, truth values and numbers as a share in [0, 1]; None for a missing score (NaN)."""
+        if isinstance(value, str) and value in _LETTERS:
+            return _LETTERS[value]
+        if isinstance(value, bool | int | float):
+            if math.isnan(value):
+                return None
+            if 0 <= value <= 1:
+                return float(value)
+        raise KvatlasError(
+            f"The sample {sample.id!r} of the log has the score {value!r}; expected numbers from 0 to 1 and the "
+            "letters C, I, P and N."
+        )
 
     def grade(sample: EvalSample) -> Grade | None:
         score = (sample.scores or {}).get(chosen)
         if score is None:
             return None
-        # A dictionary's first entry is what its scorer is about.
         values = score.value if isinstance(score.value, dict) else {chosen: score.value}
-        shares = {name: _share(value, f"The sample {sample.id!r} of the log") for name, value in values.items()}
-        share = next(iter(shares.values()), None)
-        if share is None:
+        shares = {name: share(value, sample) for name, value in values.items()}
+        # The first entry of a dictionary is the scorer's main score.
+        first = next(iter(shares.values()), None)
+        if first is None:
             return None
-        cut = sample.output.stop_reason in CUT
-        status = Status.TRUNCATED if cut and share < 1 else Status.OK
+        truncated = sample.output.stop_reason in CUT and first < 1
         further = {name: value for name, value in shares.items() if len(shares) > 1 and value is not None}
-        return Grade(share >= 1, share, score.answer, status, further)
+        return Grade(first >= 1, first, score.answer, Status.TRUNCATED if truncated else Status.OK, further)
 
     return grade
 
 
-def _share(value: Any, where: str) -> float | None:
-    """A score as a share: letters, truth values, numbers from 0 to 1; None for what was not scored (NaN).
-
-    Raises KvatlasError for other scores, which cannot be Pass@1.
-    """
-    if isinstance(value, str) and value in _LETTERS:
-        return _LETTERS[value]
-    if isinstance(value, bool | int | float):
-        if math.isnan(value):
-            return None
-        if 0 <= value <= 1:
-            return float(value)
-    raise KvatlasError(f"{where} has the score {value!r}; expected numbers from 0 to 1 and the letters C, I, P and N.")
-
-
 def _setting(samples: Sequence[EvalSample]) -> Setting:
-    """The setting that our own provider noted with its answers; `served` for every other model."""
+    """Return the setting in the answers of our own provider; `served` for every other model."""
     notes = [(sample.output.metadata or {}).get("kvatlas") for sample in samples if sample.output.choices]
     settings = set()
     for setting in (note["setting"] for note in notes if isinstance(note, dict) and "setting" in note):
@@ -235,19 +229,19 @@ def _traces(
 
 
 def _costs(sample: EvalSample) -> Costs:
-    """The costs that the log knows: a provider's cache is its own affair, ours is noted with the answer."""
-    used = list(sample.model_usage.values())
-    prompt, output = (sum(getattr(usage, name) for usage in used) for name in ("input_tokens", "output_tokens"))
-    thought = sum(usage.reasoning_tokens or 0 for usage in used)
+    """Return the costs in the log; those of the cache are known for our own provider only."""
+    usages = list(sample.model_usage.values())
+    prompt, output = (sum(getattr(usage, name) for usage in usages) for name in ("input_tokens", "output_tokens"))
+    thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
     seconds = float(sample.total_time or 0.0)
-    if not (math.isfinite(seconds) and min(seconds, prompt, output, thought) >= 0):
+    if not (math.isfinite(seconds) and min(seconds, prompt, output, thinking) >= 0):
         raise KvatlasError(
-            f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thought} of "
+            f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thinking} of "
             "reasoning); expected finite numbers from 0."
         )
-    noted = ((sample.output.metadata or {}).get("kvatlas") or {}).get("usage") or {}
-    if noted.get("output_tokens") == output:
-        # One answer is all that the sample is made of.
-        return Costs(**noted)
-    known = [count if used else None for count in (prompt, output, thought)]
-    return Costs(known[0], known[1], known[2], None, None, None, seconds or None)
+    own = ((sample.output.metadata or {}).get("kvatlas") or {}).get("usage") or {}
+    if own.get("output_tokens") == output:
+        # The sample consists of this one answer.
+        return Costs(**own)
+    tokens = [count if usages else None for count in (prompt, output, thinking)]
+    return Costs(tokens[0], tokens[1], tokens[2], None, None, None, seconds or None)

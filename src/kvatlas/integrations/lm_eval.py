@@ -2,15 +2,15 @@
 
     kvatlas lm-eval run --model kvatlas --model_args pretrained=hf:OWNER/NAME,policy=dynts,kv_budget=5000,... --tasks T
 
-`generate_until` runs on the engine, all requests of a task as one stream of batches. `loglikelihood` scores given
-texts and generates nothing, so no compression can fire: it is the harness's own, with the full cache.
+`generate_until` runs on the engine, all requests of a task as one stream of batches. `loglikelihood` scores texts
+without generation, so no compression can fire: it is the harness's own, with the full cache.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -30,24 +30,22 @@ from kvatlas.serve.text import Detokenizer
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-    from kvatlas.engine import Generation
-
-#: Sequences decoded together where nobody says how many: answers do not depend on it.
+#: The default number of sequences to decode together: answers do not depend on it.
 ROWS = 32
 _log = logging.getLogger("kvatlas")
-#: The harness's own words for how to generate; others are refused by name.
-_KNOWN = {"do_sample", "temperature", "top_p", "top_k", "until", "max_gen_toks"}
+#: The supported generation arguments of the harness.
+_SUPPORTED = {"do_sample", "temperature", "top_p", "top_k", "until", "max_gen_toks"}
 
 
 @register_model("kvatlas")
 class SelectedLM(HFLM):
-    """A model of ours under one setting. Token ids, chat templates and log-likelihoods are the harness's.
+    """A local model under one setting. Token ids, chat templates and log-likelihoods are the harness's.
 
     Arguments (`--model_args`): `pretrained` (embedded:NAME, hf:FOLDER or hf:OWNER/NAME; without a prefix a folder or
     hub id), `policy`, `kv_budget`, `local_window`, `ratio` and every other parameter of the policy; the model options
     (`dtype`, `device`, `think_close`, ...); `batch_size` (1, the harness's default, and auto stand for 32: answers are
-    the same); `seed`; `max_gen_toks` where a task names no number.
-    What the model thinks is left out of its answers, as tasks grade them; stop texts are searched for in the answer.
+    the same); `seed`; `max_gen_toks` for tasks without their own.
+    Answers exclude the thinking, as tasks grade them; stop texts are searched for in the answer.
     """
 
     def __init__(
@@ -62,18 +60,22 @@ class SelectedLM(HFLM):
         add_bos_token: bool = False,
         **arguments: Any,
     ) -> None:
-        known = {field.name for field in fields(Options)} - {"device"}
-        options = {name: value for name, value in arguments.items() if name in known}
+        names = {field.name for field in fields(Options)} - {"device"}
+        options = {name: value for name, value in arguments.items() if name in names}
         address = pretrained if pretrained.startswith(("hf:", *embedded(), *PACKAGED)) else f"hf:{pretrained}"
-        # The harness says cuda:0 where its user says nothing, also on machines without a GPU.
+        # The harness passes cuda:0 by default, also on machines without a GPU.
         if device and not (device.startswith("cuda") and not torch.cuda.is_available()):
             options["device"] = device
         self.atlas = find(address, **options)
         self.atlas.check()
         for note in self.atlas.notes:
             _log.warning(note)
-        self.policy = find_policy(self.atlas, policy, {n: v for n, v in arguments.items() if n not in known})
-        self.rows, self.seed, self.wanted = _rows(batch_size), seed, max_gen_toks
+        self.policy = find_policy(self.atlas, policy, {n: v for n, v in arguments.items() if n not in names})
+        if str(batch_size) not in ("1", "auto") and (not str(batch_size).isdigit() or int(batch_size) < 1):
+            raise KvatlasError(f"batch_size is {batch_size!r}; expected an integer >= 2, or 1 and auto for {ROWS}.")
+        # 1 is the harness's default.
+        self.rows = ROWS if str(batch_size) in ("1", "auto") else int(batch_size)
+        self.seed, self.new_tokens = seed, max_gen_toks
         super().__init__(
             self.atlas.load(),
             tokenizer=self.atlas.tokenizer,
@@ -84,20 +86,19 @@ class SelectedLM(HFLM):
 
     @property
     def max_gen_toks(self) -> int:
-        """New tokens where a task names no number."""
-        return self.wanted or int(super().max_gen_toks)
+        return self.new_tokens or int(super().max_gen_toks)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers to (context, generation arguments), in their order; equal contexts get one sample after another.
+        """Return the answers to (context, generation arguments), in order; equal contexts get successive samples.
 
-        Raises KvatlasError for generation arguments that are not honoured.
+        Raises KvatlasError for unsupported generation arguments.
         """
         seen: Counter[tuple[int, ...]] = Counter()
-        asked: list[tuple[Request[int], Detokenizer]] = []
+        work: list[tuple[Request[int], Detokenizer]] = []
         for number, request in enumerate(requests):
             context, arguments = request.args
             prompt = tuple(self.tok_encode(context))
-            sampling, stop = self._how(prompt, arguments)
+            sampling, stop = self._sampling(prompt, arguments)
             opened = context.rstrip().endswith(self.atlas.thinking.open or "\0")
             text, until = (Detokenizer(self.atlas, stop, opened=opened) for _ in range(2))
             request_ = Request(
@@ -109,43 +110,40 @@ class SelectedLM(HFLM):
                 stopping_criterion=_until(until) if stop else None,
             )
             seen[prompt] += 1
-            asked.append((request_, text))
-        answers = [""] * len(asked)
-        for generation in tqdm(self._run(asked), total=len(asked), disable=disable_tqdm, desc="generate_until"):
-            _, text = asked[generation.key]
+            work.append((request_, text))
+        answers = [""] * len(work)
+        engine = Engine(self.atlas, self.model, [self.policy], Sampling(), min(self.rows, max(1, len(work))))
+        generations = engine.run(request for request, _ in work)
+        for generation in tqdm(generations, total=len(work), disable=disable_tqdm, desc="generate_until"):
+            _, text = work[generation.key]
             _, answer = text.push(generation.tokens, last=True)
-            # Right after thinking comes the space between it and the answer, which tasks do not expect.
+            # Tasks do not expect the space between thinking and answer.
             answers[generation.key] = answer.lstrip() if self.atlas.thinking.close else answer
             self.cache_hook.add_partial("generate_until", requests[generation.key].args, answers[generation.key])
         return answers
 
-    def _run(self, asked: Sequence[tuple[Request[int], Detokenizer]]) -> Iterator[Generation[int]]:
-        engine = Engine(self.atlas, self.model, [self.policy], Sampling(), min(self.rows, max(1, len(asked))))
-        return engine.run(request for request, _ in asked)
-
-    def _how(self, prompt: tuple[int, ...], arguments: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
-        """Sampling and stop texts of one request."""
-        given = dict(normalize_gen_kwargs(arguments, self.max_gen_toks))
-        others = sorted(name for name, value in given.items() if name not in _KNOWN and value is not None)
+    def _sampling(self, prompt: tuple[int, ...], arguments: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
+        """Return sampling and stop texts of one request."""
+        values = dict(normalize_gen_kwargs(arguments, self.max_gen_toks))
+        others = sorted(name for name, value in values.items() if name not in _SUPPORTED and value is not None)
         if others:
-            raise KvatlasError(f"The generation argument {others[0]} is not supported; expected {', '.join(_KNOWN)}.")
-        most = room_for(self.atlas, self.policy, prompt, None)
+            raise KvatlasError(
+                f"The generation argument {others[0]} is not supported; expected {', '.join(_SUPPORTED)}."
+            )
         sampling = sampling_with(
             Sampling(top_k=0, top_p=1.0),
-            temperature=given.get("temperature", 0.0),
-            top_p=given.get("top_p"),
-            top_k=given.get("top_k"),
-            max_new_tokens=min(most, given["max_gen_toks"]),
+            temperature=values.get("temperature", 0.0),
+            top_p=values.get("top_p"),
+            top_k=values.get("top_k"),
+            max_new_tokens=min(room_for(self.atlas, self.policy, prompt, None), values["max_gen_toks"]),
         )
-        return sampling, tuple(text for text in handle_stop_sequences(given.get("until"), eos=None) if text)
+        return sampling, tuple(text for text in handle_stop_sequences(values.get("until"), eos=None) if text)
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Log-probabilities of given texts, with the full cache."""
         self._note()
         return list(super().loglikelihood(requests, disable_tqdm=disable_tqdm))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The same of whole texts."""
         self._note()
         return list(super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm))
 
@@ -154,15 +152,6 @@ class SelectedLM(HFLM):
             _log.warning(
                 "Log-likelihoods are of the full cache: nothing is generated, so %s never compresses.", self.policy.name
             )
-
-
-def _rows(batch_size: int | str) -> int:
-    """Sequences decoded together. 1 is what the harness says where its user says nothing."""
-    if str(batch_size) in ("1", "auto"):
-        return ROWS
-    if not str(batch_size).isdigit() or int(batch_size) < 1:
-        raise KvatlasError(f"batch_size is {batch_size!r}; expected whole numbers from 2 up, 1 and auto for {ROWS}.")
-    return int(batch_size)
 
 
 def _until(text: Detokenizer) -> Callable[[Sequence[int]], bool]:

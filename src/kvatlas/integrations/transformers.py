@@ -1,41 +1,33 @@
-"""Token selection inside transformers' own `generate` and pipelines.
+"""Token selection in transformers' own `generate` and pipelines.
 
     model.generate(**inputs, custom_generate=kvatlas.generate, policy="dynts", kv_budget=..., local_window=..., ...)
 
-The engine decodes; transformers prepares prompts, generation config, logits processors and stopping criteria as ever.
+The engine decodes; transformers prepares prompts, generation config, logits processors and stopping criteria as usual.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import Cache
+from torch import Tensor
+from transformers import Cache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
+from transformers.generation.streamers import BaseStreamer
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
-from kvatlas.models.packing import packed
+from kvatlas.models.packing import pack
 from kvatlas.serve.service import find_policy, room_for, stream_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-    from transformers.generation.streamers import BaseStreamer
-
-
-#: What the engine does itself, in this order; read from the processors, which then do not run.
-_OURS = (
-    processing.TemperatureLogitsWarper,
-    processing.TopKLogitsWarper,
-    processing.TopPLogitsWarper,
-)
-#: What would have to run after temperature, top-k and top-p.
+#: Processors that do not run: the engine does the same, in this order, with their values.
+_OURS = (processing.TemperatureLogitsWarper, processing.TopKLogitsWarper, processing.TopPLogitsWarper)
+#: Processors that would have to run after temperature, top-k and top-p.
 _AFTER = (
     *("MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"),
     *("WatermarkLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"),
@@ -62,21 +54,23 @@ def generate(
     think_close: str | None = None,
     **prepared: Any,
 ) -> GenerateDecoderOnlyOutput | Tensor:
-    """The `custom_generate` of transformers: sequences [rows, prompt + new], padded, or an output object with them.
+    """Generate as `custom_generate` of transformers: sequences [rows, prompt + new], padded, or an output object.
 
     `policy`, `kv_budget`, `local_window` and `ratio` are the setting, `settings` further parameters of the policy.
-    Sampling draws from the engine's counter-based noise under `seed`: the n-th row of a prompt gets the n-th sample
-    whatever else is in the batch; without a seed it comes from torch's generator (`transformers.set_seed`). Up to
-    `batch_size` rows are decoded together. `stream_to` is a streamer (transformers keeps its own `streamer` from
-    functions like this one). `think_tokenizer` is needed for a model that came from no folder, `think_close` where
-    nothing tells how thinking ends. Processors and criteria are called for one row at a time, criteria without scores.
-    Raises KvatlasError naming what cannot be honoured.
+    Sampling uses the engine's counter-based noise under `seed`: the n-th row with the same prompt gets the n-th sample,
+    independent of the rest of the batch; the default seed comes from torch's generator (`transformers.set_seed`). Up to
+    `batch_size` rows are decoded together. `stream_to` is a streamer (transformers passes no `streamer` to functions
+    like this one). `think_tokenizer` is needed for a model that was not loaded from a folder, `think_close` if the end
+    of thinking cannot be found. Processors and criteria are called for one row at a time, criteria without scores.
+    Raises KvatlasError for unsupported arguments.
     """
     _refuse(generation_config, logits_processor)
     stream = streamer if stream_to is None else stream_to
     if stream is not None and len(input_ids) > 1:
         raise KvatlasError(f"The streamer was given with {len(input_ids)} sequences; expected one.")
-    handle = handle_for(model, think_tokenizer, _end_tokens(stopping_criteria), think_close=think_close)
+    ends = [c.eos_token_id.flatten().tolist() for c in stopping_criteria if isinstance(c, stopping.EosTokenCriteria)]
+    stops = frozenset(int(token) for tokens in ends for token in tokens)
+    handle = handle_for(model, think_tokenizer, stops, think_close=think_close)
     setting = find_policy(
         handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
     )
@@ -95,7 +89,7 @@ def generate(
             stopping_criterion=_stopping_criterion(prompt, criteria, stream, input_ids.device),
             logits_processor=_logits_processor(own) if own else None,
         )
-        for row, (prompt, sample) in enumerate(_rows(input_ids, _shown(input_ids, prepared)))
+        for row, (prompt, sample) in enumerate(_prompts(input_ids, _visible(input_ids, prepared)))
     ]
     for request in requests:
         room_for(handle, setting, request.prompt, sampling.max_new_tokens)
@@ -104,7 +98,7 @@ def generate(
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
-        with packed(model):
+        with pack(model):
             tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
         model.train(training)
@@ -135,37 +129,32 @@ def _refuse(config: GenerationConfig, processors: Sequence[Any]) -> None:
             )
 
 
-def _shown(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
-    """The tokens that are no padding, as a mask [rows, length]; KvatlasError for inputs that the engine would ignore.
+def _visible(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
+    """Return a mask [rows, length] of the tokens without padding. Raises KvatlasError for inputs without effect.
 
-    What `generate` prepares is told by its type, since names differ between versions: an empty cache, the positions of
-    the tokens, and single values, which change nothing here.
+    The inputs of `generate` itself are recognised by type, since names differ between versions: an empty cache, the
+    positions of the tokens, and single values, which change nothing here.
     """
-    mask, shown = prepared.get("attention_mask"), torch.ones_like(input_ids, dtype=torch.bool)
+    mask, visible = prepared.get("attention_mask"), torch.ones_like(input_ids, dtype=torch.bool)
     if isinstance(mask, torch.Tensor) and mask.shape == input_ids.shape:
-        shown = mask.bool()
-    positions = shown.long().cumsum(-1) - 1
+        visible = mask.bool()
+    positions = visible.long().cumsum(-1) - 1
     for name, value in prepared.items():
         if isinstance(value, Cache):
             ignored = value.get_seq_length() > 0
         elif isinstance(value, torch.Tensor) and value.shape[-2:] == input_ids.shape:
-            ignored = value is not mask and bool((value[..., shown] != positions[shown]).any())
+            ignored = value is not mask and bool((value[..., visible] != positions[visible]).any())
         else:
             ignored = value is not None and not isinstance(value, bool | int | float)
         if ignored:
             raise KvatlasError(
                 f"{name} is given; the engine decodes from input_ids and an attention_mask of their shape alone."
             )
-    return shown
-
-
-def _end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
-    ends = [item.eos_token_id.flatten().tolist() for item in criteria if isinstance(item, stopping.EosTokenCriteria)]
-    return frozenset(int(token) for tokens in ends for token in tokens)
+    return visible
 
 
 def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Sequence[Any], length: int) -> Sampling:
-    """How to draw, from what `generate` prepared; `length` is that of the padded prompts, which max_length counts."""
+    """Return the sampling of a call of `generate`; max_length counts padded prompts of `length` tokens."""
     most = min(item.max_length for item in criteria if isinstance(item, stopping.MaxLengthCriteria)) - length
     if not config.do_sample:
         return Sampling(temperature=0, top_k=0, top_p=1.0, max_new_tokens=most)
@@ -179,11 +168,11 @@ def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Seq
     )
 
 
-def _rows(input_ids: Tensor, shown: Tensor) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Each row's prompt without its padding, and how many rows before it have the same prompt."""
+def _prompts(input_ids: Tensor, visible: Tensor) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield each row's prompt without padding, and the number of rows before it with the same prompt."""
     seen: Counter[tuple[int, ...]] = Counter()
     for row, tokens in enumerate(input_ids):
-        prompt = tuple(tokens[shown[row]].tolist())
+        prompt = tuple(tokens[visible[row]].tolist())
         yield prompt, seen[prompt]
         seen[prompt] += 1
 

@@ -1,10 +1,10 @@
 """Running a model under the engine: an attention function of ours, and layers that keep a state, row by row.
 
-transformers knows one attention function of ours by name. What it computes is set around each call of a model, for the
-thread that calls: some models drop keyword arguments, and several threads may run models at once.
+One attention function is registered with transformers. The function that it calls is set around each call of a model,
+for the calling thread: some models drop keyword arguments, and several threads may run models at once.
 
-Layers with a state (linear attention, Mamba, short convolutions) know no ragged batches. Such a layer computes each
-sequence of a batch by itself, from the state of its row, which a cache of transformers holds.
+Layers with a state (linear attention, Mamba, short convolutions) do not support ragged batches. Such a layer computes
+each sequence of a batch by itself, from the state of its row in a cache of transformers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _batch: ContextVar[Any] = ContextVar("kvatlas_batch", default=None)
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model attend by the `attention_function` of its caller; what it attended by before is back afterwards."""
+    """Let a model attend by the `attention_function` of its caller; restore its own attention afterwards."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, attend)
@@ -50,7 +50,7 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def attention_function(function: Callable[..., Any]) -> Iterator[None]:
-    """Let models under `own_attention` attend by `function` when this thread calls them."""
+    """Let models under `own_attention` attend by `function` in calls of this thread."""
     token = _function.set(function)
     try:
         yield
@@ -59,7 +59,7 @@ def attention_function(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def attend(*tensors: Any, **others: Any) -> Any:
-    """Attention by the function of `attention_function`, as transformers' attention interface wants it."""
+    """Attend by the function of `attention_function`: transformers' attention interface."""
     function = _function.get()
     if function is None:
         raise KvatlasError("The model is called while kvatlas decodes with it; call it afterwards, or load it again.")

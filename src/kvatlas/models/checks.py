@@ -19,14 +19,14 @@ CLAIMS = "kvatlas_claims.json"
 #: Shares from which a tokenizer is surely not the model's: of unknown tokens; of characters that change, and of spaces
 #: that come or go (some decoders write one beside each special token), among all characters; of marker letters.
 UNKNOWN, CHANGED, SPACES, MARKERS = 0.2, 0.05, 0.1, 0.01
-#: What byte-level and SentencePiece vocabularies write for spaces, line breaks and bytes; no decoded text holds it.
+#: Spaces, line breaks and bytes in byte-level and SentencePiece vocabularies; no decoded text holds them.
 _MARKS = ("Ġ", "Ċ", "ĉ", "č", "▁", "<0x")
 _OTHER = "take the tokenizer that came with the weights, with its own tokenizer_class in tokenizer_config.json"
 
 
 @dataclass(frozen=True)
 class Claims:
-    """The ranges of problems that a model claims to solve, in a file beside its weights; none for most models.
+    """The ranges of problems that a model claims to solve, in a file beside its weights; empty for most models.
 
     By family of benchmarks, then by name in `Problem.about`: `{"CHAIN": {"n": [3, 13]}, "SEQBENCH": {"grid": ["4x4",
     "6x6"], "B": [0, 1]}}`. Both ends are within; of a grid both sides are compared.
@@ -36,7 +36,6 @@ class Claims:
 
     @classmethod
     def read(cls, folder: Path) -> Claims:
-        """Those of a model's folder."""
         file = folder / CLAIMS
         return cls(json.loads(file.read_text()) if file.is_file() else {})
 
@@ -50,24 +49,24 @@ class Claims:
         )
 
     def outside(self, benchmark: str, problems: Sequence[Problem]) -> int:
-        """How many problems of a benchmark are outside; none if nothing is claimed."""
+        """Return the number of problems of a benchmark outside the claimed ranges; 0 without claims."""
         family = next((self.ranges[name] for name in self.ranges if benchmark.startswith(name)), None)
         if family is None:
             return len(problems) if self.ranges else 0
+
+        def within(value: Any, low: Any, high: Any) -> bool:
+            # A number, or each side of a grid `6x6`.
+            parts = ([float(part) for part in re.findall(r"[\d.]+", str(item))] for item in (low, value, high))
+            return all(least <= own <= most for least, own, most in zip(*parts, strict=True))
+
         return sum(
-            not all(_within(problem.about.get(name, low), low, high) for name, (low, high) in family.items())
+            not all(within(problem.about.get(name, low), low, high) for name, (low, high) in family.items())
             for problem in problems
         )
 
 
-def _within(value: Any, low: Any, high: Any) -> bool:
-    """Whether a number, or each side of a grid `6x6`, lies between two of its kind."""
-    parts = ([float(part) for part in re.findall(r"[\d.]+", str(item))] for item in (low, value, high))
-    return all(least <= own <= most for least, own, most in zip(*parts, strict=True))
-
-
 def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[Finding]:
-    """What becomes of prompts, as `ModelHandle.prompt` writes them, that are encoded and decoded again."""
+    """Check that prompts of the model survive encoding and decoding."""
     tokens = [model.tokens(prompt) for prompt in prompts]
     back = [str(model.tokenizer.decode(list(ids), skip_special_tokens=False)) for ids in tokens]
     return [
@@ -79,9 +78,9 @@ def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[Finding]
 
 
 def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> list[str]:
-    """What a user should know about the tokenizer before prompts of a benchmark are decoded, as sentences.
+    """Return warnings about the tokenizer and prompts of a benchmark, as sentences.
 
-    Raises KvatlasError where it surely does not fit.
+    Raises KvatlasError if the tokenizer surely does not fit.
     """
     findings = check_tokenizer(model, prompts)
     for finding in findings:
@@ -91,11 +90,11 @@ def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> lis
 
 
 def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
-    last, known = max(max(ids, default=0) for ids in tokens), model.vocabulary
-    if last >= known:
-        message = f"a prompt holds the token {last}, and the model knows those from 0 to {known - 1}"
+    last, size = max(max(ids, default=0) for ids in tokens), model.vocabulary
+    if last >= size:
+        message = f"a prompt holds the token {last}, and the model knows those from 0 to {size - 1}"
         return Finding("vocabulary", Check.FAILED, message, _OTHER)
-    return Finding("vocabulary", Check.OK, f"{len(model.tokenizer):,} tokens, {known:,} in the model")
+    return Finding("vocabulary", Check.OK, f"{len(model.tokenizer):,} tokens, {size:,} in the model")
 
 
 def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:
@@ -117,11 +116,29 @@ def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str])
     differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
     if not differing:
         return Finding(name, Check.OK, "prompts are the same after encoding and decoding")
-    changes = [_changed(_plain(prompt, unknown), _plain(text, unknown)) for prompt, text in differing]
-    characters = sum(len(_plain(prompt, unknown)) for prompt in prompts)
+
+    def plain(text: str) -> str:
+        # Without the differences that models tolerate: forms of characters, case, kinds of space.
+        text = text.replace(unknown, "") if unknown else text
+        return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+    def changed(before: str, after: str) -> tuple[int, int]:
+        """Return the numbers of characters that were lost, added or moved, and of spaces that were lost or added."""
+        there, then = Counter(before), Counter(after)
+        spaces = abs(there.pop(" ", 0) - then.pop(" ", 0))
+        letters = ((there - then) + (then - there)).total()
+        return letters or int(before.replace(" ", "") != after.replace(" ", "")), spaces
+
+    changes = [changed(plain(prompt), plain(text)) for prompt, text in differing]
+    characters = sum(len(plain(prompt)) for prompt in prompts)
     letters, spaces = (sum(counts) / max(1, characters) for counts in zip(*changes, strict=True))
-    some = f"{len(differing)} of {len(prompts)} prompts differ after encoding and decoding"
-    message = f"{some}, first at {_first(*differing[0])} ({letters:.1%} of the characters, {spaces:.1%} in spaces)"
+    prompt, text = differing[0]
+    at = next((i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), min(len(prompt), len(text)))
+    around = slice(max(0, at - 8), at + 12)
+    message = (
+        f"{len(differing)} of {len(prompts)} prompts differ after encoding and decoding, first at {prompt[around]!r}, "
+        f"which became {text[around]!r} ({letters:.1%} of the characters, {spaces:.1%} in spaces)"
+    )
     if letters >= CHANGED or spaces >= SPACES:
         return Finding(name, Check.FAILED, message, _OTHER)
     return Finding(name, Check.WARNING, message, "the model reads or writes these characters otherwise")
@@ -136,24 +153,3 @@ def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
     message = f"decoded text holds {sum(left.values()):,} marker letters ({' '.join(left)})"
     failed = sum(left.values()) >= MARKERS * sum(map(len, back))
     return Finding(name, Check.FAILED if failed else Check.WARNING, message, _OTHER)
-
-
-def _plain(text: str, unknown: str) -> str:
-    """A text without what tokenizers may change and models do not mind: forms of characters, case, kinds of space."""
-    text = text.replace(unknown, "") if unknown else text
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def _changed(before: str, after: str) -> tuple[int, int]:
-    """Characters that were lost, added or moved, and spaces that were lost or added."""
-    there, then = Counter(before), Counter(after)
-    spaces = abs(there.pop(" ", 0) - then.pop(" ", 0))
-    letters = ((there - then) + (then - there)).total()
-    return letters or int(before.replace(" ", "") != after.replace(" ", "")), spaces
-
-
-def _first(prompt: str, text: str) -> str:
-    """Where two texts first differ, with a little around it."""
-    at = next((i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), min(len(prompt), len(text)))
-    start = max(0, at - 8)
-    return f"{prompt[start : at + 12]!r}, which became {text[start : at + 12]!r}"

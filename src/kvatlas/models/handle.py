@@ -1,4 +1,4 @@
-"""A Hugging Face model: what can be known before the weights are loaded, and loading them."""
+"""A Hugging Face model: facts known before its weights are loaded, and loading them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.hub import Repository, is_id, matching
+from kvatlas.models import weights
 from kvatlas.models.options import Options
 from kvatlas.models.thinking import Thinking, thinking
-from kvatlas.models.weights import (
-    Adapter,
-    check_fits,
-    check_whole,
-    combined,
-    is_known,
-    load_weights,
-    sha256,
-    tensors_digest,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: What is fetched to plan, and what is fetched to decode.
+#: The files to fetch for planning, and those for decoding.
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "dynts.safetensors")
 WEIGHTS = ("model*.safetensors",)
-#: Messages of `role`, `content` and what else a chat template reads; further values for it.
+#: Messages of `role`, `content` and further fields of a chat template; further values for it.
 Messages = Sequence[Mapping[str, Any]]
 Values = Mapping[str, Any]
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
 _INDEX = "model.safetensors.index.json"
-#: What a config says of the program that wrote it, and not of the model.
+#: Entries of a config about the program that wrote it, and not about the model.
 _WRITER = ("transformers_version", "_name_or_path")
-#: The random streams with which figures of the embedded models were published, by how their digests begin.
+#: The random streams of the published figures of the embedded models, by the beginning of their digests.
 _STREAMS = {
     "7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd",
     "a4e90e308aced10c": "f945ffafc617c52054861ccaef642f023b2a9b53ab71f15fa309921963dfbd8e",
@@ -51,7 +42,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 #: Kinds of layers that the engine decodes: with a KV cache, with a state, or with neither.
 _CACHED = ("full_attention", "sliding_attention", "attention", "hybrid")
 _LAYERS = (*_CACHED, "linear_attention", "conv", "mamba", "moe", "mlp")
-#: Rotations of positions whose frequencies do not depend on the length of the text.
+#: Rotations of positions with frequencies that do not depend on the length of the text.
 STEADY = ("default", "linear", "llama3", "yarn", "proportional")
 
 
@@ -65,11 +56,11 @@ class CachedLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that decide what a cached token costs.
+    """The sizes that decide the memory of a cached token.
 
-    `layers` counts the layers with a KV cache, `head_dim` is the size of their keys. As config.json says until the
-    model is loaded; then as its layers are. `by_layer` are the cached layers where they are not all alike,
-    `state_bytes` is what layers with a state keep of a row.
+    `layers` counts the layers with a KV cache, `head_dim` is the size of their keys: those of config.json until the
+    model is loaded, then the true ones. `by_layer` are the cached layers if they are not all alike, `state_bytes` is
+    the size of the states of one row.
     """
 
     layers: int
@@ -99,8 +90,8 @@ class Shape:
 class ModelHandle:
     """A causal language model with its tokenizer, chat template and think tags.
 
-    `name` is what the user calls it; `folder` holds its small files, and its weights unless `repository` says from
-    where they are fetched when they are loaded.
+    `name` is the user's name for it. `folder` holds its small files, and its weights unless they come from
+    `repository`, from which they are fetched when they are loaded.
     """
 
     name: str
@@ -109,25 +100,23 @@ class ModelHandle:
     repository: Repository | None = None
 
     def __getstate__(self) -> Mapping[str, Any]:
-        # Workers read what they need again; tokenizers and digests need not travel. On machines with other devices they
-        # must not choose another type than the run key says.
+        # Workers read tokenizers and digests again. The type is fixed, since workers may have other devices.
         state = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**state, "options": replace(self.options, dtype=self.dtype)}
 
     @property
-    def adapter(self) -> Adapter:
-        """What is added to its weights."""
-        return Adapter(self.options.adapter)
+    def adapter(self) -> weights.Adapter:
+        return weights.Adapter(self.options.adapter)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """config.json as it is; of a multimodal model the part about text."""
+        """config.json; of a multimodal model the part about text."""
         config = self._read("config.json")
         text = config.get("text_config")
         return {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else config
 
     def _read(self, name: str) -> dict[str, Any]:
-        """A JSON file of the folder that holds an object, without what it says of the program that wrote it."""
+        """Return the object in a JSON file of the folder, without the entries about the program that wrote it."""
 
         def plain(content: dict[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in content.items() if key not in _WRITER}
@@ -139,29 +128,28 @@ class ModelHandle:
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        """config.json with the defaults of its model type, which files leave out."""
+        """config.json with the defaults of its model type."""
         from transformers import AutoConfig
 
-        known: dict[str, Any] = {}
+        defaults: dict[str, Any] = {}
         with suppress(KvatlasError), refusal(""):
             config = AutoConfig.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
             text = config.get_text_config()
-            # Some types give these under other names.
-            known = {name: getattr(text, name, None) for name in _SIZES} | text.to_dict()
-        return {**known, **self.config}
+            # Some types have other names for these.
+            defaults = {name: getattr(text, name, None) for name in _SIZES} | text.to_dict()
+        return {**defaults, **self.config}
 
     @cached_property
     def shape(self) -> Shape:
-        """Layers, KV heads, head size and hidden size."""
         config = self.config if all(self.config.get(name) for name in _SIZES) else self._settings
 
         def size(name: str, default: int | None = None) -> int:
-            given = config.get(name) if default is None else config.get(name) or default
-            if given is None:
+            value = config.get(name) if default is None else config.get(name) or default
+            if value is None:
                 raise KvatlasError(f"The config.json of the model {self.name!r} lacks {name!r}.")
-            if type(given) is not int or given < 1:
-                raise KvatlasError(f"The model {self.name!r} has {name} {given!r}; expected an integer >= 1.")
-            return given
+            if type(value) is not int or value < 1:
+                raise KvatlasError(f"The model {self.name!r} has {name} {value!r}; expected an integer >= 1.")
+            return value
 
         heads, hidden = size("num_attention_heads"), size("hidden_size")
         kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
@@ -174,13 +162,13 @@ class ModelHandle:
 
     @property
     def positions(self) -> int | None:
-        """Positions that the model knows and rotates alike in short and long texts; None where it does not say."""
+        """The number of positions that the model supports with one rotation for all lengths; None if unknown."""
         limits = self.config.get("max_position_embeddings"), self.steady_positions
         return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
     @property
     def steady_positions(self) -> int | None:
-        """The longest text in which rotation does not depend on the length (dynamic, longrope); None for any text."""
+        """The longest text with a rotation that does not depend on the length (dynamic, longrope); None for any."""
         rope = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
         parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
         if all((part.get("rope_type") or part.get("type") or "default") in STEADY for part in parts):
@@ -191,22 +179,24 @@ class ModelHandle:
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids that the model can write."""
         return int(self.config.get("vocab_size") or self._settings["vocab_size"])
 
     @cached_property
     def device(self) -> str:
-        """Where the model is decoded: cpu, cuda or cuda:N."""
         return self.options.resolved_device()
+
+    @property
+    def _own_dtype(self) -> str | None:
+        return self.config.get("dtype") or self.config.get("torch_dtype")
 
     @cached_property
     def dtype(self) -> str:
-        """Name of the type of its weights and its cache: part of the run key."""
+        """The name of the type of its weights and its cache: part of the run key."""
         if self.options.dtype != "auto":
             return self.options.dtype
         if self.device == "cpu":
             return "float32"
-        own = str(self.config.get("dtype") or self.config.get("torch_dtype") or "bfloat16")
+        own = str(self._own_dtype)
         return own if own in ("float32", "float16", "bfloat16") else "bfloat16"
 
     @property
@@ -221,31 +211,28 @@ class ModelHandle:
         # Quantised weights may be turned into floating-point numbers or not.
         if size is None or self.config.get("quantization_config"):
             return None
-        stored = str(self.config.get("dtype") or self.config.get("torch_dtype") or "float32")
+        stored = str(self._own_dtype or "float32")
         return size * (4 if self.dtype == "float32" else 2) // (4 if stored == "float32" else 2)
 
     def check(self) -> None:
-        """Raise KvatlasError for all that can be known to fail before weights are loaded."""
-        # What needs no imports comes first: a wrong folder is told at once.
+        """Raise KvatlasError for every fault that can be found before the weights are loaded."""
+        # Checks without imports come first, so that a wrong folder is reported at once.
         self._check_weights()
         self.adapter.check()
         self.check_type()
         _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
-        self._check_template()
-
-    def _check_template(self) -> None:
         text, again = (self.rendered([{"role": "user", "content": "x"}]) for _ in range(2))
-        # Addresses of objects and random words may be the same twice, but not in the next process.
+        # Addresses of objects and random words may repeat in one process, but not in the next.
         varies = text != again or " at 0x" in text or _RANDOM.search(self._template)
         if varies or not text.strip():
-            what = "another prompt each time" if varies else "an empty prompt"
-            raise KvatlasError(f"The chat template of the model {self.name!r} renders {what}.")
+            fault = "another prompt each time" if varies else "an empty prompt"
+            raise KvatlasError(f"The chat template of the model {self.name!r} renders {fault}.")
 
     def check_type(self) -> None:
         """Raise KvatlasError for model types and layers that the engine cannot decode."""
         config = self.config
         kind = str(config.get("model_type"))
-        if not is_known(kind):
+        if not weights.is_known(kind):
             raise KvatlasError(
                 f"The model {self.name!r} has the unknown model type {kind!r}; expected causal language models of the "
                 "installed transformers (code that comes with a model is never run)."
@@ -262,27 +249,27 @@ class ModelHandle:
             self._no_weights([path.name for path in self.folder.glob("*")])
 
     def _no_weights(self, names: Sequence[str]) -> None:
-        pickled = matching(list(names), _PICKLES)
-        if pickled:
+        pickles = matching(list(names), _PICKLES)
+        if pickles:
             raise KvatlasError(
-                f"The model {self.name!r} has its weights in pickle format ({pickled[0]}), which can run code and is "
+                f"The model {self.name!r} has its weights in pickle format ({pickles[0]}), which can run code and is "
                 "never read; convert it to safetensors: model*.safetensors is missing."
             )
         raise KvatlasError(f"The model {self.name!r} has no weights: model*.safetensors is missing (no other format).")
 
     def _weight_files(self) -> list[Path]:
-        """The local safetensors; KvatlasError if the index names one that is not there."""
-        there = [self.folder / name for name in matching([path.name for path in self.folder.glob("*")], WEIGHTS)]
-        named, _ = self._index()
-        if named is not None:
-            missing = sorted(named - {path.name for path in there})
-            if missing and self.repository is None:
-                raise KvatlasError(f"The model {self.name!r} lacks {len(missing)} of its weight files: {missing[0]}.")
-            there = [path for path in there if path.name in named] if not missing else []
-        return there
+        """Return the local safetensors. Raises KvatlasError if one that the index names is missing."""
+        files = [self.folder / name for name in matching([path.name for path in self.folder.glob("*")], WEIGHTS)]
+        names, _ = self._index()
+        if names is None:
+            return files
+        missing = sorted(names - {path.name for path in files})
+        if missing and self.repository is None:
+            raise KvatlasError(f"The model {self.name!r} lacks {len(missing)} of its weight files: {missing[0]}.")
+        return [path for path in files if path.name in names] if not missing else []
 
     def _index(self) -> tuple[set[str] | None, int | None]:
-        """The weight files that the index names, and their bytes; None without one."""
+        """Return the weight files that the index names, and their bytes; None without an index."""
         try:
             content = json.loads((self.folder / _INDEX).read_text())
             return set(map(str, content["weight_map"].values())), int(content.get("metadata", {}).get("total_size", 0))
@@ -294,41 +281,41 @@ class ModelHandle:
 
     @cached_property
     def weights_digest(self) -> str:
-        """SHA-256 over config and tensors: part of the run key.
+        """SHA-256 over config and tensors, whatever the names of files: part of the run key.
 
-        Nothing else that the files say counts, nor how they are named and split. Weights on the hub are not fetched for
-        it: of a model there the files count as they are.
+        For a model on the hub it is that of the files, since weights are not fetched for it.
         """
         if self.repository is not None:
             return self.files_digest
         self._check_weights()
-        tensors = tensors_digest(self._weight_files())
+        tensors = weights.tensors_digest(self._weight_files())
         return digest({"config": self._read("config.json"), "tensors": tensors, "adapter": self.adapter.content()})
 
     @property
     def stream(self) -> str:
-        """Name of the random streams: the digest of the weights, but for models that had another one before."""
+        """The name of the random streams: the digest of the weights, except for models with published figures."""
         return _STREAMS.get(self.weights_digest[:16], self.weights_digest)
 
     @cached_property
     def files_digest(self) -> str:
-        """SHA-256 over the files of config and weights, by which earlier versions knew a model."""
-        sums = {path.name: sha256(path) for path in self._weight_files()}
+        """SHA-256 over the files of config and weights: the key of a model in earlier versions."""
+        sums = {path.name: weights.sha256(path) for path in self._weight_files()}
         if not sums and self.repository is not None:
             files = self.repository.files()
             sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
             if not sums:
                 self._no_weights(list(files))
-        return combined({"config.json": sha256(self.folder / "config.json"), **sums, **self.adapter.digests()})
+        config = weights.sha256(self.folder / "config.json")
+        return weights.combined({"config.json": config, **sums, **self.adapter.digests()})
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """SHA-256 over the tokenizer as it is loaded, whatever its files, and its template: part of the run key."""
+        """SHA-256 over the loaded tokenizer, whatever its files, and its template: part of the run key."""
         return digest([_encoding(self.tokenizer), self._special, self._template])
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer; loaded from the folder alone, never from the network."""
+        """The tokenizer, loaded from the folder alone, never from the network."""
         from transformers import AutoTokenizer
 
         with refusal(f"The tokenizer of the model {self.name!r} cannot be loaded"):
@@ -341,12 +328,11 @@ class ModelHandle:
 
     @cached_property
     def thinking(self) -> Thinking:
-        """How thinking begins and ends."""
         return thinking(self.tokenizer, self.options.think_close)
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about the template, layers without a cache, fewer positions and missing think tags."""
+        """Notes for the user: layers without a cache, a template with a date, fewer positions, no think tags."""
         notes = []
         kinds = self.config.get("layer_types") or ()
         if without := sum(kind not in _CACHED for kind in kinds):
@@ -373,24 +359,24 @@ class ModelHandle:
 
     @cached_property
     def think_close(self) -> int | None:
-        """Id of the token that ends thinking; None where several tokens do, -1 where nothing does."""
+        """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags."""
         return self.thinking.token if self.thinking.close else -1
 
     def thinking_end(self, tokens: Sequence[int]) -> int | None:
-        """The number of tokens before the end of thinking if the newest of `tokens` completes it, else None."""
+        """Return the number of tokens before the end of thinking if the newest token completes it, else None."""
         if self.think_close is None:
             return self.thinking.end(tokens)
         return len(tokens) - 1 if tokens[-1] == self.think_close else None
 
     def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """Where thinking ends and where the answer begins in `tokens`; None if thinking does not end there."""
+        """Return the end of thinking and the start of the answer in `tokens`; None if thinking does not end."""
         if self.think_close is None:
             return self.thinking.split(tokens)
         return next(((i, i + 1) for i, token in enumerate(tokens) if token == self.think_close), None)
 
     @cached_property
     def opens_thinking(self) -> bool:
-        """Whether the prompt itself opens thinking, so that the model does not."""
+        """True if the prompt itself opens thinking."""
         opening = self.thinking.open
         return bool(opening) and self.prompt("x").rstrip().endswith(opening)
 
@@ -408,30 +394,30 @@ class ModelHandle:
         return frozenset(stops)
 
     def prompt(self, message: str) -> str:
-        """The exact text of one user message through the chat template, up to where the model begins to write."""
+        """Return one user message through the chat template, up to where the model begins to write."""
         return self.conversation([{"role": "user", "content": message}])
 
     def conversation(self, messages: Messages, values: Values | None = None) -> str:
-        """The same for several messages, with further `values`; KvatlasError if the template refuses them."""
+        """Return the prompt of several messages, with further `values` for the template."""
         text, opening = self.rendered(messages, values=values), self.options.think_open
         return text if not opening or text.endswith(opening) else f"{text}{opening}"
 
     def rendered(self, messages: Messages, *, answering: bool = True, values: Values | None = None) -> str:
-        """Render messages by the chat template, up to where an answer begins if `answering`.
+        """Render messages by the chat template in Jinja's sandbox, up to where an answer begins if `answering`.
 
-        In Jinja's sandbox, as transformers does.
+        Raises KvatlasError if the template refuses the messages.
         """
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
-        given = {
+        defaults = {
+            "tools": None,
             "strftime_now": date.fromisoformat(self.options.date).strftime,
             **self.tokenizer.special_tokens_map,
-            **(values or {}),
         }
+        own = {"messages": messages, "documents": None, "add_generation_prompt": answering}
         try:
-            own = {"messages": messages, "documents": None, "add_generation_prompt": answering}
-            return str(_compile_jinja_template(self._template).render({"tools": None, **given, **own}))
-        # A template may raise whatever Python does.
+            return str(_compile_jinja_template(self._template).render({**defaults, **(values or {}), **own}))
+        # A template may raise anything.
         except Exception as error:
             raise KvatlasError(
                 f"The chat template of {self.name!r} refuses these messages ({reason(error)})."
@@ -439,7 +425,7 @@ class ModelHandle:
 
     @cached_property
     def prompt_identity(self) -> dict[str, Any]:
-        """What makes prompts of messages, besides the tokenizer: part of the run key."""
+        """All that decides the prompt of messages, besides the tokenizer: part of the run key."""
         date = self.options.date if "strftime_now" in self._template else None
         return {"template": self._template, "special": self._special, "date": date, "opening": self.options.think_open}
 
@@ -455,30 +441,29 @@ class ModelHandle:
             raise KvatlasError(f"The tokenizer of the model {self.name!r} has no default chat template.") from error
 
     def encode(self, message: str) -> tuple[int, ...]:
-        """Token ids of one user message, as `prompt` writes it."""
         return self.tokens(self.prompt(message))
 
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text as it is: no chat template, nothing added."""
+        """Return the token ids of a text, without chat template and special tokens."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return tuple(int(i) for i in ids)
 
     def reads(self, text: str) -> bool:
-        """Whether the tokenizer has tokens for all of a text: encoded and decoded it is the same but for its spaces."""
-        # Not `tokens`: a text that is longer than the context is no reason to warn, nobody is asked it.
+        """Return True if a text is the same after encoding and decoding, apart from case and spaces."""
+        # Not `tokens`, which warns of texts that are longer than the context.
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         back = str(self.tokenizer.decode(ids, skip_special_tokens=False))
         return "".join(back.casefold().split()) == "".join(text.casefold().split())
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of new tokens without the end token."""
+        """Return the text of new tokens without the end token."""
         visible = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
         return str(self.tokenizer.decode(list(visible), skip_special_tokens=False))
 
     def answer(self, tokens: Sequence[int]) -> str | None:
-        """The text after the end of thinking; None if thinking never ended.
+        """Return the text after the end of thinking; None if thinking does not end.
 
-        A trace in which thinking was opened neither by the prompt nor by the model is an answer as a whole.
+        If neither the prompt nor the model opened thinking, the whole trace is an answer.
         """
         split = self.split(tokens)
         if split is None:
@@ -490,76 +475,63 @@ class ModelHandle:
         return self.text(tokens[split[1] :])
 
     def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
-        """How many new tokens are thinking that ends at `end`; if that is None all, or none where nothing opened it."""
+        """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""
         if end is not None:
             return end
         return len(tokens) if self.opens_thinking or self._thinks(self.text(tokens)) else 0
 
     def _thinks(self, text: str) -> bool:
-        # At the end of a text that does not end it.
+        # At the end of a text that does not close thinking.
         return bool(self.thinking.close) and (self.opens_thinking or self.thinking.open in text)
 
     def load(self) -> PreTrainedModel:
-        """Load the weights (frozen, evaluation mode, on the device), fetched first where they are on the hub."""
+        """Load the weights (frozen, evaluation mode, on the device); weights on the hub are fetched first."""
         from kvatlas.models.packing import pack
 
         folder = self.folder
-        check_fits(self.name, self.weight_bytes, self.device)
+        weights.check_fits(self.name, self.weight_bytes, self.device)
         if self.repository is not None and not self._weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
-        model = load_weights(self.name, folder, self.dtype, self.device)
+        model = weights.load_weights(self.name, folder, self.dtype, self.device)
         self.adapter.merge(self.name, model)
         pack(model)
         return model
 
 
-@dataclass(frozen=True)
-class _Loaded(ModelHandle):
-    weights: PreTrainedModel | None = None
-
-    def load(self) -> PreTrainedModel:
-        assert self.weights is not None
-        return self.weights
-
-
 def handle_for(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, stops: frozenset[int], **options: Any
 ) -> ModelHandle:
-    """The model whose weights `model` holds, `stops` being the tokens that end a trace.
+    """Return the handle of a loaded model; `stops` are the tokens that end a trace.
 
-    Without `tokenizer` it is read from where the weights came from. KvatlasError where that is no folder and no
-    repository in the cache (a policy has to know how thinking ends), and for weights on several devices.
+    Without a `tokenizer` it is read from the origin of the weights. Raises KvatlasError if that is neither a folder nor
+    a repository in the cache (a policy has to know how thinking ends), and for weights on several devices.
     """
     name = str(model.config.name_or_path)
-    check_whole(name, model)
+    weights.check_whole(name, model)
     folder = Path(name)
     if not (folder / "config.json").is_file() and is_id(name):
         folder = Repository(name).cached() or folder
-    handle = _Loaded(name, folder, Options.of({**options, "device": str(model.device)}), weights=model)
-    known = {
-        "config": model.config.get_text_config().to_dict(),
-        "stops": stops,
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }
+    handle = ModelHandle(name, folder, Options.of({**options, "device": str(model.device)}))
+    vars(handle).update(
+        config=model.config.get_text_config().to_dict(), stops=stops, dtype=str(model.dtype).removeprefix("torch.")
+    )
     if tokenizer is not None:
-        known["tokenizer"] = tokenizer
+        vars(handle)["tokenizer"] = tokenizer
     elif not (folder / "tokenizer_config.json").is_file():
         raise KvatlasError(f"The model {name!r} was not loaded from a folder: its tokenizer has to be given.")
-    vars(handle).update(known)
     handle.check_type()
     return handle
 
 
 def _encoding(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """All that changes how a tokenizer encodes and decodes, as plain data."""
+    """Return all that changes how a tokenizer encodes and decodes, as plain data."""
     plain = [getattr(tokenizer, name, None) for name in ("clean_up_tokenization_spaces", "split_special_tokens")]
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        state = json.loads(backend.to_str())
-        # Each call sets these two.
-        return [{**state, "truncation": None, "padding": None}, *plain]
+        # Each call sets truncation and padding.
+        return [{**json.loads(backend.to_str()), "truncation": None, "padding": None}, *plain]
     with TemporaryDirectory() as folder:
-        vocabulary = sorted(sha256(Path(file)) for file in tokenizer.save_vocabulary(folder))
+        vocabulary = sorted(weights.sha256(Path(file)) for file in tokenizer.save_vocabulary(folder))
     added = {token: repr(text) for token, text in tokenizer.added_tokens_decoder.items()}
-    given = {name: value for name, value in tokenizer.init_kwargs.items() if isinstance(value, bool | int | float)}
-    return [type(tokenizer).__name__, vocabulary, added, given, *plain]
+    values = {name: value for name, value in tokenizer.init_kwargs.items() if isinstance(value, bool | int | float)}
+    return [type(tokenizer).__name__, vocabulary, added, values, *plain]

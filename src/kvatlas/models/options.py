@@ -1,4 +1,4 @@
-"""How a model is to be loaded and prompted, as users say it: in a spec's entry, or with `--model-option`."""
+"""The user's options for loading and prompting a model, from a spec's entry or `--model-option`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Options:
-    """What can be said about a model beside where it is.
+    """The options of a model.
 
     dtype: auto (float32 on a CPU, the checkpoint's own on a GPU), float32, bfloat16 or float16.
-    device: auto (a GPU where there is one), cpu, cuda or cuda:N.
-    revision: of a hub id: branch, tag or commit.
-    cache: folder for what comes from the hub, or is made of a GGUF.
-    adapter: folder of a LoRA adapter as peft writes it, added to the weights; its chat template counts.
-    think_close: the text that ends thinking, where it is not found; '' for a model without thinking.
-    think_open: text put behind the prompt unless it is there, as the R1 model card advises (`<think>`, a line break).
-    date: YYYY-MM-DD, the day that chat templates take for today, so that prompts do not change from day to day.
+    device: auto (a GPU if there is one), cpu, cuda or cuda:N.
+    revision: branch, tag or commit of a hub id.
+    cache: folder for downloads from the hub and converted GGUF files.
+    adapter: folder of a LoRA adapter as peft writes it, added to the weights; its chat template replaces the model's.
+    think_close: the text that ends thinking, if it is not found; '' for a model without thinking.
+    think_open: text added to the prompt unless it is there, as the R1 model card advises (`<think>`, a line break).
+    date: YYYY-MM-DD, the date of today in chat templates, so that prompts do not change from day to day.
     """
 
     dtype: str = "auto"
@@ -39,7 +39,7 @@ class Options:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, str) and not (value is None and field.name == "think_close"):
-                raise KvatlasError(f"The model option {field.name} is {value!r}; expected texts.")
+                raise KvatlasError(f"The model option {field.name} is {value!r}; expected a text.")
         if self.dtype not in DTYPES:
             raise KvatlasError(f"The model option dtype is {self.dtype!r}; expected {', '.join(DTYPES)}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
@@ -51,26 +51,25 @@ class Options:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Options:
-        """The options with these values; KvatlasError for one that does not exist."""
-        valid = [field.name for field in fields(cls)]
+        """Return the options with these values. Raises KvatlasError for an unknown option."""
+        names = [field.name for field in fields(cls)]
         for name in values:
-            if name not in valid:
-                raise KvatlasError(f"Unknown model option {name!r}; expected {', '.join(valid)}.")
+            if name not in names:
+                raise KvatlasError(f"Unknown model option {name!r}; expected {', '.join(names)}.")
         return cls(**values)
 
     def resolved_device(self) -> str:
-        """The device: cpu, cuda or cuda:N; KvatlasError where a GPU is asked for and there is none."""
+        """Return the device: cpu, cuda or cuda:N. Raises KvatlasError for a GPU that does not exist."""
         if self.device == "cpu":
             return "cpu"
         import torch
 
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.device == "auto":
-            return "cuda" if there else "cpu"
-        number = int(self.device.partition(":")[2] or 0)
-        if number >= there:
+            return "cuda" if count else "cpu"
+        if int(self.device.partition(":")[2] or 0) >= count:
             raise KvatlasError(
                 f"The model option device is {self.device!r}, but this machine has "
-                f"{'no GPU' if not there else f'{there} GPUs'} that PyTorch can use."
+                f"{f'{count} GPUs' if count else 'no GPU'} that PyTorch can use."
             )
         return self.device

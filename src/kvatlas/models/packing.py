@@ -1,24 +1,23 @@
-"""Layers of a model on native CPU kernels: numbers of a token never depend on how many there are beside it.
+"""Layers of a model on native CPU kernels: the numbers of a token never depend on the other tokens of a batch.
 
 torch's own linear layers sum in another order for one row than for eight. Here weights are packed once, the originals
-dropped, and every row is summed in an order of its own. Layers that read the same input (queries, keys and values; gate
-and up) lie side by side in one table, and what is computed in one of the usual forms takes fewer calls: normalisations,
-gated feed-forward layers, whole decoders of Llama's form, and mixtures of experts.
+dropped, and every row is summed in its own order. Layers with the same input (queries, keys and values; gate and up)
+lie side by side in one table, and usual forms take fewer calls: normalisations, gated feed-forward layers, whole
+decoders of Llama's form, and mixtures of experts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -26,38 +25,31 @@ from kvatlas.models.attention import ATTENTION, attend, attention_function, own_
 from kvatlas.native import LANES, Linear, Native, load
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 #: Linear layers that read the same input.
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-#: Layers that have a packed form, by transformers' module and class. Other models have copies of these classes, which
-#: are known by their code.
+#: Layers with a packed form, by transformers' module and class. Copies of these classes in other models are recognised
+#: by their code.
 NORMS = ("llama.LlamaRMSNorm", "olmo2.Olmo2RMSNorm")
 GATES = ("llama.LlamaMLP", "seed_oss.SeedOssMLP")
 LAYERS = ("llama.LlamaDecoderLayer",)
 ATTENTIONS = (
-    "llama.LlamaAttention",
-    "mistral.MistralAttention",
-    "qwen2.Qwen2Attention",
-    "seed_oss.SeedOssAttention",
+    *("llama.LlamaAttention", "mistral.MistralAttention", "qwen2.Qwen2Attention", "seed_oss.SeedOssAttention"),
     "smollm3.SmolLM3Attention",
 )
 #: Children of a decoder of Llama's form.
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
-#: Functions that torch computes in vectors of numbers, and by another formula for those left over.
+#: Functions that torch computes in vectors of numbers, and by another formula for the remaining ones.
 CURVES = ("sigmoid", "exp", "tanh", "softplus", "silu", "gelu")
 #: A multiple of every vector's length.
 VECTOR = 64
-#: Distance of numbers that differ by rounding alone, relative to their norm.
+#: The largest distance of numbers that differ by rounding alone, relative to their norm.
 ROUNDING = 1e-3
-
-#: Puts back what was replaced.
-Undo = Callable[[], None]
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weights are packed; in other types than fp32 it computes as torch does."""
+    """A linear layer with packed weights; in other types than fp32 it computes as torch does."""
 
     def __init__(self, packed: Linear) -> None:
         super().__init__()
@@ -66,7 +58,7 @@ class PackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as they were [outputs, inputs]: a copy."""
+        """A copy of the original weights [outputs, inputs]."""
         return self.packed.weight.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features].contiguous()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +78,7 @@ class PackedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights as they were [tokens, hidden size]: a copy."""
+        """A copy of the original weights [tokens, hidden size]."""
         return self.linear[0].weight
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -104,7 +96,7 @@ class PackedNorm(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The weight [hidden size] of the layer that it stands for."""
+        """The weight [hidden size] of the original layer."""
         return self.norm.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,7 +141,7 @@ class FusedLayer:
         self.rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """The layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
+        """Return the layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
         native = self.native
         table = self.inputs(native.rms_norm(x, *self.norms[0]))
         native.rotate(table, cos, sin, self.rotary_heads, self.size)
@@ -162,7 +154,7 @@ class FusedLayer:
 
 
 class FusedDecoder:
-    """The `forward` of a decoder of fused layers under `own_attention`, for one row of tokens; else it is its own."""
+    """The `forward` of a decoder of fused layers, for one row of tokens under `own_attention`; otherwise its own."""
 
     def __init__(self, decoder: Any, layers: Sequence[FusedLayer]) -> None:
         from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -172,10 +164,10 @@ class FusedDecoder:
         self.embedding, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
         self.config = decoder.config
 
-    def __call__(self, input_ids: Tensor | None = None, **given: Any) -> Any:
-        positions = given.get("position_ids")
+    def __call__(self, input_ids: Tensor | None = None, **others: Any) -> Any:
+        positions = others.get("position_ids")
         if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
-            return self.unfused()(input_ids, **given)
+            return self.unfused()(input_ids, **others)
         x = self.embedding(input_ids)
         cos, sin = self.rotary(x, position_ids=positions)
         if cos.shape != (1, x.shape[1], self.layers[0].size):
@@ -187,7 +179,7 @@ class FusedDecoder:
 
 
 class PackedExperts(nn.Module):
-    """Experts as `transformers.integrations.moe` knows them, in one table for all, each packed by itself."""
+    """Experts in the form of `transformers.integrations.moe`, one table for all, each packed by itself."""
 
     def __init__(self, native: Native, layer: Any) -> None:
         super().__init__()
@@ -204,13 +196,12 @@ class PackedExperts(nn.Module):
         return list(zip(weights.transpose(1, 2) if self.layer.is_transposed else weights, biases, strict=True))
 
     def unpack(self) -> None:
-        """Give the layer its weights back."""
         for name, experts in zip(self.names, (self.first, self.second), strict=True):
             weights = torch.stack([expert.weight for expert in experts])
             getattr(self.layer, name).data = weights.mT.contiguous() if self.layer.is_transposed else weights
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x [tokens, hidden size] through the experts `chosen` [tokens, experts of each], summed in that order."""
+        """Pass x [tokens, hidden size] through the experts `chosen` [tokens, experts of each], summed in that order."""
         layer, flat, number = self.layer, chosen.flatten(), chosen.shape[1]
         out = x.new_zeros(len(flat), x.shape[1])
         for expert in flat[flat < len(self.first)].unique().tolist():  # type: ignore[no-untyped-call]
@@ -224,7 +215,7 @@ class PackedExperts(nn.Module):
 
 
 class RowExact(TorchFunctionMode):
-    """The `forward` of a layer of experts, with what chooses among them: tables and curves row by row."""
+    """The `forward` of a layer of experts and its router, with tables and curves computed row by row."""
 
     def __init__(self, native: Native, layer: nn.Module) -> None:
         super().__init__()
@@ -232,46 +223,41 @@ class RowExact(TorchFunctionMode):
         tables = [weight for weight in layer.parameters() if weight.dim() == 2 and weight.numel()]
         self.tables = {id(weight): PackedLinear(native.linear(weight, None)) for weight in tables}
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self:
-            return self.inexact(*given, **named)
+            return self.inexact(*args, **kwargs)
 
-    def __torch_function__(self, function: Any, _types: Any, given: Any = (), named: Any = None) -> Any:
-        named, name = named or {}, getattr(function, "__name__", "")
-        if function is F.linear and len(given) > 1 and id(given[1]) in self.tables:
-            bias = named.get("bias", given[2] if len(given) > 2 else None)
-            return self.tables[id(given[1])](given[0]) + (0 if bias is None else bias)
-        if name in CURVES and (width := given[0].shape[-1]) % VECTOR:
-            return function(F.pad(given[0], (0, -width % VECTOR)), *given[1:], **named)[..., :width]
-        return function(*given, **named)
-
-
-#: The packed feed-forward layer and norms of a layer of Llama's form.
-FORMS = [PackedGate, PackedNorm, PackedNorm]
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if function is F.linear and len(args) > 1 and id(args[1]) in self.tables:
+            bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
+            return self.tables[id(args[1])](args[0]) + (0 if bias is None else bias)
+        if name in CURVES and (width := args[0].shape[-1]) % VECTOR:
+            return function(F.pad(args[0], (0, -width % VECTOR)), *args[1:], **kwargs)[..., :width]
+        return function(*args, **kwargs)
 
 
-def pack(model: PreTrainedModel) -> list[Undo]:
-    """Replace a model's layers by packed ones where native kernels serve it: fp32 on the CPU.
+def pack(model: PreTrainedModel) -> ExitStack:
+    """Replace a model's layers by packed ones if native kernels support it: fp32 on the CPU.
 
-    The weights of replaced linear layers are gone; what is returned puts them back, the last one first. Each step must
-    leave the numbers of a few tokens as the model's own layers compute them, or is undone. A model with hooks is not
-    run: its linear layers alone are packed. Hooks registered later inside a fused decoder see no call of the engine's.
+    The weights of replaced linear layers are dropped; closing the returned stack restores every weight, bit for bit:
+    `with pack(model): ...`. A step that changes the numbers of a few tokens is undone. A model with hooks is not run:
+    only its linear layers are packed. Hooks registered later inside a fused decoder see no call of the engine's.
     """
-    native = load()
+    native, undo = load(), ExitStack()
     if native is None or model.device.type != "cpu" or model.dtype is not torch.float32:
-        return []
+        return undo
     if any(isinstance(module, PackedLinear) for module in model.modules()):
-        return []
+        return undo
     if any(map(_has_hooks, model.modules())):
-        return _pack_linear(native, model)
-    undo: list[Undo] = []
-    own = _numbers(model)
+        _pack_linear(native, model, undo)
+        return undo
+    before = _numbers(model)
     for step in (_pack_linear, _pack_experts, _pack_forms, _fuse):
-        replaced = step(native, model)
-        if own and _close(_numbers(model), own):
-            undo += replaced
-        else:
-            _put_back(replaced)
+        with ExitStack() as own:
+            step(native, model, own)
+            if before and _close(_numbers(model), before):
+                undo.push(own.pop_all())
     return undo
 
 
@@ -281,11 +267,11 @@ def _has_hooks(module: nn.Module) -> bool:
 
 @torch.inference_mode()
 def _numbers(model: PreTrainedModel) -> list[Tensor]:
-    """What a model passes to attention in each layer, and logits, for a few tokens; nothing if it raises."""
+    """Return the inputs of attention in each layer, and logits, for a few tokens; empty if the model raises."""
     numbers: list[Tensor] = []
 
-    def probe(_layer: object, *given: Any, scaling: float, sliding_window: int = 0, **_: Any) -> tuple[Tensor, None]:
-        query, key, value = given[:3]
+    def probe(_layer: object, *tensors: Any, scaling: float, sliding_window: int = 0, **_: Any) -> tuple[Tensor, None]:
+        query, key, value = tensors[:3]
         numbers.extend((query, key, value, torch.tensor([scaling, sliding_window or 0])))
         grouped = query.shape[1] != key.shape[1]
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
@@ -299,69 +285,57 @@ def _numbers(model: PreTrainedModel) -> list[Tensor]:
         return []
 
 
-def _close(numbers: list[Tensor], own: list[Tensor]) -> bool:
-    same = [each.shape for each in numbers] == [each.shape for each in own]
-    return same and all(torch.dist(a, b) <= ROUNDING * b.norm() for a, b in zip(numbers, own, strict=True))
+def _close(numbers: list[Tensor], others: list[Tensor]) -> bool:
+    same = [each.shape for each in numbers] == [each.shape for each in others]
+    return same and all(torch.dist(a, b) <= ROUNDING * b.norm() for a, b in zip(numbers, others, strict=True))
 
 
-def _put_back(replaced: list[Undo]) -> None:
-    for step in reversed(replaced):
-        step()
-
-
-def _tied(*_: Any, **__: Any) -> None:
-    pass
-
-
-def _pack_linear(native: Native, model: PreTrainedModel) -> list[Undo]:
+def _pack_linear(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
     places: dict[nn.Module, list[tuple[str, Any]]] = {
         parent: [
             (name, child) for name, child in parent.named_children() if isinstance(child, nn.Linear | nn.Embedding)
         ]
         for parent in model.modules()
     }
-    users = Counter(id(child.weight) for children in places.values() for _, child in children)
-    tied = {
-        id(child.weight): (parent, name)
-        for parent, children in places.items()
-        for name, child in children
-        if type(child) is nn.Embedding
-    }
-    undo: list[Undo] = []
+    every = [(parent, name, child) for parent, children in places.items() for name, child in children]
+    users = Counter(id(child.weight) for _, _, child in every)
+    tied = {id(child.weight): (parent, name) for parent, name, child in every if type(child) is nn.Embedding}
     for parent, children in places.items():
         joined = _join(native, parent)
         for name, child in children:
             if not _plain(child):
                 continue
             packed = PackedLinear(joined.get(id(child)) or native.linear(child.weight, child.bias))
-            undo.append(_replace(parent, name, packed))
+            _replace(parent, name, packed, undo)
             embedding = tied.get(id(child.weight))
             if embedding is not None:
-                undo.append(_replace(*embedding, PackedEmbedding(packed)))
+                _replace(*embedding, PackedEmbedding(packed), undo)
             if users[id(child.weight)] == 1 + (embedding is not None):
-                undo.append(partial(_unpack, child, packed))
+                undo.callback(_unpack, child, packed)
                 child.weight.data = child.weight.data.new_empty(0)
-    if undo:
-        # What shares weights shares the packed ones; the names that transformers would tie are gone.
-        model.tie_weights = _tied
-        undo.insert(0, lambda: vars(model).pop("tie_weights"))
-    return undo
+            # Layers with shared weights share the packed ones; the names that transformers would tie are gone.
+            if "tie_weights" not in vars(model):
+                model.tie_weights = lambda *_, **__: None
+                undo.callback(vars(model).pop, "tie_weights")
+
+
+def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
+    layer.weight.data = packed.weight
 
 
 def _plain(layer: nn.Module | None) -> bool:
-    """Whether this is torch's linear layer without hooks."""
     return type(layer) is nn.Linear and not _has_hooks(layer)
 
 
 def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
-    """Layers of one parent that read the same input, packed side by side: by the layer's id, its part of the table."""
+    """Pack the layers of a parent with the same input side by side; return the part of each layer by its id."""
     parts: dict[int, Linear] = {}
     for names in JOINED:
         layers: list[Any] = [getattr(parent, name, None) for name in names]
         if not all(_plain(layer) and layer.out_features % LANES == 0 for layer in layers):
             continue
         biases = [layer.bias for layer in layers]
-        if any(bias is None for bias in biases) and any(bias is not None for bias in biases):
+        if len({bias is None for bias in biases}) > 1:
             continue
         bias = None if biases[0] is None else torch.cat(biases)
         table = native.linear(torch.cat([layer.weight for layer in layers]), bias)
@@ -372,45 +346,36 @@ def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
     return parts
 
 
-def _replace(parent: nn.Module, name: str, by: nn.Module) -> Undo:
-    undo = partial(setattr, parent, name, getattr(parent, name))
+def _replace(parent: nn.Module, name: str, by: nn.Module, undo: ExitStack) -> None:
+    undo.callback(setattr, parent, name, getattr(parent, name))
     setattr(parent, name, by)
-    return undo
 
 
-def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
-    layer.weight.data = packed.weight
-
-
-def _pack_experts(native: Native, model: nn.Module) -> list[Undo]:
-    """Replace experts; what is returned puts them back. Linear layers are packed before."""
-    undo: list[Undo] = []
+def _pack_experts(native: Native, model: nn.Module, undo: ExitStack) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if {"has_gate", "has_post_expert_norm"} <= vars(child).keys():
                 packed = PackedExperts(native, child)
-                setattr(parent, name, packed)
+                undo.callback(packed.unpack)
+                _replace(parent, name, packed, undo)
                 parent.forward = RowExact(native, parent)
-                undo += [packed.unpack, partial(setattr, parent, name, child), partial(delattr, parent, "forward")]
-    return undo
+                undo.callback(delattr, parent, "forward")
 
 
-def _pack_forms(native: Native, model: nn.Module) -> list[Undo]:
+def _pack_forms(native: Native, model: nn.Module, undo: ExitStack) -> None:
     from transformers.activations import ACT2FN
 
     silu = nn.SiLU, type(ACT2FN["silu"])
-    undo: list[Undo] = []
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if _computes_as(child, NORMS):
-                undo.append(_replace(parent, name, PackedNorm(native, child)))
+                _replace(parent, name, PackedNorm(native, child), undo)
             elif _computes_as(child, GATES) and isinstance(child.act_fn, silu):
-                undo.append(_replace(parent, name, PackedGate(native, child)))
-    return undo
+                _replace(parent, name, PackedGate(native, child), undo)
 
 
 def _computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
-    """Whether a layer's `forward` is the code of one of these classes."""
+    """Return True if a layer's `forward` has the code of one of these classes."""
     classes = (name.split(".") for name in names)
     modules = ((import_module(f"transformers.models.{module}.modeling_{module}"), name) for module, name in classes)
     return _code(type(layer)) in [_code(getattr(module, name)) for module, name in modules]
@@ -423,33 +388,23 @@ def _code(layer: type[nn.Module]) -> Any:
     return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != doc])
 
 
-def _fuse(native: Native, model: PreTrainedModel) -> list[Undo]:
-    """A decoder of nothing but layers of Llama's form gets a shorter `forward`."""
+def _fuse(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
+    """Give a shorter `forward` to a decoder that consists of layers of Llama's form alone."""
     decoder = model.get_decoder()
-    if set(dict(decoder.named_children())) != DECODER or not all(map(_fusable, decoder.layers)):
-        return []
-    decoder.forward = FusedDecoder(decoder, [FusedLayer(native, layer) for layer in decoder.layers])
-    return [partial(delattr, decoder, "forward")]
+    if set(dict(decoder.named_children())) == DECODER and all(map(_fusable, decoder.layers)):
+        decoder.forward = FusedDecoder(decoder, [FusedLayer(native, layer) for layer in decoder.layers])
+        undo.callback(delattr, decoder, "forward")
 
 
 def _fusable(layer: Any) -> bool:
-    """Whether a layer has Llama's form, and all that it computes with is packed."""
+    """Return True if a layer has Llama's form, and all its parts are packed."""
     if not (_computes_as(layer, LAYERS) and _computes_as(layer.self_attn, ATTENTIONS)):
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    if [type(part) for part in (mlp, layer.input_layernorm, layer.post_attention_layernorm)] != FORMS:
+    forms = [type(part) for part in (mlp, layer.input_layernorm, layer.post_attention_layernorm)]
+    if forms != [PackedGate, PackedNorm, PackedNorm]:
         return False
     parents = (attention, JOINED[0]), (mlp.layer, JOINED[1])
     joined = [getattr(parent, name) for parent, names in parents for name in names]
     linear = *joined, attention.o_proj, mlp.layer.down_proj
     return all(type(part) is PackedLinear for part in linear) and all(part.packed.whole for part in joined)
-
-
-@contextmanager
-def packed(model: PreTrainedModel) -> Iterator[None]:
-    """The same for a while, for a model that belongs to somebody else: every weight is back afterwards, bit for bit."""
-    undo = pack(model)
-    try:
-        yield
-    finally:
-        _put_back(undo)

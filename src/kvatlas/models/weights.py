@@ -1,4 +1,4 @@
-"""Weights: loading them, every tensor there and finite; LoRA adapters; digests of files and of tensors."""
+"""Weights: loading with checks that every tensor exists and is finite; LoRA adapters; digests of files and tensors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-#: Bytes that are read at a time, and the longest header of a safetensors file.
+#: Bytes to read at a time, and the longest header of a safetensors file.
 _CHUNK, _HEADER = 2**20, 100_000_000
-#: The files of an adapter, and its chat template, which takes the place of the model's own.
+#: The files of an adapter, and its chat template, which replaces the model's own.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TEMPLATE = "chat_template.jinja"
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(\.default)?\.weight")
-#: What changes what an adapter computes, with the values that the formula above covers.
+#: Entries that change the formula of an adapter, with their supported values.
 _PLAIN_ADAPTER: dict[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -38,15 +38,13 @@ _PLAIN_ADAPTER: dict[str, tuple[object, ...]] = {
 
 
 def is_known(kind: str) -> bool:
-    """Whether transformers has code for causal language models of that `model_type`.
-
-    Its folders tell of most that it has not in no time; the import that tells the rest takes seconds.
-    """
+    """Return True if transformers has code for causal language models of that `model_type`."""
+    # The names of its folders exclude most unknown types without the import, which takes seconds.
     package = find_spec("transformers")
     assert package is not None
     assert package.origin is not None
-    there = (Path(package.origin).parent / "models").iterdir()
-    if not any(kind.replace("-", "_").startswith(folder.name) for folder in there):
+    folders = (Path(package.origin).parent / "models").iterdir()
+    if not any(kind.replace("-", "_").startswith(folder.name) for folder in folders):
         return False
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -54,20 +52,20 @@ def is_known(kind: str) -> bool:
 
 
 def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrainedModel:
-    """The model `name` from its folder, frozen and in evaluation mode; KvatlasError says what is wrong with it."""
+    """Load the model `name` from its folder, frozen and in evaluation mode. Raises KvatlasError for faulty weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    # What transformers tells in a table is told in a sentence here.
+    # The report below replaces the table of transformers.
     logging.set_verbosity_error()
-    # Its type does not say that with a report it gives two things.
+    # Its type does not cover the second result, the report.
     load: Any = AutoModelForCausalLM.from_pretrained
     model: PreTrainedModel
     with refusal(f"The weights of the model {name!r} cannot be loaded"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        # A config.json may name repositories of kernels here, which would be fetched and run.
+        # A config.json may name repositories of kernels in these fields, which would be fetched and run.
         config._attn_implementation = config._experts_implementation = None
         model, report = load(
             folder,
@@ -88,7 +86,7 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
 
 
 def check_fits(name: str, size: int | None, device: str) -> None:
-    """Raise KvatlasError if weights of `size` bytes are more than the GPU `device` has free: no model is split."""
+    """Raise KvatlasError if weights of `size` bytes do not fit the free memory of a GPU."""
     if size is None or device == "cpu":
         return
     import torch
@@ -103,7 +101,7 @@ def check_fits(name: str, size: int | None, device: str) -> None:
 
 
 def check_whole(name: str, model: PreTrainedModel) -> None:
-    """Raise KvatlasError if a model's weights lie on several devices, as `device_map` leaves them."""
+    """Raise KvatlasError if a model's weights lie on several devices, as with `device_map`."""
     places: dict[str, int] = {}
     for tensor in model.parameters():
         places[str(tensor.device)] = places.get(str(tensor.device), 0) + tensor.numel() * tensor.element_size()
@@ -116,7 +114,7 @@ def check_whole(name: str, model: PreTrainedModel) -> None:
 
 
 def check_finite(name: str, model: PreTrainedModel) -> None:
-    """Raise KvatlasError for a tensor with values that are no finite numbers in the type in which it runs."""
+    """Raise KvatlasError for a tensor with NaN or infinite values."""
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and tensor.numel():
             least, most = tensor.aminmax()
@@ -129,15 +127,15 @@ def check_finite(name: str, model: PreTrainedModel) -> None:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, from its content alone: names, of links too, can say anything."""
+    """Return the SHA-256 of the content of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def tensors_digest(files: Iterable[Path]) -> str:
-    """SHA-256 over the tensors of safetensors files: names, types, shapes and data, however they are split over files.
+    """Return the SHA-256 over names, types, shapes and data of tensors, however they are split over safetensors files.
 
-    Raises KvatlasError for a file that is not one.
+    Raises KvatlasError for another file.
     """
     tensors: dict[str, list[Any]] = {}
     for path in files:
@@ -160,7 +158,7 @@ def tensors_digest(files: Iterable[Path]) -> str:
 
 
 def combined(sums: Mapping[str, str]) -> str:
-    """One digest of files from theirs, the config first."""
+    """Return one digest from those of several files, the config first."""
     total = hashlib.sha256()
     for name in sorted(sums, key=lambda file_name: (file_name != "config.json", file_name)):
         total.update(name.encode() + b"\0")
@@ -170,7 +168,7 @@ def combined(sums: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The LoRA adapter in a folder as peft writes it, or none for "": added to the weights of a loaded model.
+    """The LoRA adapter in a folder as peft writes it, to be added to the weights of a model; "" for no adapter.
 
     W + s B A with s = lora_alpha / r (Hu et al. 2021, arXiv 2106.09685, section 4.1), or lora_alpha / sqrt(r) with
     `use_rslora` (arXiv 2312.03732).
@@ -183,43 +181,42 @@ class Adapter:
         return Path(self.address).expanduser()
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of its files by name."""
         return {name: sha256(self.folder / name) for name in ADAPTER_FILES} if self.address else {}
 
     def content(self) -> list[Any]:
-        """What it adds: scale and tensors, whatever else its files say."""
+        """Return scale and tensors, all that changes the weights, as plain data."""
         return [*self._terms(), tensors_digest([self.folder / ADAPTER_FILES[1]])] if self.address else []
 
     @property
     def templates(self) -> dict[str, Path]:
-        """Its chat template by the file's name, if it has one."""
+        """The chat template by the file's name, if there is one."""
         path = self.folder / TEMPLATE
         return {TEMPLATE: path} if self.address and path.is_file() else {}
 
     def _terms(self) -> tuple[int, float]:
-        """Rank and factor; KvatlasError says what is missing, or what of it is more than the formula."""
+        """Return rank and factor. Raises KvatlasError for missing files and unsupported entries."""
         missing = [name for name in ADAPTER_FILES if not (self.folder / name).is_file()]
         if missing:
-            raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; expected folders of LoRA adapters.")
+            raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; expected a folder of a LoRA adapter.")
         try:
             config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text()).items())
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error
-        for name, valid in _PLAIN_ADAPTER.items():
-            if config.get(name, valid[0]) not in valid:
-                raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; expected {valid[0]!r}.")
+        for name, values in _PLAIN_ADAPTER.items():
+            if config.get(name, values[0]) not in values:
+                raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; expected {values[0]!r}.")
         if rank < 1:
-            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected ranks from 1.")
+            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected an integer >= 1.")
         return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
     def check(self) -> None:
-        """Raise KvatlasError for all that can be known to fail before the weights are read."""
+        """Raise KvatlasError for every fault that can be found before the weights are read."""
         if self.address:
             self._terms()
 
     def merge(self, name: str, model: PreTrainedModel) -> None:
-        """Add it to the weights of the model `name`; KvatlasError where it is one of another model."""
+        """Add it to the weights of the model `name`. Raises KvatlasError if it belongs to another model."""
         if not self.address:
             return
         (rank, factor), weights = self._terms(), model.state_dict()
@@ -232,7 +229,7 @@ class Adapter:
         check_finite(name, model)
 
     def _pairs(self) -> list[tuple[str, Tensor, Tensor]]:
-        """(layer, A, B), in single precision."""
+        """Return (layer, A, B) in single precision."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
@@ -242,10 +239,10 @@ class Adapter:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[1]} ({error}).") from error
         pairs: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
-            matched = _KEY.fullmatch(key)
-            if matched is None:
+            match = _KEY.fullmatch(key)
+            if match is None:
                 raise KvatlasError(f"The adapter {self.address!r} holds {key!r}; expected pairs of lora_A and lora_B.")
-            pairs.setdefault(matched[1], {})[matched[2]] = tensor.float()
+            pairs.setdefault(match[1], {})[match[2]] = tensor.float()
         whole = [(layer, pair["A"], pair["B"]) for layer, pair in pairs.items() if len(pair) == 2]
         if not whole or len(whole) < len(pairs):
             raise KvatlasError(f"The adapter {self.address!r} has no pairs of lora_A and lora_B, or half ones.")

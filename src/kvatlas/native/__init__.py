@@ -1,12 +1,12 @@
 """The CPU kernels (`kernels.c`) over ctypes: linear layers, attention over a paged cache, normalisation, noise.
 
-The libraries in `lib/` are made by `hatch_build.py` when the package is built or installed, one for each target; the
-best one that this processor runs is loaded. Where none can be, `load` gives None, `why_not` says why, and callers fall
-back to torch. The environment variable KVATLAS_NATIVE chooses: `off`, or a target such as `x86-64-v3`.
+`hatch_build.py` compiles the libraries in `lib/`, one for each target, when the package is built or installed; the best
+one for this processor is loaded. Without one `load` returns None, `why_not` the reason, and callers fall back to torch.
+The environment variable KVATLAS_NATIVE overrides the choice: `off`, or a target such as `x86-64-v3`.
 
 Numbers never depend on the target, the number of rows or their neighbours: see the contract in `kernels.c`.
-All tensors are fp32 on the CPU unless said otherwise, contiguous in their last dimension. Layers check the widths of
-their inputs; the shapes of attention are checked before (`engine.attention.attend`).
+All tensors are fp32 on the CPU unless otherwise stated, contiguous in their last dimension. Layers check the widths of
+their inputs; `engine.attention.attend` checks the shapes of attention.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _MACHINES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64
 
 
 def load() -> Native | None:
-    """The kernels, or None where they cannot be loaded or were switched off."""
+    """Return the kernels, or None if they cannot be loaded or are switched off."""
     return _loaded()[0]
 
 
 def why_not() -> str | None:
-    """Why `load` gives None, as a sentence."""
+    """Return the reason of `load` for None, as a sentence."""
     return _loaded()[1]
 
 
 @functools.cache
 def _loaded() -> tuple[Native | None, str | None]:
-    wanted = os.environ.get(VARIABLE, "")
-    if wanted == "off":
+    name = os.environ.get(VARIABLE, "")
+    if name == "off":
         return None, f"The native CPU kernels are switched off ({VARIABLE}=off)."
     system, machine = platform.system().lower(), platform.machine().lower()
     family = _MACHINES.get(machine)
@@ -52,28 +52,22 @@ def _loaded() -> tuple[Native | None, str | None]:
         return None, f"The native CPU kernels were not built for {system} on {machine}."
     targets = {file.stem.removeprefix(f"{system}-"): file for file in files}
     try:
-        if wanted and wanted not in targets:
-            return None, f"{VARIABLE}={wanted} names no built target; there are {', '.join(targets)} and off."
-        target = wanted or _best(targets)
-        if target is None:
+        if name and name not in targets:
+            return None, f"{VARIABLE}={name} names no built target; there are {', '.join(targets)} and off."
+        usable = [name] if name else list(targets)
+        if not name and "aarch64" not in targets:
+            # To load a library runs nothing of it, and its test of the processor is compiled for any.
+            level = ctypes.CDLL(str(files[0])).kvatlas_x86_level()
+            usable = [target for target in targets if int(target[-1]) <= level]
+        if not usable:
             return None, f"The native CPU kernels need a processor with AVX2 and FMA ({', '.join(targets)})."
-        return Native(targets[target], target), None
+        return Native(targets[usable[-1]], usable[-1]), None
     except (OSError, AttributeError) as error:
         return None, f"The native CPU kernels could not be loaded: {error}."
 
 
-def _best(targets: dict[str, Path]) -> str | None:
-    """The last of `targets` (they are sorted) that this processor runs."""
-    if "aarch64" in targets:
-        return "aarch64"
-    # Loading a library runs nothing of it, and its test of the processor is compiled for any.
-    level = ctypes.CDLL(str(next(iter(targets.values())))).kvatlas_x86_level()
-    usable = [name for name in targets if int(name[-1]) <= level]
-    return usable[-1] if usable else None
-
-
 def pack(weight: Tensor) -> Tensor:
-    """Weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output."""
+    """Return weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output."""
     from torch.nn.functional import pad
 
     outputs, inputs = weight.shape
@@ -82,7 +76,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def _check(fits: bool, tensor: Tensor, width: int) -> None:
-    """Raise ValueError where a kernel would read what is not there."""
+    # A kernel would read beyond the tensor.
     if not fits:
         raise ValueError(f"a tensor {tuple(tensor.shape)} does not fit a width of {width}")
 
@@ -110,12 +104,12 @@ class _Layer(ctypes.Structure):
 
 
 class PagedBatch:
-    """A ragged batch of sequences on pages: what attention needs to know of it, the same for every layer.
+    """A ragged batch of sequences on pages for attention, the same for every layer.
 
     `table` [sequences, width] int32: the pages of each sequence, of `page_size` slots (a multiple of 16);
-    `starts` [sequences + 1] int32: where each sequence's new tokens begin; `lengths` [sequences] int32: tokens cached
-    before. `longest` is the largest length, new tokens included. `watched` [sequences] int32: the row of `mass` that
-    gets a sequence's attention, -1 for none; `watched_width`: its last dimension.
+    `starts` [sequences + 1] int32: the first of each sequence's new tokens; `lengths` [sequences] int32: tokens cached
+    before. `longest` is the largest length, new tokens included. `watched` [sequences] int32: the row of `mass` for a
+    sequence's attention, -1 for no row; `watched_width`: its last dimension.
     """
 
     def __init__(
@@ -139,13 +133,13 @@ class PagedBatch:
 
 
 class Linear:
-    """A linear layer over weights as `pack` makes them; the originals are not needed any more."""
+    """A linear layer over weights in the form of `pack`; the originals are no longer needed."""
 
     def __init__(
         self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, outputs: int, whole: Linear | None = None
     ) -> None:
         self.library, self.weight, self.bias = library, weight, bias
-        #: The layer that this one is a part of.
+        #: The layer of which this one is a part.
         self.whole = whole
         self.inputs, self.outputs = weight.shape[1], outputs
         self._weight = weight.data_ptr()
@@ -154,13 +148,13 @@ class Linear:
         self._call = library.kvatlas_linear
 
     def part(self, first: int, outputs: int) -> Linear:
-        """So many outputs from `first` on as a layer of its own, on the same memory; `first` is a multiple of 16."""
+        """Return so many outputs from `first` (a multiple of 16) on as a layer on the same memory."""
         weight = self.weight[first // LANES : -(-(first + outputs) // LANES)]
         bias = None if self.bias is None else self.bias[first : first + outputs]
         return Linear(self.library, weight, bias, outputs, self)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., inputs] W^T + bias, [..., outputs]; x may be columns of a wider table [rows, columns]."""
+        """Return x [..., inputs] W^T + bias, [..., outputs]; x may be columns of a wider table [rows, columns]."""
         inputs, outputs = self.inputs, self.outputs
         _check(x.shape[-1] == inputs, x, inputs)
         if x.dim() != 2 and not x.is_contiguous():
@@ -197,7 +191,7 @@ class Native:
         self._rotate, self._uniform = library.kvatlas_rotate, library.kvatlas_uniform
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """A layer of its own packed copy of `weight` [outputs, inputs]."""
+        """Return a layer with a packed copy of `weight` [outputs, inputs]."""
         bias = bias.detach().float().contiguous() if bias is not None else None
         return Linear(self.library, pack(weight), bias, weight.shape[0])
 
@@ -218,22 +212,26 @@ class Native:
         softcap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Write new keys and values into the pages of one layer, then attend: [tokens, heads, value size].
+        """Write new keys and values into the pages of one layer, then return the attention [tokens, heads, value size].
 
         `query` [tokens, heads, size], `key` [tokens, kv_heads, size], `value` [tokens, kv_heads, value size], heads
         side by side; `keys` [kv_heads, slots, size] and `values` [kv_heads, slots, value size]: the pools of the layer.
         Every new token sees its sequence up to its own slot. Scores become softcap tanh(score / softcap) if it is not
         0; `sinks` [heads] are logits that take a share of the softmax and have no value.
         With a `window`, it sees those slots with position > own - window: `positions` [tokens] int32 of the new tokens
-        are written into `places` [kv_heads, slots] int32. `mass` [watched, kv_heads, watched_width] gets, added to what
-        it holds, the attention of watched sequences to each slot, the mean of a group's heads.
+        are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the mean of
+        a group's heads, is added to `mass` [watched, kv_heads, watched_width].
         """
         tokens, heads, size = query.shape
         kv_heads, slots, _ = keys.shape
         value_size = value.shape[2]
         out = self._empty(tokens, heads, value_size)
-        if batch.scratch is None or batch.scratch_size < max(size, value_size):
-            self._prepare(batch, max(size, value_size))
+        largest = max(size, value_size)
+        if batch.scratch is None or batch.scratch_size < largest:
+            # Working memory for all layers of a step.
+            floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
+            batch.scratch, batch.scratch_size = self._empty(floats), largest
+            batch.struct.scratch = batch.scratch.data_ptr()
         new = query.data_ptr(), key.data_ptr(), value.data_ptr(), query.stride(0), key.stride(0), value.stride(0)
         pools = keys.data_ptr(), values.data_ptr(), out.data_ptr()
         optional = _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)
@@ -241,14 +239,8 @@ class Native:
         self._attention(batch.address, ctypes.addressof(layer))
         return out
 
-    def _prepare(self, batch: PagedBatch, size: int) -> None:
-        """Working memory for heads of `size`, which all layers of a step share."""
-        floats = self._scratch(size, batch.longest, batch.tensors[3] is not None)
-        batch.scratch, batch.scratch_size = self._empty(floats), size
-        batch.struct.scratch = batch.scratch.data_ptr()
-
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension; contiguous."""
+        """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous."""
         y = self._empty(x.shape)
         width = weight.shape[0]
         _check(x.shape[-1] == width, x, width)
@@ -256,7 +248,7 @@ class Native:
         return y
 
     def silu_mul(self, a: Tensor, b: Tensor) -> Tensor:
-        """silu(a) * b for [rows, width]; a and b may be the halves of one table."""
+        """Return silu(a) * b for [rows, width]; a and b may be the halves of one table."""
         rows, width = a.shape
         _check(a.shape == b.shape, b, width)
         y = self._empty(rows, width)
@@ -264,14 +256,14 @@ class Native:
         return y
 
     def rotate(self, table: Tensor, cos: Tensor, sin: Tensor, heads: int, size: int) -> None:
-        """Rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
+        """Apply rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
         x cos + rotate_half(x) sin; cos and sin [rows, size], contiguous."""
         rows, stride = table.shape[0], table.stride(0)
         _check(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
         self._rotate(table.data_ptr(), stride, cos.data_ptr(), sin.data_ptr(), rows, heads, size)
 
     def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        """Numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token).
+        """Return numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token).
 
         `streams` and `positions` [rows] int64; `tokens` [rows, width] int64.
         """

@@ -1,4 +1,4 @@
-"""Policies, which tokens stay: one file per method, found by name; presets are data."""
+"""Policies, which decide the tokens that stay: one file per method, found by name; presets are data."""
 
 import inspect
 import json
@@ -29,12 +29,12 @@ from kvatlas.registry import Registry
 
 @dataclass(frozen=True)
 class Preset:
-    """A method as somebody ran it, where their code does something else than the method's own paper.
+    """A method as published code ran it, if that differs from the method's own paper.
 
-    values: parameters of `policy` that are fixed; the others are the user's.
-    paper: for which it was run so.
-    source: the files that were read, in a repository at a commit.
-    says: what that code does.
+    values: fixed parameters of `policy`; the others are the user's.
+    paper: the paper of that code.
+    source: the files of that code, in a repository at a commit.
+    says: the behaviour of that code.
     """
 
     policy: str
@@ -45,16 +45,14 @@ class Preset:
 
     @property
     def summary(self) -> str:
-        """The policy and the fixed values as text."""
         return f"{self.policy} with {self.fixed}"
 
     @property
     def fixed(self) -> str:
-        """The fixed values as text."""
         return ", ".join(f"{name}={value}" for name, value in self.values.items())
 
 
-#: By name, METHOD@WHO, as they are named wherever a policy is.
+#: By name, METHOD@PAPER, which stands wherever a policy does.
 PRESETS: Mapping[str, Preset] = {
     name: Preset(**entry)
     for name, entry in json.loads(Path(__file__).with_name("presets.json").read_text(encoding="utf-8")).items()
@@ -62,7 +60,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def _fault(name: str, value: object) -> str:
-    """Return the reason why a plug-in's object is no policy."""
+    """Return why a plug-in's object cannot be a policy; empty if it can."""
     if not (isinstance(value, type) and issubclass(value, Policy)):
         return f"it is {value!r}; expected subclasses of kvatlas.policies.CompressingPolicy"
     if getattr(value, "name", None) != name:
@@ -70,12 +68,12 @@ def _fault(name: str, value: object) -> str:
     if not isinstance(getattr(value, "summary", None), str):
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
-        return "its scope or what it observes is none of kvatlas.policies.Scope and Signal"
+        return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
     return ""
 
 
 class Policies(Registry[type[Policy]]):
-    """Policies by name; METHOD@WHO, a preset, has the policy that it sets the parameters of."""
+    """Policies by name; a preset METHOD@PAPER stands for its policy."""
 
     def get(self, name: str) -> type[Policy]:
         if "@" in name and name not in PRESETS:
@@ -102,7 +100,7 @@ policies = Policies(
 
 
 def of(setting: Setting) -> Policy:
-    """Return the policy of a setting, its parameters checked; KvatlasError for another value than a preset's."""
+    """Return the policy of a setting. Raises KvatlasError for wrong parameters, and other values than a preset's."""
     kind = policies.get(setting.policy)
     preset = PRESETS.get(setting.policy)
     if preset is None:
@@ -117,7 +115,7 @@ def of(setting: Setting) -> Policy:
 
 
 def about(name: str) -> dict[str, Any]:
-    """Return a policy, or a preset of one, as plain data; `published` are the values of parameters in its paper."""
+    """Return a policy or a preset as plain data; `published` are the values of parameters in its paper."""
     policy, preset = policies.get(name), PRESETS.get(name)
     values = {item.name: "required" if item.default is MISSING else item.default for item in parameters(policy)}
     row = {
@@ -144,24 +142,6 @@ def about(name: str) -> dict[str, Any]:
     return row
 
 
-__all__ = [
-    "PRESETS",
-    "CacheView",
-    "CompressingPolicy",
-    "KvatlasError",
-    "Policy",
-    "ReferenceTrace",
-    "Scope",
-    "Signal",
-    "Step",
-    "about",
-    "choice_param",
-    "float_param",
-    "int_param",
-    "of",
-    "parameters",
-    "policies",
-    "scope_param",
-    "select_tokens",
-    "share",
-]
+__all__ = ["PRESETS", "CacheView", "CompressingPolicy", "Policy", "ReferenceTrace", "Scope", "Signal", "Step", "about"]
+__all__ += ["choice_param", "float_param", "int_param", "of", "parameters", "policies", "scope_param", "select_tokens"]
+__all__ += ["share"]

@@ -1,4 +1,4 @@
-"""The budget audit: what settings leave to their policies' choice, from the lengths of prompts alone."""
+"""The budget audit: the choice that settings leave to their policies, from the lengths of prompts alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvatlas.core import BudgetAudit, KvatlasError, Setting
 from kvatlas.policies import of
 from kvatlas.policies.base import UNNAMED, CompressingPolicy, Policy, allotted
 
-#: Cells that a sentence names before it only counts them.
+#: The most cells that a sentence names.
 _NAMED = 6
 
 
@@ -25,7 +25,7 @@ class AuditedCell:
 
     @property
     def rule(self) -> tuple[tuple[str, object], ...]:
-        """The parameters that decide the audit: equal for policies that differ in their scores alone."""
+        """The parameters that decide the audit: equal for policies that differ only in their scores."""
         values = self.setting.values
         usual = {"ratio_over": "older", "keep_prompt": True, **UNNAMED}
         names = [name for name in usual if values.get(name, usual[name]) != usual[name]]
@@ -35,8 +35,8 @@ class AuditedCell:
 def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
     """Return the audit of a setting for prompts of these lengths in tokens; None without compressions or prompts.
 
-    It reckons with the first compression, while the model still thinks: later ones find the same number of older
-    tokens and the same prompt.
+    It is that of the first compression, during thinking: later ones have the same number of older tokens and the same
+    prompt.
     """
     lengths = list(prompts)
     if not isinstance(policy, CompressingPolicy) or not lengths:
@@ -44,22 +44,17 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
     chosen: list[int] = []
     without_choice = 0
     for prompt in lengths:
-        # The cache is as long as the budget asks for, unless the prompt alone is longer.
+        # The cache has the length of the budget, unless the prompt alone is longer.
         older = max(policy.budget.due(prompt, prompt, prompt), prompt + 1) - policy.local_window
         protected = min(prompt, older) if policy.keep_prompt else 0
         chosen.append(allotted(policy, older, protected, protected)[1])
         without_choice += not 0 < chosen[-1] < older - protected
-    return BudgetAudit(
-        len(lengths),
-        float(median(chosen)),
-        min(chosen),
-        sum(not places for places in chosen) / len(lengths),
-        without_choice / len(lengths),
-    )
+    count = len(lengths)
+    return BudgetAudit(count, float(median(chosen)), min(chosen), chosen.count(0) / count, without_choice / count)
 
 
 def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | None:
-    """As `audit`; None also for settings of policies that are not there (a remote model's, a plug-in's)."""
+    """Return the `audit` of a setting; None also for unknown policies (a remote model's, a plug-in's)."""
     if "kv_budget" not in setting.values:
         return None
     try:
@@ -69,28 +64,27 @@ def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | Non
 
 
 def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
-    """Return two sentences that name the cells in which all policies keep the same tokens; None if there is none."""
+    """Return two sentences about the cells in which all policies keep the same tokens; None without such cells."""
     rows = {(cell.model, cell.benchmark, cell.rule): cell for cell in cells}
-    # A ratio of 0 or 1 leaves nothing to choose, and says so itself.
+    # A ratio of 0 or 1 leaves no choice by definition.
     blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values.get("ratio", 0.5) < 1]
     if not blocked:
         return None
     blocked.sort(key=lambda cell: -cell.audit.no_choice)
     names = varying(cells) or ["kv_budget", "local_window", "ratio"]
     several = len({cell.model for cell in cells}) > 1
-    named = "; ".join(
+    listed = "; ".join(
         ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
         + f" on {cell.benchmark}{f' with {cell.model}' if several else ''} ({100 * cell.audit.no_choice:.0f} %)"
         for cell in blocked[:_NAMED]
     )
     more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
-    tried = any({"ratio_over", "strict_budget"} & set(dict(cell.rule)) for cell in blocked)
-    over = "" if tried else ", or with ratio_over thinking"
+    usual = not any({"ratio_over", "strict_budget"} & set(dict(cell.rule)) for cell in blocked)
     least, most = (f"{100 * cell.audit.no_choice:.0f}" for cell in (blocked[-1], blocked[0]))
-    span = most if least == most else f"{least} to {most}"
     return (
-        f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in {span} % of problems: "
-        f"{named}{more}. They can differ with another kv_budget, local_window or ratio{over}."
+        f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in "
+        f"{most if least == most else f'{least} to {most}'} % of problems: {listed}{more}. They can differ with "
+        f"another kv_budget, local_window or ratio{', or with ratio_over thinking' if usual else ''}."
     )
 
 

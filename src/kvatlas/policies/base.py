@@ -1,8 +1,8 @@
-"""The compression contract: what every policy is, and which tokens stay when a compression fires.
+"""The contract of a policy, and the selection of tokens at a compression.
 
-A policy is a frozen dataclass whose fields are its parameters. A new method writes one function, `score`; what it must
-see while the model decodes it declares in `observes` and, if it has to remember something about each token, in
-`columns`. Source of the contract: Dynamic Thinking-Token Selection, arXiv 2601.18383.
+A policy is a frozen dataclass whose fields are its parameters. A new method writes one function, `score`; it declares
+the signals that it needs from the decode loop in `observes`, and its notes beside cached tokens in `columns`. Source of
+the contract: Dynamic Thinking-Token Selection, arXiv 2601.18383.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
+from kvatlas.noise import uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,30 +24,30 @@ if TYPE_CHECKING:
     from kvatlas.models import ModelHandle, Shape
 
 
-#: Parameters that a setting names only where they have another value.
+#: Parameters that a setting names only if they have another value.
 UNNAMED: Mapping[str, Any] = {"strict_budget": False, "budget_over": "cache", "every": 0, "every_from": "budget"}
 
 
 class Scope(StrEnum):
-    """For what one choice of tokens is made: the whole model, each layer, or each KV head."""
+    """The unit of one choice of tokens: the whole model, each layer, or each KV head."""
 
     GLOBAL = "global"
     LAYER = "layer"
     HEAD = "head"
 
     def width(self, shape: Shape) -> tuple[int, int]:
-        """Numbers of separate choices over (layers, KV heads)."""
+        """Return the numbers of separate choices over (layers, KV heads)."""
         layers = 1 if self is Scope.GLOBAL else shape.layers
         return layers, shape.kv_heads if self is Scope.HEAD else 1
 
 
 class Signal(StrEnum):
-    """What the decode loop can gather for a policy; it gathers nothing that no policy asked for.
+    """The signals of the decode loop, each collected only for policies that declare it.
 
-    HIDDEN: the last hidden state of each token that enters the cache. ATTENTION: what each new token pays to every
-    cached one; its weights have to be computed at every step, for the sequences of the policy alone. QUERIES: the last
-    `queries` queries when a compression fires; they are copied as they pass, no attention is computed for them. ANSWER:
-    what the answer of the finished full-cache trace attended to; who makes the request has to bring it.
+    HIDDEN: the last hidden state of each token that enters the cache. ATTENTION: the attention of each new token to
+    every cached one; its weights are computed at every step, for the sequences of the policy alone. QUERIES: the last
+    `queries` queries when a compression fires; they are copied as they pass, without any attention. ANSWER: the
+    attention of the answer in the finished full-cache trace, which comes with the request.
     """
 
     HIDDEN = "hidden"
@@ -56,7 +57,7 @@ class Signal(StrEnum):
 
 
 class Columns(Protocol):
-    """What policies note beside cached tokens: tensors [rows, layers, KV heads, cached] of the policy's scope."""
+    """The notes of policies beside cached tokens: tensors [rows, layers, KV heads, cached] of the policy's scope."""
 
     def enter(self, name: str, values: Tensor) -> None: ...
 
@@ -67,13 +68,13 @@ class Columns(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """What the loop shows to `observe` after tokens entered the caches of `rows` sequences that share a policy.
+    """The input of `observe` after tokens entered the caches of `rows` sequences of a policy.
 
-    `positions` [rows, entered] are true positions of the tokens that entered: parts of the prompt at first, of one row
-    at a time, and `prompt_length` is its length; then new tokens, and `prompt_length` is None. `hidden` [rows, entered,
-    hidden size] is their last hidden state (HIDDEN). `attention` [rows, layers, KV heads, cached], reduced by the mean
-    over query heads and to the policy's scope, is the attention that they pay to each cached token, themselves
-    included, summed over them (ATTENTION); 0 in slots past a sequence's length.
+    `positions` [rows, entered] are true positions of these tokens: first parts of the prompt, of one row at a time,
+    with `prompt_length` as its length; then new tokens, with `prompt_length` None. `hidden` [rows, entered, hidden
+    size] is their last hidden state (HIDDEN). `attention` [rows, layers, KV heads, cached], reduced by the mean over
+    query heads and to the policy's scope, is their attention to each cached token, themselves included, summed over
+    them (ATTENTION); 0 in slots past a sequence's length.
     """
 
     model: ModelHandle
@@ -88,22 +89,22 @@ class Step:
         self.columns.enter(column, values)
 
     def read(self, column: str) -> Tensor:
-        """What all cached tokens hold [rows, layers, KV heads, cached]; 0 where nothing was written yet."""
+        """Return the values of all cached tokens [rows, layers, KV heads, cached]; 0 before the first write."""
         return self.columns.read(column)
 
     def write(self, column: str, values: Tensor) -> None:
-        """Replace what all cached tokens hold by `values` [rows, layers, KV heads, cached]; 0 past each length."""
+        """Replace the values of all cached tokens by `values` [rows, layers, KV heads, cached]; 0 past each length."""
         self.columns.write(column, values)
 
     def add(self, column: str, values: Tensor) -> None:
-        """Add `values` [rows, layers, KV heads, cached] (of the policy's scope) to what all cached tokens hold."""
-        self.columns.write(column, self.columns.read(column) + values)
+        """Add `values` [rows, layers, KV heads, cached] (of the policy's scope) to those of all cached tokens."""
+        self.write(column, self.read(column) + values)
 
 
 @dataclass(frozen=True, eq=False)
 class ReferenceTrace:
-    """A finished full-cache trace: token ids, the prompt's included, and the mean attention [tokens before the answer]
-    that its answer pays to each token before it."""
+    """A finished full-cache trace: token ids with the prompt's, and the mean attention [tokens before the answer] of
+    its answer to each token before it."""
 
     tokens: tuple[int, ...]
     attention: Tensor
@@ -111,16 +112,16 @@ class ReferenceTrace:
 
 @dataclass(frozen=True)
 class CacheView:
-    """One sequence's cache at the moment when a compression fires; `[...]` is the scope's (layers, KV heads).
+    """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
 
-    `positions` [..., cached] are true positions, ascending; `columns` hold [..., cached] what `observe` wrote;
-    `key(layer)` and `value(layer)` give [KV heads, cached, head size], keys with their rotation; `query(layer)` gives
-    the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES; fewer
-    where the sequence is shorter): the last one belongs to the newest cached token. `window(layer)` is how many
-    positions a layer with a sliding window sees, None for all; `scaling(layer)` is what the layer multiplies q k by
-    before its softmax, often but not always 1 / sqrt(head size); `softcap(layer)` c turns these scores into
-    c tanh(score / c), and `sinks(layer)` [heads] are logits beside them that have no value; None without. `tokens()`
-    are the token ids [length] of the sequence.
+    `positions` [..., cached] are true positions, ascending; `columns` [..., cached] the notes of `observe`;
+    `key(layer)` and `value(layer)` return [KV heads, cached, head size], keys with their rotation; `query(layer)`
+    returns the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES;
+    fewer in a shorter sequence): the last one belongs to the newest cached token. `window(layer)` is the number of
+    positions that a layer with a sliding window sees, None for all; `scaling(layer)` is the factor of q k before the
+    layer's softmax, often but not always 1 / sqrt(head size); `softcap(layer)` c turns these scores into
+    c tanh(score / c), and `sinks(layer)` [heads] are further logits without a value; None without. `tokens()` are the
+    token ids [length] of the sequence.
     `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
     `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER).
     """
@@ -142,8 +143,16 @@ class CacheView:
     sinks: Callable[[int], Tensor | None] = lambda _: None
     reference: ReferenceTrace | None = None
 
+    def uniform(self) -> Tensor:
+        """Return random numbers in (0, 1) [..., cached], by stream, length, position and unit of choice alone."""
+        import torch
+
+        layers, heads, _ = self.positions.shape
+        unit = torch.arange(layers * heads, device=self.positions.device).view(layers, heads, 1) + 1
+        return uniform(torch.full_like(self.positions, self.stream), self.length, self.positions, unit)
+
     def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
-        """Scores [KV heads, cached] of every layer as [..., cached], averaged over what shares one choice."""
+        """Return the scores [KV heads, cached] of every layer as [..., cached], averaged over each unit of choice."""
         import torch
 
         layers, heads, _ = self.positions.shape
@@ -162,15 +171,14 @@ class Budget:
     every_from: str
 
     def tokens_with(self, prompt: int) -> int:
-        """Return the budget as a length of the cache."""
         return self.tokens + (prompt if self.over == "thinking" else 0)
 
     def most(self, prompt: int) -> int:
-        """Return the greatest length of the cache that a compression waits for, for prompts below the budget."""
+        """Return the greatest length of the cache before a compression, for prompts below the budget."""
         return self.tokens_with(prompt) + self.every
 
     def due(self, prompt: int, cached: int, position: int) -> int:
-        """Return the cache length at which the next compression fires, `cached` of `position` tokens being there.
+        """Return the cache length at the next compression; now `cached` of `position` tokens are in the cache.
 
         `cached` equals `position` before the first one. Tokens kept above the budget (prompt and answer) delay it.
         """
@@ -179,7 +187,7 @@ class Budget:
             return limit
         if self.every_from == "budget":
             return self.every + (limit if cached == position else max(limit, cached))
-        # The first position that has its turn, at which more than the budget is cached.
+        # The first position with a turn and more than the budget in the cache.
         turn = 1 if self.every_from == "start" else prompt
         earliest = position + max(1, limit + 1 - cached)
         return cached + earliest + (turn - earliest) % self.every - position
@@ -187,26 +195,38 @@ class Budget:
 
 @lru_cache(maxsize=4096)
 def share(ratio: float, tokens: int) -> int:
-    """Return floor(ratio * tokens), exact for the decimal that was written (0.3 of 10 is 3, never 2)."""
+    """Return floor(ratio * tokens), exact for the decimal text of the ratio (0.3 of 10 is 3, never 2)."""
     return math.floor(Fraction(str(ratio)) * tokens)
 
 
-def parameter(valid: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
-    """Declare a parameter by the values that `accepts` takes, and their words for an error sentence."""
-    return field(default=default, metadata={"valid": valid, "accepts": accepts}, **options)
+def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
+    """Declare a parameter by a test of its values, and their description in an error sentence."""
+    return field(default=default, metadata={"expected": expected, "accepts": accepts}, **options)
 
 
-def int_param(default: int, least: int) -> int:
-    """Declare a parameter that is a whole number from `least` up."""
-    result: int = parameter(f"whole numbers from {least} up", _numbers(int, least), default)
-    return result
+def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
+    """Declare a parameter that is an integer >= `least`."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    return parameter(f"an integer >= {least}", accepts, default, **options)
 
 
-def float_param(default: float, least: float, most: float = math.inf) -> float:
+def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf) -> Any:
     """Declare a parameter that is a number from `least` to `most`."""
-    limits = f"from {least} up" if most == math.inf else f"from {least} to {most}"
-    result: float = parameter(f"numbers {limits}", _numbers(float, least, most), default)
-    return result
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+    return parameter(
+        f"a number from {least} to {most}" if most < math.inf else f"a number >= {least}", accepts, default
+    )
+
+
+def flag_param(default: bool, **options: Any) -> Any:
+    """Declare a parameter that is true or false."""
+    return parameter("true or false", lambda value: isinstance(value, bool), default, **options)
 
 
 def choice_param(default: str, *others: str, **options: Any) -> Any:
@@ -218,14 +238,6 @@ def choice_param(default: str, *others: str, **options: Any) -> Any:
 def scope_param(default: Scope) -> Any:
     """Declare the parameter `scope`, for policies whose scores differ between layers and heads."""
     return parameter(", ".join(repr(scope.value) for scope in Scope), tuple(Scope).__contains__, default)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _numbers(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, int | kind) and not isinstance(value, bool) and least <= value <= most
 
 
 @dataclass(frozen=True)
@@ -241,14 +253,14 @@ class Policy:
     published: ClassVar[Mapping[str, str]] = {}
     observes: ClassVar[frozenset[Signal]] = frozenset()
     columns: ClassVar[tuple[str, ...]] = ()
-    #: Whether its choices are drawn at random: another program draws others.
-    drawn: ClassVar[bool] = False
-    # Without an annotation these two are no parameters; a policy that lets its user choose annotates them.
-    #: For what one choice is made: what the method's paper does.
+    #: True if its choices are random, so that another program makes others.
+    random: ClassVar[bool] = False
+    # Without an annotation the next two are no parameters; a policy whose user may choose them annotates them.
+    #: The unit of one choice in the method's paper.
     scope = Scope.GLOBAL
-    #: Recent queries that it must see when a compression fires (QUERIES).
+    #: The number of recent queries that it needs at a compression (QUERIES).
     queries = 0
-    #: The preset that set the parameters, METHOD@WHO (presets.json): its name then. No parameter itself.
+    #: The preset that set the parameters, METHOD@PAPER (presets.json), which is then the name. No parameter itself.
     preset: str = field(default="", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
@@ -257,34 +269,35 @@ class Policy:
 
     @property
     def budget(self) -> Budget | None:
-        """When compressions fire; None for never."""
+        """The rule of compressions; None for no compression."""
         return None
 
     @classmethod
     def of(cls, setting: Setting, preset: str = "") -> Self:
-        """Return the policy with a setting's parameters; KvatlasError for unknown, missing or invalid ones."""
-        known = [item.name for item in parameters(cls)]
+        """Return the policy with a setting's parameters. Raises KvatlasError for unknown, missing or wrong ones."""
+        names = [item.name for item in parameters(cls)]
         values, name = setting.values, preset or cls.name
-        unknown = next((word for word in values if word not in known), None)
+        unknown = next((word for word in values if word not in names), None)
         if unknown:
-            valid = ", ".join(known) or "none"
-            raise KvatlasError(f"The policy {name!r} has no parameter {unknown!r}; expected: {valid}.")
-        if values.get("every") and "ratio" in known:
+            raise KvatlasError(
+                f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names) or 'none'}."
+            )
+        if values.get("every") and "ratio" in names:
             if "ratio" in values:
                 raise KvatlasError(
                     f"ratio is {values['ratio']!r} beside every {values['every']!r}; leave ratio out: with every the "
                     "kv_budget is what stays."
                 )
             values["ratio"] = 1.0
-        missing = [word for word in ("kv_budget", "local_window", "ratio") if word in known and word not in values]
+        missing = [word for word in ("kv_budget", "local_window", "ratio") if word in names and word not in values]
         if missing:
             raise KvatlasError(f"The policy {name!r} needs a value for {', '.join(missing)}.")
         return cls(**values, preset=preset)
 
     @property
     def setting(self) -> Setting:
-        """The setting that this policy is, defaults included; the scope is named where it is not the method's own, a
-        strict budget, what the budget counts and how often it compresses where they are not the published rule."""
+        """The setting of this policy, defaults included; scope, strict budget, contents of the budget and frequency of
+        compressions are named only if they differ from the method's paper and the published rule."""
         usual = {**UNNAMED, "scope": type(self).scope}
         values = {item.name: getattr(self, item.name) for item in parameters(self)}
         values = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
@@ -294,22 +307,22 @@ class Policy:
 
     @cached_property
     def observer(self) -> tuple[Any, ...]:
-        """Settings with equal observers see and note the same: the loop calls `observe` once for all of them."""
+        """The key of equal observations: the loop calls `observe` once for all settings with the same key."""
         shared = {item.name for item in fields(CompressingPolicy)}
         return (self.name, *(getattr(self, item.name) for item in fields(self) if item.name not in shared))
 
     def check(self, model: ModelHandle) -> None:
-        """Raise KvatlasError if the policy cannot work on this model; called when planned, before any weight loads."""
+        """Raise KvatlasError if the policy cannot work on this model; called before any weight is loaded."""
 
     def identity(self, model: ModelHandle) -> dict[str, Any]:
-        """All beside the parameters that can change the policy's choices on this model: part of the run key."""
+        """Return all beside the parameters that can change the policy's choices on this model: part of the run key."""
         return {"name": self.name, "version": self.version}
 
     def observe(self, step: Step) -> None:
-        """See what the loop gathered after each step (and after prefill), and note it in `columns`."""
+        """Note the signals of a step (and of prefill) in `columns`."""
 
     def score(self, cached: CacheView) -> Tensor:
-        """Importance [cached] or [..., cached] of each cached token: the highest stay. Ties go to the older token."""
+        """Return the importance [cached] or [..., cached] of cached tokens: the highest stay, of equals the oldest."""
         raise KvatlasError(f"The policy {self.name!r} has no score.")
 
 
@@ -328,55 +341,55 @@ class Full(Policy):
 
 @dataclass(frozen=True)
 class CompressingPolicy(Policy):
-    """A policy that compresses; its fields are the parameters that all methods share.
+    """A policy that compresses; its fields are the parameters of all methods.
 
     kv_budget: cache length (tokens per sequence, prompt included) at which a compression fires; with `every` the length
-        that one leaves.
+        after a compression.
     local_window: newest tokens that always stay, at least 1.
     ratio: share in [0, 1] of the older tokens that stay.
     ratio_over: `older` (published rule: of all older tokens, prompt included) or `thinking` (of the older thinking
         tokens alone, the prompt stays besides).
-    keep_prompt: whether prompt tokens have an infinite score; they compete with the others if not.
-    strict_budget: whether exactly floor(ratio * older) older tokens stay even where prompt and answer are more: the
-        youngest of these are then dropped. By default they all stay, above the ratio.
-    budget_over: what `kv_budget` counts, the whole `cache` or, the prompt staying beside, the tokens after it
+    keep_prompt: prompt tokens have an infinite score; if false they compete with the others.
+    strict_budget: exactly floor(ratio * older) older tokens stay even if prompt and answer are more: the youngest of
+        these are then dropped. By default they all stay, above the ratio.
+    budget_over: the contents of `kv_budget`, the whole `cache` or, the prompt staying beside, the tokens after it
         (`thinking`).
-    every: tokens between two compressions, as serving engines have it; 0 for one whenever the budget is reached.
-    every_from: where these are counted from. `budget`: a compression at kv_budget + every tokens; `start`: with each
-        first token after a multiple of `every` in the sequence, `prompt`: with each multiple after the prompt, once
-        there are more than kv_budget.
+    every: tokens between two compressions, as in serving engines; 0 for one whenever the budget is reached.
+    every_from: the start of that count. `budget`: a compression at kv_budget + every tokens; `start`: with each first
+        token after a multiple of `every` in the sequence, `prompt`: with each multiple after the prompt, once there are
+        more than kv_budget.
     """
 
-    kv_budget: int = parameter("whole numbers of tokens from 2 up", _numbers(int, 2))
-    local_window: int = parameter("whole numbers of tokens from 1 up", _numbers(int, 1))
-    ratio: float = parameter("shares from 0 to 1", _numbers(float, 0, 1))
+    kv_budget: int = int_param(least=2)
+    local_window: int = int_param(least=1)
+    ratio: float = float_param(least=0, most=1)
     ratio_over: str = choice_param("older", "thinking")
-    keep_prompt: bool = parameter("true and false", _is_flag, True)
-    strict_budget: bool = parameter("true and false", _is_flag, False, kw_only=True)
+    keep_prompt: bool = flag_param(True)
+    strict_budget: bool = flag_param(False, kw_only=True)
     budget_over: str = choice_param("cache", "thinking", kw_only=True)
-    every: int = parameter("whole numbers of tokens, 0 for at the budget", _numbers(int, 0), 0, kw_only=True)
+    every: int = int_param(0, kw_only=True)
     every_from: str = choice_param("budget", "start", "prompt", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for item in parameters(self):
-            value, valid, accepts = getattr(self, item.name), item.metadata.get("valid"), item.metadata.get("accepts")
-            if valid is None and isinstance(item.default, str):
-                valid, accepts = "texts", lambda value: isinstance(value, str)
+            value, expected, accepts = (getattr(self, item.name), *map(item.metadata.get, ("expected", "accepts")))
+            if expected is None and isinstance(item.default, str):
+                expected, accepts = "a text", lambda value: isinstance(value, str)
             if accepts is not None and not accepts(value):
-                raise KvatlasError(f"{item.name} is {value!r}; expected {valid}.")
+                raise KvatlasError(f"{item.name} is {value!r}; expected {expected}.")
         if self.every_from != "budget" and not self.every:
             raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
-        for name, valid in (("ratio_over", "older"), ("budget_over", "cache")):
-            if self.strict_budget and getattr(self, name) != valid:
+        for name, expected in (("ratio_over", "older"), ("budget_over", "cache")):
+            if self.strict_budget and getattr(self, name) != expected:
                 raise KvatlasError(
-                    f"strict_budget is true and {name} is {getattr(self, name)!r}; valid with it is {valid!r} alone, "
-                    "the rule that counts the prompt."
+                    f"strict_budget is true and {name} is {getattr(self, name)!r}; expected {expected!r}, the rule "
+                    "that counts the prompt."
                 )
         if self.every and self.ratio_over != "older":
             raise KvatlasError(f"ratio_over is {self.ratio_over!r} beside every {self.every}; leave it out, as ratio.")
         if self.budget_over == "thinking" and not self.keep_prompt:
-            raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; valid with it is true alone.")
+            raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; expected true.")
         if self.local_window >= self.kv_budget:
             raise KvatlasError(
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self.kv_budget}; "
@@ -390,27 +403,27 @@ class CompressingPolicy(Policy):
         return Budget(self.kv_budget, self.budget_over, self.every, self.every_from)
 
     def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
-        """How many of the `chosen` places for tokens that are not `protected` [..., older] the policy fills: all."""
+        """Return how many of the `chosen` places for tokens that are not `protected` [..., older] are used: all."""
         return chosen
 
     def check_prompt(self, prompt_length: int, where: str) -> None:
         """Raise KvatlasError if no compression of this setting can get below the budget with such a prompt.
 
-        A strict budget drops what does not fit of the prompt, so any prompt will do.
+        A strict budget drops the excess of the prompt, so any prompt is possible.
         """
         counted = self.keep_prompt and not self.strict_budget and self.budget_over == "cache"
-        if counted and prompt_length + self.local_window >= self.kv_budget:
+        least = prompt_length + self.local_window
+        if counted and least >= self.kv_budget:
             raise KvatlasError(
                 f"kv_budget {self.kv_budget} is too small for {where}: prompt {prompt_length} + local_window "
-                f"{self.local_window} tokens can never be compressed below it; expected budgets above "
-                f"{prompt_length + self.local_window}."
+                f"{self.local_window} tokens can never be compressed below it; expected budgets above {least}."
             )
 
 
 def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int) -> tuple[int, int]:
     """Return how many protected tokens stay, and how many of the others.
 
-    Of `older` tokens so many are `protected`, of these so many the `prompt`'s.
+    `protected` of the `older` tokens are protected, `prompt` of these belong to the prompt.
     """
     if policy.every:
         room = policy.kv_budget - policy.local_window
@@ -424,10 +437,10 @@ def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int)
 
 
 def places(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
-    """Which of the tokens older than the local window stay in any case [..., older], and how many of the others do.
+    """Return a mask of the older tokens [..., older] that stay in any case, and how many of the others stay.
 
-    Both are the same in every layer and head, because prompt and answer tokens are the same in all. Where a strict
-    budget has no room for all of these, the older ones stay, as with all ties.
+    Both are the same in every layer and head, because prompt and answer tokens are. If a strict budget has no room for
+    all protected tokens, the older ones stay.
     """
     import torch
 
@@ -444,7 +457,7 @@ def places(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
 
 
 def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
-    """Slots [..., kept] that stay, ascending: the local window, and of the older ones those that score highest."""
+    """Return the slots [..., kept] that stay, ascending: the local window, and older tokens with the highest scores."""
     import torch
 
     length = cached.positions.shape[-1]
@@ -453,7 +466,7 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
     scores = _scores(policy.name, policy.score(cached), cached.positions, protected)
-    # Tokens that stay in any case come before those whose score is infinite, too.
+    # Tokens that stay in any case come before other tokens with an infinite score.
     order = scores.argsort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
     order = order[..., : certain + chosen]
@@ -464,27 +477,27 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
 def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
     """Return scores [..., older] in float64 of the tokens older than the local window, infinite for protected ones.
 
-    `scores` is what the policy gave, `positions` [..., cached] are those of the cache, `protected` [..., older] marks
-    the tokens that stay in any case: what they score has no meaning. Infinite scores are valid. KvatlasError for scores
-    that are no tensor of real numbers, have another shape than [cached] or [..., cached], or are NaN.
+    `scores` comes from the policy, `positions` [..., cached] are those of the cache, `protected` [..., older] marks the
+    tokens that stay in any case, whatever their score. Raises KvatlasError unless the scores are a tensor of real
+    numbers of the shape [cached] or [..., cached], infinite ones included, without NaN.
     """
     import torch
 
-    wanted = tuple(positions.shape)
+    expected = tuple(positions.shape)
     if not isinstance(scores, torch.Tensor) or scores.is_complex():
         kind = f"a tensor of {scores.dtype}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
         raise KvatlasError(
             f"The policy {policy!r} scored its tokens with {kind}; expected a tensor of real numbers of the shape "
-            f"{wanted} or {wanted[-1:]}."
+            f"{expected} or {expected[-1:]}."
         )
     shape = tuple(scores.shape)
     # One number for every choice, or the same for some of them.
-    sizes = zip(reversed(shape), reversed(wanted), strict=False)
-    fits = len(shape) <= len(wanted) and all(size in (1, there) for size, there in sizes)
-    if shape[-1:] != wanted[-1:] or not fits:
+    sizes = zip(reversed(shape), reversed(expected), strict=False)
+    fits = len(shape) <= len(expected) and all(size in (1, there) for size, there in sizes)
+    if shape[-1:] != expected[-1:] or not fits:
         raise KvatlasError(
-            f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {wanted} (layers, "
-            f"KV heads, tokens); expected {wanted} and {wanted[-1:]}."
+            f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {expected} "
+            f"(layers, KV heads, tokens); expected {expected} and {expected[-1:]}."
         )
     older = protected.shape[-1]
     filled = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)

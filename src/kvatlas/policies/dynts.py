@@ -6,32 +6,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.native import load
-from kvatlas.policies.base import CacheView, CompressingPolicy, Signal, Step
-from kvatlas.policies.made_files import beside, by_content, check_made_with, first_content
+from kvatlas.policies.base import CacheView, Signal, Step
+from kvatlas.policies.model_files import FilePolicy, by_content
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from kvatlas.models import ModelHandle
 
-#: Name of the head's file in a model folder, where `predictor` looks when it is empty.
+#: The file of the head in a model folder.
 HEAD_FILE = "dynts.safetensors"
 
 
 @dataclass(frozen=True)
-class DynTS(CompressingPolicy):
+class DynTS(FilePolicy):
     """Learned importance: score(t) = head(last hidden state of t), arXiv 2601.18383, section 4.
 
     The head is an MLP (hidden -> 2 * hidden -> hidden / 2 -> 1, softplus) trained to predict the attention that the
-    answer will pay to the token; `kvatlas predictor train` makes one. Without a local window, as one ablation has it,
-    is `local_window: 1`: the newest token always stays.
+    answer will pay to the token; `kvatlas predictor train` trains one. The ablation without a local window is
+    `local_window: 1`: the newest token always stays.
 
-    Heads come in two layouts, told apart by the names and shapes of their tensors; they are computed in float32. Ours
+    Heads have two layouts, recognised by the names and shapes of their tensors, and run in float32. Ours
     has biases and GELU between its layers, and learns log(1 + attention * thinking tokens) by mean squared error plus
     a pairwise ranking loss. The authors' code has no biases, softplus between the layers and, for R1-Llama and R1-Qwen,
     inner widths of 8192 and 2048 whatever the hidden size is (Qwen3: as above); it learns attention * 10^4 (R1-Llama)
@@ -49,46 +50,32 @@ class DynTS(CompressingPolicy):
     name = "dynts"
     summary = "keeps the tokens that a learned head finds important for the answer"
     paper = "Dynamic Thinking-Token Selection, arXiv 2601.18383"
-    published: ClassVar[Mapping[str, str]] = {
+    published = {
         "kv_budget": "5000 (3000 for MATH500 and GAOKAO2023EN)",
         "local_window": "500 to 3000",
         "ratio": "0.1 to 0.5",
     }
     observes = frozenset({Signal.HIDDEN})
     columns = ("importance",)
+    file_parameter, file_name, file_key, file_about = "predictor", HEAD_FILE, "head", "a trained predictor"
 
     @cached_property
     def observer(self) -> tuple[Any, ...]:
-        # The ablations see the same as DynTS itself.
+        # The ablations observe the same as DynTS itself.
         return (DynTS.name, self.predictor)
 
-    def file(self, model: ModelHandle) -> Path:
-        """Where the head is."""
-        return Path(self.predictor).expanduser() if self.predictor else beside(model, HEAD_FILE)
-
-    def check(self, model: ModelHandle) -> None:
-        file = self.file(model)
-        if not file.is_file():
-            raise KvatlasError(
-                f"The policy 'dynts' needs a trained predictor for the model {model.name!r}: there is no file "
-                f"{str(file)!r}; name one with the parameter predictor."
-            )
+    def check_file(self, file: Path, model: ModelHandle) -> None:
         width = load_head(str(file))["0.weight"].shape[1]
         if width != model.shape.hidden:
             raise KvatlasError(
                 f"The predictor {str(file)!r} is for a hidden size of {width}, the model {model.name!r} has "
                 f"{model.shape.hidden}."
             )
-        if not self.predictor:
-            check_made_with(file, model, "predictor")
-
-    def identity(self, model: ModelHandle) -> dict[str, Any]:
-        return {**super().identity(model), "head": first_content(self, self.file(model))}
 
     def observe(self, step: Step) -> None:
         assert step.hidden is not None
         file = self.file(step.model)
-        head, layers = load_layers(str(file), str(step.hidden.device), first_content(self, file))
+        head, layers = load_layers(str(file), str(step.hidden.device), self.content(file))
         step.enter("importance", importance(head, step.hidden, layers))
 
     def score(self, cached: CacheView) -> Tensor:
@@ -107,37 +94,37 @@ class Layout(StrEnum):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of its weights, without the authors' prefix."""
+        """The names of its weights, without the authors' prefix."""
         parts = ("weight", "bias") if self is Layout.OURS else ("weight",)
         return tuple(f"{layer}.{part}" for layer in (0, 2, 4) for part in parts)
 
 
-#: What the names of the head's tensors begin with in the authors' checkpoints.
+#: The prefix of the head's tensors in the authors' checkpoints.
 AUTHORS_PREFIX = "is_head."
-_VALID = (
+_EXPECTED = (
     "linear layers 0, 2 and 4 that fit one another and end in one number, either as 0.weight, 0.bias and so on (ours) "
     "or as is_head.0.weight and so on without biases (the authors')"
 )
 
 
 def layout_of(shapes: Mapping[str, Sequence[int]]) -> Layout | None:
-    """The layout of tensors with these names, without a prefix, and shapes; None if it is neither."""
+    """Return the layout of tensors with these names, without a prefix, and shapes; None for another one."""
     layout = next((candidate for candidate in Layout if set(shapes) == set(candidate.tensors)), None)
     if layout is None or any(len(shapes[f"{layer}.weight"]) != 2 for layer in (0, 2, 4)):
         return None
     widths = [shapes["0.weight"][1], *(shapes[f"{layer}.weight"][0] for layer in (0, 2, 4))]
-    wanted: dict[str, tuple[int, ...]] = {}
+    fitting: dict[str, tuple[int, ...]] = {}
     for layer, before, after in zip((0, 2, 4), widths, widths[1:], strict=False):
-        wanted |= {f"{layer}.weight": (after, before), f"{layer}.bias": (after,)}
-    return layout if widths[-1] == 1 and all(tuple(shape) == wanted[name] for name, shape in shapes.items()) else None
+        fitting |= {f"{layer}.weight": (after, before), f"{layer}.bias": (after,)}
+    return layout if widths[-1] == 1 and all(tuple(shape) == fitting[name] for name, shape in shapes.items()) else None
 
 
 @by_content
 def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
-    """Weights of the head in float32, named without the authors' prefix; the layout tells how they are applied.
+    """Return the weights of the head in float32, named without the authors' prefix.
 
-    Of a file with tensors `is_head.` the others are left alone, so that a part of the authors' checkpoints can be
-    named. KvatlasError for a file in neither layout, and for weights that are not finite numbers.
+    Other tensors beside those of `is_head.` are ignored, so that the file may be a part of the authors' checkpoints.
+    Raises KvatlasError for another layout, and for weights that are not finite.
     """
     from safetensors import safe_open
 
@@ -155,7 +142,7 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
         more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
         raise KvatlasError(
             f"The predictor {file!r} is no DynTS head: it holds {', '.join(listed[:8]) or 'nothing'}{more}; expected "
-            f"{_VALID}."
+            f"{_EXPECTED}."
         )
     if not all(weights.isfinite().all() for weights in head.values()):
         raise KvatlasError(f"The predictor {file!r} holds weights that are not finite numbers.")
@@ -167,8 +154,8 @@ Layers = tuple[Callable[["Tensor"], "Tensor"], ...]
 
 @by_content
 def load_layers(file: str, device: str = "cpu") -> tuple[dict[str, Tensor], Layers]:
-    """The head with its linear layers, on native kernels where there are any: while a model decodes, the importance of
-    a token must not depend on how many others are scored beside it."""
+    """Return the head with its linear layers, on native kernels if possible, so that during decoding the importance of
+    a token does not depend on the number of others beside it."""
     head = load_head(file, device)
     native = load() if device == "cpu" else None
     if native is None:
@@ -177,7 +164,7 @@ def load_layers(file: str, device: str = "cpu") -> tuple[dict[str, Tensor], Laye
 
 
 def linear_layers(head: Mapping[str, Tensor]) -> Layers:
-    """The linear layers of a head."""
+    """Return the linear layers of a head."""
     from torch.nn import functional as F
 
     return tuple(
@@ -186,11 +173,11 @@ def linear_layers(head: Mapping[str, Tensor]) -> Layers:
 
 
 def importance(head: Mapping[str, Tensor], hidden: Tensor, layers: Layers | None = None) -> Tensor:
-    """Predicted importance [...] of tokens with last hidden states `hidden` [..., hidden size]."""
+    """Return the predicted importance [...] of tokens with last hidden states `hidden` [..., hidden size]."""
     from torch.nn import functional as F
 
     activation = F.gelu if "0.bias" in head else F.softplus
     first, second, last = layers or linear_layers(head)
     inner = activation(second(activation(first(hidden.to(head["0.weight"].dtype)))))
-    # In double precision, because vectors of few numbers are rounded otherwise than those of many.
+    # In double precision, because short vectors are rounded otherwise than long ones.
     return F.softplus(last(inner).double()).squeeze(-1).to(inner.dtype)

@@ -30,7 +30,7 @@ class DynTSNoPrompt(DynTS):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.keep_prompt:
-            raise KvatlasError("keep_prompt is True; valid for dynts-noprompt is false alone.")
+            raise KvatlasError("keep_prompt is True; expected false for dynts-noprompt.")
 
     def score(self, cached: CacheView) -> Tensor:
         return super().score(cached).masked_fill(cached.positions < cached.prompt_length, 0.0)

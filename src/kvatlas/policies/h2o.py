@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, Step, scope_param
 
@@ -22,7 +21,7 @@ class H2O(CompressingPolicy):
     it evicts one token at every step, here the contract says when. What the DynTS paper calls H2O is another method:
     its code overwrites the sum by the newest step's attention, the preset `h2o@dynts-paper`.
 
-    scope: for what one choice is made: head (published), layer or global, then with the mean of the sums.
+    scope: the unit of one choice: head (published), layer or global, then with the mean of the sums.
     """
 
     scope: Scope = scope_param(Scope.HEAD)
@@ -30,9 +29,7 @@ class H2O(CompressingPolicy):
     name = "h2o"
     summary = "keeps the tokens that were attended to most so far"
     paper = "H2O: Heavy-Hitter Oracle, arXiv 2306.14048"
-    published: ClassVar[Mapping[str, str]] = {
-        "ratio": "heavy hitters and recent tokens 1:1, together 20 % of the sequence"
-    }
+    published = {"ratio": "heavy hitters and recent tokens 1:1, together 20 % of the sequence"}
     observes = frozenset({Signal.ATTENTION})
     columns = ("mass",)
 

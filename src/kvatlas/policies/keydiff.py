@@ -19,7 +19,7 @@ class KeyDiff(CompressingPolicy):
     their rotation; the anchor is the mean over all cached tokens. The paper compresses blocks of a prompt; here the
     contract says when. Its budget is replaced by ratio and local_window.
 
-    scope: for what one choice is made: head (published), layer or global, then with the mean of the scores.
+    scope: the unit of one choice: head (published), layer or global, then with the mean of the scores.
     """
 
     scope: Scope = scope_param(Scope.HEAD)
@@ -29,12 +29,11 @@ class KeyDiff(CompressingPolicy):
     paper = "KeyDiff, arXiv 2504.15364"
 
     def score(self, cached: CacheView) -> Tensor:
-        return cached.each_layer(lambda layer: _difference(cached.key(layer)))
+        from torch.nn import functional as F
 
+        def difference(layer: int) -> Tensor:
+            unit = F.normalize(cached.key(layer), dim=-1)
+            anchor = F.normalize(unit.mean(1, keepdim=True), dim=-1)
+            return -(unit * anchor).sum(-1)
 
-def _difference(key: Tensor) -> Tensor:
-    from torch.nn import functional as F
-
-    unit = F.normalize(key, dim=-1)
-    anchor = F.normalize(unit.mean(1, keepdim=True), dim=-1)
-    return -(unit * anchor).sum(-1)
+        return cached.each_layer(difference)

@@ -1,10 +1,9 @@
-"""`lazyeviction`: tokens stay that are due to be attended to again, by their longest pause so far (LazyEviction)."""
+"""`lazyeviction`: tokens that are due for attention again stay, by their longest pause so far (LazyEviction)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, Step, float_param, scope_param
 
@@ -22,8 +21,8 @@ class LazyEviction(CompressingPolicy):
     before its own, both with M = 0. Weights are means over the query heads of a KV head. The paper evicts every W steps
     and keeps the last W tokens: here kv_budget and local_window say so, and the ratio replaces its budget.
 
-    alpha: attention weight from which on a token counts as attended to.
-    scope: for what one choice is made: head (published), layer or global, then with the mean of the weights.
+    alpha: the least attention weight that counts.
+    scope: the unit of one choice: head (published), layer or global, then with the mean of the weights.
     """
 
     alpha: float = float_param(0.0005, 1e-12, 1)
@@ -32,7 +31,7 @@ class LazyEviction(CompressingPolicy):
     name = "lazyeviction"
     summary = "keeps the tokens that are due to be attended to again, by their longest pause so far"
     paper = "LazyEviction, arXiv 2506.15969"
-    published: ClassVar[Mapping[str, str]] = {
+    published = {
         "alpha": "0.0005 for R1-Llama on MATH (authors' script)",
         "local_window": "27 to 95",
     }

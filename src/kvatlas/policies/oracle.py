@@ -1,4 +1,4 @@
-"""`oracle`: tokens stay that the answer of the finished full-cache trace did attend to; a reference, no upper bound."""
+"""`oracle`: tokens with attention from the answer of the full-cache trace stay; a reference, no upper bound."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Oracle(CompressingPolicy):
-    """True answer attention: score(t) = mean over layers, heads and answer tokens of what the answer pays to t.
+    """True answer attention: score(t) = mean over layers, heads and answer tokens of the answer's attention to t.
 
     Source: arXiv 2601.18383, section 3: the label that `dynts` learns to predict, here taken from a second pass over
-    the full-cache trace of the same problem and sample, which is decoded first. It speaks of this text only until the
-    compressed one departs from that trace: each trace says where, in the metric `departs_at` (new tokens that the two
-    share; absent where they are the same). Tokens from there on score 0; among equals the newest come first. Where the
-    full-cache trace has no answer, all do, and the policy keeps what `window` keeps. So it is a reference, not an upper
-    bound.
+    the full-cache trace of the same problem and sample, which is decoded first. It applies to the compressed text only
+    until that departs from the full-cache trace: after `departs_at` new tokens, a metric of each trace (absent if the
+    two are the same). Later tokens score 0; among equals the newest come first. If the full-cache trace has no answer,
+    all tokens score 0, and the policy keeps the same as `window`. So it is a reference, not an upper bound.
     """
 
     name = "oracle"

@@ -1,4 +1,4 @@
-"""What several policies share: the attention of the last few queries, computed once, when a compression fires."""
+"""The attention of the last few queries, computed when a compression fires, and its pooling, for several policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def logits(cached: CacheView, layer: int) -> Tensor:
     """Return the layer's scores of q and k [KV heads, query heads of each, queries, cached], scaled and soft-capped as
-    in the layer; -inf where q does not see the token."""
+    in the layer; -inf for unseen tokens."""
     import torch
 
     query, key = cached.query(layer), cached.key(layer)
@@ -21,8 +21,8 @@ def logits(cached: CacheView, layer: int) -> Tensor:
     products: Tensor = grouped @ key.unsqueeze(1).transpose(-1, -2) * cached.scaling(layer)
     if softcap := cached.softcap(layer):
         products = softcap * (products / softcap).tanh()
-    asked_at = torch.arange(cached.length - count, cached.length, device=key.device)
-    back = asked_at[:, None] - positions(cached, layer)[:, None, None, :]
+    query_at = torch.arange(cached.length - count, cached.length, device=key.device)
+    back = query_at[:, None] - positions(cached, layer)[:, None, None, :]
     unseen = (back < 0) | (back >= (cached.window(layer) or cached.length))
     return products.masked_fill(unseen, float("-inf"))
 
@@ -40,17 +40,17 @@ def attention(cached: CacheView, layer: int) -> Tensor:
 
 
 def positions(cached: CacheView, layer: int) -> Tensor:
-    """True positions [KV heads or 1, cached] of a layer's tokens."""
+    """Return the true positions [KV heads or 1, cached] of a layer's tokens."""
     return cached.positions[min(layer, cached.positions.shape[0] - 1)]
 
 
 def observing(cached: CacheView, layer: int, queries: int) -> Tensor:
-    """Which tokens [KV heads or 1, cached] the last `queries` queries belong to: the observation window."""
+    """Return a mask [KV heads or 1, cached] of the observation window: the tokens of the last `queries` queries."""
     return positions(cached, layer) >= cached.length - queries
 
 
 def pooled(scores: Tensor, kernel: int, kind: str) -> Tensor:
-    """Mean (`avg`) or greatest (`max`) of the scores [..., cached] around each token; 0 beyond the ends."""
+    """Return the mean (`avg`) or greatest (`max`) of the scores [..., cached] around each token; 0 beyond the ends."""
     from torch.nn import functional as F
 
     pool = F.max_pool1d if kind == "max" else F.avg_pool1d

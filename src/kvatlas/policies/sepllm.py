@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvatlas.policies.base import CacheView, CompressingPolicy, choice_param, int_param
 
@@ -24,14 +23,14 @@ class SepLLM(CompressingPolicy):
     Source: arXiv 2412.12094, section 3 (initial, separator and neighbouring tokens; when the separators' cache is full
     its oldest leave). A separator is a token whose text consists of . , ? ! ; : space, tab and newline alone: the
     paper's nine separators, and tokens that join several. Its caches of fixed sizes are replaced by ratio and
-    local_window; what separators leave of the ratio goes to the most recent tokens, as in the authors' past window.
-    The DynTS paper's baseline leaves it empty, so that it keeps far fewer tokens than its rivals in the same cell: the
-    preset `sepllm@dynts-paper`. Positions stay true.
+    local_window; the rest of the ratio goes to the most recent tokens, as in the authors' past window. The DynTS
+    paper's baseline leaves it empty, so that it keeps far fewer tokens than its rivals in the same cell: the preset
+    `sepllm@dynts-paper`. Positions stay true.
 
     sinks: initial tokens that stay; with the prompt kept they are part of it.
-    separators: `joined` as said; `single` leaves out tab and tokens that join several, but counts the token that
-        begins a sequence (the DynTS paper's baseline).
-    rest: what separators leave of the ratio: `recent` tokens, or `empty`.
+    separators: `joined` as above; `single` excludes tab and tokens that join several, but counts the token that begins
+        a sequence (the DynTS paper's baseline).
+    rest: the use of the rest of the ratio: `recent` tokens, or `empty`.
     """
 
     sinks: int = int_param(4, 0)
@@ -41,7 +40,7 @@ class SepLLM(CompressingPolicy):
     name = "sepllm"
     summary = "keeps separators (punctuation, line ends), the first and the most recent tokens"
     paper = "SepLLM, arXiv 2412.12094"
-    published: ClassVar[Mapping[str, str]] = {"sinks": "4", "keep_prompt": "false"}
+    published = {"sinks": "4", "keep_prompt": "false"}
 
     def score(self, cached: CacheView) -> Tensor:
         score = cached.positions.double() + self._separating(cached) * cached.length
@@ -50,11 +49,11 @@ class SepLLM(CompressingPolicy):
     def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
         if self.rest == "recent":
             return chosen
-        wanted = self._separating(cached) | (cached.positions < self.sinks)
-        return min(chosen, int((wanted[..., : protected.shape[-1]] & ~protected).sum()))
+        keep = self._separating(cached) | (cached.positions < self.sinks)
+        return min(chosen, int((keep[..., : protected.shape[-1]] & ~protected).sum()))
 
     def _separating(self, cached: CacheView) -> Tensor:
-        """Which cached tokens are separators [1, 1, cached]."""
+        """Return a mask [1, 1, cached] of the separators among the cached tokens."""
         import torch
 
         tokens = cached.tokens()
@@ -65,13 +64,13 @@ class SepLLM(CompressingPolicy):
 
 @lru_cache(maxsize=2**18)
 def is_separator(model: ModelHandle, token: int) -> bool:
-    """Whether the text of a token is nothing but separators."""
+    """Return True if the text of a token consists of separators."""
     text = str(model.tokenizer.decode([token]))
     return bool(text) and SEPARATORS.issuperset(text)
 
 
 def is_single_separator(model: ModelHandle, token: int) -> bool:
-    """Whether a token is one separator, tab left out, or the one that begins a sequence."""
+    """Return True if a token is one separator other than tab, or the one that begins a sequence."""
     if token == getattr(model.tokenizer, "bos_token_id", None):
         return True
     return is_separator(model, token) and str(model.tokenizer.decode([token])) in SEPARATORS - {"\t"}

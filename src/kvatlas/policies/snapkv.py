@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, choice_param, int_param, scope_param
 from kvatlas.policies.recent import attention, observing, pooled
@@ -24,9 +23,9 @@ class SnapKV(CompressingPolicy):
     capacity is replaced by ratio and local_window. The DynTS paper's baseline pools nothing: `snapkv@dynts-paper`.
 
     queries: length of the observation window.
-    kernel: tokens that are pooled together.
+    kernel: tokens to pool together.
     pooling: max or avg.
-    scope: for what one choice is made: head (published), layer or global, then with the mean of the scores.
+    scope: the unit of one choice: head (published), layer or global, then with the mean of the scores.
     """
 
     queries: int = int_param(32, 1)
@@ -38,7 +37,7 @@ class SnapKV(CompressingPolicy):
     version = 2
     summary = "keeps the tokens that the last few queries attend to, and their neighbours"
     paper = "SnapKV, arXiv 2404.14469"
-    published: ClassVar[Mapping[str, str]] = {
+    published = {
         "queries": "32 on LongBench, 16 on others",
         "kernel": "7 on LongBench, 5 on others",
         "pooling": "max",
@@ -46,9 +45,9 @@ class SnapKV(CompressingPolicy):
     observes = frozenset({Signal.QUERIES})
 
     def score(self, cached: CacheView) -> Tensor:
-        return cached.each_layer(lambda layer: self._votes(cached, layer))
+        def votes(layer: int) -> Tensor:
+            inside = observing(cached, layer, self.queries)
+            before = attention(cached, layer).sum(2).masked_fill(inside[:, None], 0.0)
+            return pooled(before, self.kernel, self.pooling).mean(1).masked_fill(inside, float("inf"))
 
-    def _votes(self, cached: CacheView, layer: int) -> Tensor:
-        inside = observing(cached, layer, self.queries)
-        votes = attention(cached, layer).sum(2).masked_fill(inside[:, None], 0.0)
-        return pooled(votes, self.kernel, self.pooling).mean(1).masked_fill(inside, float("inf"))
+        return cached.each_layer(votes)

@@ -1,10 +1,9 @@
-"""`streaming`: the first tokens, on which attention sinks, and the most recent ones stay (StreamingLLM)."""
+"""`streaming`: the first tokens (attention sinks) and the most recent ones stay (StreamingLLM)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from kvatlas.policies.base import CacheView, CompressingPolicy, int_param
 
@@ -16,13 +15,13 @@ if TYPE_CHECKING:
 class Streaming(CompressingPolicy):
     """Attention sinks and recency: score(t) is infinite for the first `sinks` tokens, else the position of t.
 
-    Source: arXiv 2309.17453, section 3.2. The sinks are the first tokens of the sequence, so of the prompt: as
-    published, with `keep_prompt: false`, they are all that is left of it. With the prompt kept they are part of it, and
-    the policy keeps what `window` keeps. The paper counts positions within the cache; here tokens keep their true ones,
-    as under every policy. Its rolling cache of fixed size is replaced by kv_budget, ratio and local_window; ratio 0
-    leaves the window alone, so a ratio must leave room for the sinks. `streaming@dynts-paper` has 10 of them.
+    Source: arXiv 2309.17453, section 3.2. The sinks are the first tokens of the prompt: as published, with
+    `keep_prompt: false`, only they stay of it. With the prompt kept the policy keeps the same tokens as `window`. The
+    paper counts positions within the cache; here tokens keep their true ones, as under every policy. Its rolling cache
+    of fixed size is replaced by kv_budget, ratio and local_window; ratio 0 leaves the window alone, so a ratio must
+    leave room for the sinks. `streaming@dynts-paper` has 10 of them.
 
-    sinks: initial tokens that stay.
+    sinks: the number of initial tokens that stay.
     """
 
     sinks: int = int_param(4, 0)
@@ -30,7 +29,7 @@ class Streaming(CompressingPolicy):
     name = "streaming"
     summary = "keeps the first tokens (attention sinks) and the most recent ones"
     paper = "StreamingLLM, arXiv 2309.17453"
-    published: ClassVar[Mapping[str, str]] = {"sinks": "4", "keep_prompt": "false"}
+    published = {"sinks": "4", "keep_prompt": "false"}
 
     def score(self, cached: CacheView) -> Tensor:
         return cached.positions.double().masked_fill(cached.positions < self.sinks, float("inf"))

@@ -17,10 +17,10 @@ class TOVA(CompressingPolicy):
     """Attention of the newest query q: score(t) = mean over the heads of a layer of A(q, t).
 
     Source: arXiv 2401.06104, section 3.2: A is the softmax over all cached tokens, one choice is made for each layer.
-    The paper drops one token at every step once its cache is full; here the contract says when, and the local window
-    stays, which the paper needs no rule for.
+    The paper drops one token at every step once its cache is full; here the contract sets the time, and the local
+    window stays.
 
-    scope: for what one choice is made: layer (published), head or global.
+    scope: the unit of one choice: layer (published), head or global.
     """
 
     scope: Scope = scope_param(Scope.LAYER)

@@ -1,12 +1,10 @@
-"""`vase`: tokens with the largest values stay, the rest is drawn at random by attention (VaSE)."""
+"""`vase`: tokens with the largest values stay, and a random rest by attention (VaSE)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from kvatlas.noise import uniform
 from kvatlas.policies.base import (
     CacheView,
     CompressingPolicy,
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class VaSE(CompressingPolicy):
     """Value-aware stochastic eviction: a share `large` of the places goes to the tokens whose values have the largest
-    range (greatest less smallest channel), the first `sinks` tokens before all; the others are drawn without
+    range (greatest less smallest channel), the first `sinks` tokens before all; the others are a random draw without
     replacement with probabilities proportional to attention.
 
     Source: arXiv 2606.03928, and the authors' code (mode `range_sink_sample_attn`). Attention: of the last `queries`
@@ -37,11 +35,11 @@ class VaSE(CompressingPolicy):
     stream and length alone. The published numbers of large tokens and of all tokens become shares: VaSE's budget is
     what remains after a compression, kv_budget the length at which one fires. The paper does not protect the prompt.
 
-    large: share of the chosen tokens that is kept for their values.
+    large: share of the chosen tokens that stay for their values.
     sinks: initial tokens that count as the largest; with the prompt kept they are part of it.
     queries: length of the observation window.
     kernel: neighbours that attention is averaged over.
-    scope: for what one choice is made: head (published), layer or global, then with mean ranges and attention.
+    scope: the unit of one choice: head (published), layer or global, then with mean ranges and attention.
     """
 
     large: float = float_param(0.25, 0, 1)
@@ -53,9 +51,9 @@ class VaSE(CompressingPolicy):
     name = "vase"
     version = 2
     summary = "keeps the tokens with the largest values and draws the rest at random by attention"
-    drawn = True
+    random = True
     paper = "VaSE, arXiv 2606.03928"
-    published: ClassVar[Mapping[str, str]] = {
+    published = {
         "large": "1024 of a budget of 4096",
         "sinks": "4",
         "queries": "64",
@@ -65,21 +63,15 @@ class VaSE(CompressingPolicy):
     observes = frozenset({Signal.QUERIES})
 
     def score(self, cached: CacheView) -> Tensor:
-        import torch
-
         attention = cached.each_layer(lambda layer: self._attention(cached, layer))
-        layers, heads, _ = cached.positions.shape
-        choice = torch.arange(layers * heads, device=attention.device).view(layers, heads, 1) + 1
-        streams = torch.full_like(cached.positions, cached.stream)
-        noise = -(-uniform(streams, cached.length, cached.positions, choice).log()).log()
-        drawn = attention.double().log() + noise
+        scores = attention.double().log() - (-cached.uniform().log()).log()
         protected, chosen = places(self, cached)
         ranges = cached.each_layer(lambda layer: cached.value(layer).amax(-1) - cached.value(layer).amin(-1))
         ranges = ranges.masked_fill(cached.positions < self.sinks, float("inf"))
         older = ranges[..., : protected.shape[-1]].masked_fill(protected, float("-inf"))
-        # Not topk, whose choice among equals is nobody's: as everywhere, the older token stays.
+        # Not topk, which breaks ties arbitrarily: as everywhere, the older token stays.
         largest = older.argsort(dim=-1, descending=True, stable=True)[..., : share(self.large, chosen)]
-        return drawn.scatter(-1, largest, float("inf"))
+        return scores.scatter(-1, largest, float("inf"))
 
     def _attention(self, cached: CacheView, layer: int) -> Tensor:
         inside = observing(cached, layer, self.queries)

@@ -1,8 +1,8 @@
-"""Reading whole texts: the labels of the DynTS head, and the query statistics of `triattention`.
+"""Passes over whole texts: the labels of the DynTS head, and the query statistics of `triattention`.
 
-A text goes through the model once, with an attention function that computes every layer in blocks of queries and shows
-its queries and keys to an observer. The matrix of all tokens by all tokens never exists, so that memory grows with the
-length of a text and not with its square.
+A text goes through the model once, with an attention function that computes every layer in blocks of queries and calls
+an observer with its queries and keys. The matrix of all tokens by all tokens never exists, so that memory grows with
+the length of a text and not with its square.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kvatlas.models.handle import STEADY
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: Why traces are left out: thinking never ended; no answer that could be read; a wrong one; no thinking token.
+#: Reasons to exclude traces: thinking without an end; no readable answer; a wrong answer; no thinking token.
 REASONS = ("no_closing_tag", "no_answer", "wrong", "no_thinking")
-#: Queries whose attention is computed together, and answer tokens whose weights are held at a time.
+#: Queries in a block of attention, and answer tokens whose weights are in memory at a time.
 BLOCK, ROWS = 256, 32
 
 
@@ -35,7 +35,7 @@ BLOCK, ROWS = 256, 32
 class Examples:
     """Thinking tokens of many traces: `hidden` [tokens, hidden size], `label` [tokens], `trace` number [tokens].
 
-    `thinking` [traces] is how many thinking tokens each trace has; None where all of them are here.
+    `thinking` [traces] is the number of thinking tokens of each trace; None if `hidden` holds all of them.
     """
 
     hidden: Tensor
@@ -45,12 +45,12 @@ class Examples:
 
     @property
     def attention(self) -> Tensor:
-        """The mean attention that the answer pays to each token [tokens]: the label without its scale."""
+        """The mean attention of the answer to each token [tokens]: the label without its scale."""
         thinking = torch.bincount(self.trace) if self.thinking is None else self.thinking
         return self.label / thinking[self.trace]
 
 
-#: Sees a layer, its queries [heads, tokens, size] and keys [KV heads, tokens, size].
+#: Gets a layer, its queries [heads, tokens, size] and keys [KV heads, tokens, size].
 Observer = Callable[[Layer, Tensor, Tensor], None]
 
 
@@ -84,7 +84,7 @@ def _attend(
     groups = heads // kv_heads
     window = sliding_window or length
     layer = Layer(module.layer_idx, scaling, window, softcap, s_aux)
-    # The query heads that share a KV head stand one after another: keys are never copied for each of them.
+    # The query heads of a KV head stand one after another, so that keys need no copies.
     grouped = query.view(kv_heads, groups, length, size)
     positions = torch.arange(length, device=query.device)
     out = query.new_empty(kv_heads, groups, length, width)
@@ -110,10 +110,10 @@ def _attend(
 
 @torch.inference_mode()
 def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: int) -> tuple[Tensor, Tensor]:
-    """Mean attention [answer_start] that the tokens from `answer_start` on pay to each earlier one, and the last hidden
-    states [answer_start, hidden size] of those.
+    """Return the mean attention [answer_start] of the tokens from `answer_start` on to each earlier one, and the last
+    hidden states [answer_start, hidden size] of these.
 
-    Mean over layers, heads and answer tokens (arXiv 2601.18383, section 3), in float32.
+    The mean is over layers, heads and answer tokens (arXiv 2601.18383, section 3), in float32.
     """
     total, layers = torch.zeros(answer_start, device=model.device), 0
 
@@ -141,11 +141,11 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
 def query_statistics(
     handle: ModelHandle, model: PreTrainedModel, texts: Iterable[tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Means over all tokens of `texts` (token ids): center (complex, by parts) and norm [layers, heads, planes] of the
-    queries before rotation, and the rotation's frequency [planes].
+    """Return center (complex, by parts) and norm [layers, heads, planes] of the queries before rotation, as means over
+    all tokens of `texts` (token ids), and the rotation's frequency [planes].
 
     Source: TriAttention, arXiv 2604.04921, section 4 and the authors' calibration. Raises KvatlasError for models whose
-    rotation depends on the length or turns only a part of each head.
+    rotation depends on the length or covers only a part of each head.
     """
     rotary: Any = getattr(model.get_decoder(), "rotary_emb", None)
     if rotary is None or getattr(rotary, "rope_type", None) not in STEADY:
@@ -179,7 +179,7 @@ def query_statistics(
 
 
 def left_out(model: ModelHandle, trace: Trace) -> str:
-    """Why a predictor does not learn from a full-cache trace, one of `REASONS`; empty where it does."""
+    """Return the reason to exclude a full-cache trace from learning, one of `REASONS`; empty for a suitable one."""
     split = model.split(trace.tokens)
     if split is None:
         return "no_closing_tag"
@@ -194,9 +194,9 @@ def left_out(model: ModelHandle, trace: Trace) -> str:
 def label_trace(
     handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> tuple[Tensor, Tensor] | None:
-    """Hidden states and labels of a trace's thinking tokens; None where it has no thinking or no answer.
+    """Return hidden states and labels of a trace's thinking tokens; None without thinking or answer.
 
-    The label is attention times the number of thinking tokens, so that traces of unlike length share one scale.
+    The label is attention times the number of thinking tokens, so that traces of all lengths share one scale.
     """
     split = handle.split(tokens)
     if split is None or split[0] == 0 or split[1] == len(tokens):

@@ -1,8 +1,8 @@
-"""Hidden states on disk: written once from sampled tokens of each trace, read by every training and evaluation.
+"""Hidden states on disk: written once from a sample of each trace's tokens, read by every training and evaluation.
 
 A folder of `shard-NNNNN.safetensors` (hidden float16 [tokens, hidden size], label float32 [tokens], trace int32
-[tokens]) and an `index.json` that is written last and says how many thinking tokens each trace has and what all was
-made from; without it the folder counts as unfinished.
+[tokens]) and an `index.json` with the number of thinking tokens of each trace and the origin of the data. The index is
+written last; without it the folder counts as unfinished.
 """
 
 from __future__ import annotations
@@ -10,26 +10,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from kvatlas.core import KvatlasError, canonical
 from kvatlas.predictor.labels import Examples
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 VERSION = 2
 INDEX = "index.json"
-#: Tokens after which a shard is closed: about 256 MiB at a hidden size of 4096.
+#: The least number of tokens of a full shard: about 256 MiB at a hidden size of 4096.
 TOKENS_PER_SHARD = 32_768
 _LARGEST = torch.finfo(torch.float16).max
 
 
-def sampled(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """`tokens` tokens of a trace drawn without replacement, in order, on the CPU; all for 0 or too few."""
+def sample_tokens(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return `tokens` random tokens of a trace, in order, on the CPU; all tokens if `tokens` is 0 or more than all."""
     if tokens and len(label) > tokens:
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(len(label), generator=generator)[:tokens].sort().values.to(label.device)
@@ -38,8 +36,7 @@ def sampled(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tuple[Tens
 
 
 def write(folder: Path, parts: Iterable[tuple[Tensor, Tensor, int]], made_from: Mapping[str, Any]) -> None:
-    """Write (hidden states, labels, number of thinking tokens) of traces as they come; no more than one shard is held
-    in memory."""
+    """Write (hidden states, labels, number of thinking tokens) of traces, with at most one shard in memory."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in (folder / INDEX, *folder.glob("shard-*.safetensors")):
         old.unlink(missing_ok=True)
@@ -49,19 +46,16 @@ def write(folder: Path, parts: Iterable[tuple[Tensor, Tensor, int]], made_from: 
     tokens = 0
 
     def close() -> None:
-        name = f"shard-{len(shards):05d}.safetensors"
-        table = {
-            "hidden": torch.cat([hidden for hidden, _, _ in waiting]),
-            "label": torch.cat([label for _, label, _ in waiting]),
-            "trace": torch.cat([torch.full((len(label),), n, dtype=torch.int32) for _, label, n in waiting]),
-        }
-        save_file(table, folder / name)
-        shards.append(name)
+        shards.append(f"shard-{len(shards):05d}.safetensors")
+        hidden, label, traces = zip(*waiting, strict=True)
+        numbers = [torch.full((len(part),), n, dtype=torch.int32) for part, n in zip(label, traces, strict=True)]
+        table = {"hidden": torch.cat(hidden), "label": torch.cat(label), "trace": torch.cat(numbers)}
+        save_file(table, folder / shards[-1])
         waiting.clear()
 
-    for hidden, label, thought in parts:
+    for hidden, label, count in parts:
         waiting.append((hidden, label, len(thinking)))
-        thinking.append(thought)
+        thinking.append(count)
         tokens += len(label)
         if sum(len(part) for _, part, _ in waiting) >= TOKENS_PER_SHARD:
             close()
@@ -79,7 +73,7 @@ def write(folder: Path, parts: Iterable[tuple[Tensor, Tensor, int]], made_from: 
 
 
 def is_made_from(folder: Path, made_from: Mapping[str, Any]) -> bool:
-    """Whether a folder is finished and was made from just this."""
+    """Return True if a folder is finished and has this origin."""
     try:
         index = json.loads((folder / INDEX).read_text())
     except (OSError, ValueError):
@@ -88,7 +82,7 @@ def is_made_from(folder: Path, made_from: Mapping[str, Any]) -> bool:
 
 
 def read(folder: Path) -> Examples:
-    """All shards of a finished folder; KvatlasError for any other."""
+    """Read all shards of a finished folder. Raises KvatlasError for an unfinished or damaged one."""
     try:
         index = json.loads((folder / INDEX).read_text())
         tables = [load_file(folder / name) for name in index["shards"]]
@@ -97,9 +91,5 @@ def read(folder: Path) -> Examples:
         raise KvatlasError(f"The hidden states in {str(folder)!r} cannot be read ({error}).") from error
     if not tables:
         return Examples(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.long))
-    return Examples(
-        torch.cat([table["hidden"] for table in tables]),
-        torch.cat([table["label"] for table in tables]),
-        torch.cat([table["trace"] for table in tables]).long(),
-        thinking,
-    )
+    hidden, label, trace = (torch.cat([table[name] for table in tables]) for name in ("hidden", "label", "trace"))
+    return Examples(hidden, label, trace.long(), thinking)

@@ -1,4 +1,4 @@
-"""Training and evaluating the DynTS head on stored hidden states; the language model itself stays as it is."""
+"""Training and evaluation of the DynTS head on stored hidden states; the language model is not changed."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
 from kvatlas.policies.dynts import AUTHORS_PREFIX, Layout, importance, layout_of
 from kvatlas.predictor.labels import Examples
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @dataclass(frozen=True)
 class Quality:
-    """How well predicted importance ranks the tokens of a trace: means over traces.
+    """The quality of the predicted ranks of tokens: means over traces.
 
-    `spearman` is the rank correlation with the label, `overlap` the share of the truly top 20 % found in the predicted
-    top 20 %.
+    `spearman` is the rank correlation with the label, `overlap` the share of the true top 20 % in the predicted top
+    20 %.
     """
 
     traces: int
@@ -35,11 +32,11 @@ class Quality:
 
 
 class HeadLoss(StrEnum):
-    """What a head learns from the answer's mean attention a to a token of a trace with n thinking tokens.
+    """The target and loss of a head, from the answer's mean attention a to a token of a trace of n thinking tokens.
 
     RANKED (ours): log(1 + a n), by mean squared error plus logistic ranking of random pairs of tokens of one trace
-    (weights 1 and 1). SCALED and POWER: 10^4 a and 10 / 0.3 a^0.3, which the authors' code takes for R1-Llama and for
-    R1-Qwen, by mean squared error in which targets from 4 up to 5 weigh 5.
+    (weights 1 and 1). SCALED and POWER: 10^4 a and 10 / 0.3 a^0.3, as in the authors' code for R1-Llama and R1-Qwen, by
+    mean squared error in which targets from 4 to 5 have the weight 5.
     """
 
     RANKED = "ranked"
@@ -47,16 +44,15 @@ class HeadLoss(StrEnum):
     POWER = "power"
 
     def target(self, data: Examples) -> Tensor:
-        """What the head is to predict for each token."""
         if self is HeadLoss.RANKED:
             return torch.log1p(data.label)
         return data.attention * 1e4 if self is HeadLoss.SCALED else data.attention.pow(0.3) * (10 / 0.3)
 
 
 def new_head(hidden: int, layout: Layout = Layout.OURS) -> nn.Sequential:
-    """The MLP of arXiv 2601.18383: hidden -> 2 * hidden -> hidden / 2 -> 1; its softplus is applied by the policy.
+    """Return the MLP of arXiv 2601.18383: hidden -> 2 * hidden -> hidden / 2 -> 1; the policy applies its softplus.
 
-    The authors' head for Qwen2-7B, of 3584, has the inner widths of 4096.
+    The authors' head for Qwen2-7B, with 3584, has the inner widths of 4096.
     """
     ours = layout is Layout.OURS
     base = 4096 if hidden == 3584 and not ours else hidden
@@ -81,13 +77,12 @@ def train(
     seed: int = 0,
     device: str = "cpu",
 ) -> dict[str, Tensor]:
-    """Weights of a head fitted to the target of `loss`, with AdamW and a cosine schedule.
+    """Return the weights of a head trained on the target of `loss`, with AdamW and a cosine schedule, on the CPU.
 
-    Hidden states may be float16 and stay where they are; batches of random tokens of all traces go to `device`. The
-    weights come back on the CPU.
+    Hidden states may be float16 and stay on their device; batches of random tokens of all traces go to `device`.
     """
     if data.label.numel() == 0:
-        raise KvatlasError("The predictor has nothing to learn from: no correct trace with thinking tokens was given.")
+        raise KvatlasError("The predictor has no traces for training; expected correct ones with thinking tokens.")
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     head = new_head(data.hidden.shape[1], layout).to(device)
@@ -96,14 +91,20 @@ def train(
     target = loss.target(data)
     starts, lengths = _spans(data.trace)
     for _ in range(steps):
-        drawn = torch.randint(len(target), (batch,), generator=generator)
+        index = torch.randint(len(target), (batch,), generator=generator)
         if loss is HeadLoss.RANKED:
-            trace = data.trace[drawn]
+            trace = data.trace[index]
             partner = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
-            drawn = torch.cat([drawn, partner])
-        scores = F.softplus(head(data.hidden[drawn].to(device, torch.float32))).squeeze(-1)
-        wanted = target[drawn].to(device)
-        error = _ranked(scores, wanted) if loss is HeadLoss.RANKED else _weighted(scores, wanted)
+            index = torch.cat([index, partner])
+        scores = F.softplus(head(data.hidden[index].to(device, torch.float32))).squeeze(-1)
+        labels = target[index].to(device)
+        if loss is HeadLoss.RANKED:
+            # The second half of the tokens are the partners of the first.
+            (first, second), (more, less) = scores.chunk(2), labels.chunk(2)
+            error = F.mse_loss(scores, labels) + F.softplus(-torch.sign(more - less) * (first - second)).mean()
+        else:
+            weights = torch.where((labels >= 4) & (labels < 5), 5.0, 1.0)
+            error = (weights * (scores - labels) ** 2).mean()
         optimizer.zero_grad()
         error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -111,20 +112,9 @@ def train(
     return {name: value.detach().cpu().clone() for name, value in head.state_dict().items()}
 
 
-def _ranked(scores: Tensor, wanted: Tensor) -> Tensor:
-    """Mean squared error plus ranking, where the second half of the tokens are the partners of the first."""
-    (first, second), (more, less) = scores.chunk(2), wanted.chunk(2)
-    return F.mse_loss(scores, wanted) + F.softplus(-torch.sign(more - less) * (first - second)).mean()
-
-
-def _weighted(scores: Tensor, wanted: Tensor) -> Tensor:
-    weights = torch.where((wanted >= 4) & (wanted < 5), 5.0, 1.0)
-    return (weights * (scores - wanted) ** 2).mean()
-
-
 @torch.inference_mode()
 def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
-    """How the head ranks the tokens of traces that it was not trained on; KvatlasError if there are none."""
+    """Return the quality of a head on held-out traces. Raises KvatlasError without traces."""
     from scipy.stats import spearmanr
 
     if data.label.numel() == 0:
@@ -151,9 +141,9 @@ def _spans(trace: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]) -> None:
-    """One safetensors file with the weights and, as metadata, what they were made from; `dynts` loads it.
+    """Write a safetensors file for `dynts`, with the weights and their provenance as metadata.
 
-    In the authors' layout the tensors are named as in the authors' checkpoints.
+    In the authors' layout the tensors have the names of the authors' checkpoints.
     """
     from safetensors.torch import save_file
 
@@ -165,7 +155,7 @@ def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]
 
 
 def provenance_of(path: Path) -> dict[str, Any]:
-    """What a head's file says that it was made from."""
+    """Return the provenance in the file of a head."""
     from safetensors import safe_open
 
     def plain(text: str) -> Any:

@@ -206,7 +206,7 @@ def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str
     """Return the messages of the first `count` problems of each benchmark, or one that suits the model."""
     messages = []
     for name in names or ([OWN] if handle.name in models.embedded() else []):
-        benchmark = benchmarks.asked_of(benchmarks.find(name), handle.reads)
+        benchmark = benchmarks.for_model(benchmarks.find(name), handle.reads)
         messages += [benchmark.prompt(problem) for problem in benchmark.problems(count)]
     return messages or [PROBE]
 

@@ -200,7 +200,7 @@ def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) 
     import torch
 
     from kvatlas.predictor import label_trace
-    from kvatlas.predictor.shards import sampled
+    from kvatlas.predictor.shards import sample_tokens
 
     torch.set_num_threads(1)
     (handle,) = plan.models
@@ -208,7 +208,7 @@ def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) 
     for prompt, trace, why in _traces(plan, work, handle, chosen):
         labels = None if why else label_trace(handle, model, prompt, trace.tokens)
         if labels is not None:
-            yield (*sampled(*labels, tokens, seed), len(labels[1]))
+            yield (*sample_tokens(*labels, tokens, seed), len(labels[1]))
 
 
 def _traces(
@@ -218,7 +218,7 @@ def _traces(
     from kvatlas.predictor import left_out
 
     problems = {(name, problem.id): problem for name, own in plan.problems.items() for problem in own}
-    by_name = {benchmark.name: benchmarks.asked_of(benchmark, model.reads) for benchmark in plan.benchmarks}
+    by_name = {benchmark.name: benchmarks.for_model(benchmark, model.reads) for benchmark in plan.benchmarks}
     keys = set(plan.keys.values())
     with Store.open(work / "run") as store:
         for key, trace in store.traces():
@@ -271,7 +271,7 @@ def calibrate(
         raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in an existing folder.")
     handle = models.find(model, **model_options)
     prompts = [
-        handle.encode(benchmarks.asked_of(benchmark, handle.reads).prompt(problem))
+        handle.encode(benchmarks.for_model(benchmark, handle.reads).prompt(problem))
         for benchmark in map(benchmarks.find, names)
         for problem in benchmark.problems(problems)
     ]

@@ -299,7 +299,7 @@ def make_plan(spec: Spec) -> Plan:
             policy.check(model)
         for benchmark in found_benchmarks:
             name, own = (model.name, benchmark.name), problems[benchmark.name]
-            asked = benchmarks.asked_of(benchmark, model.reads)
+            asked = benchmarks.for_model(benchmark, model.reads)
             texts = [model.prompt(asked.prompt(problem)) for problem in own]
             notes += notes_for(model, texts, benchmark.name)
             prompts[name] = [len(model.tokens(text)) for text in texts]

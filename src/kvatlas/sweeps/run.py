@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from kvatlas import policies
-from kvatlas.benchmarks import asked_of
+from kvatlas.benchmarks import for_model
 from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Expected, Manifest, Store
@@ -150,7 +150,7 @@ class Driver:
             job = Job(
                 model=model,
                 weights=model.stream,
-                benchmarks=tuple(asked_of(benchmark, model.reads) for benchmark in plan.benchmarks),
+                benchmarks=tuple(for_model(benchmark, model.reads) for benchmark in plan.benchmarks),
                 units=tuple(self._scripted(model, unit) if plan.screened else unit for unit in units),
                 sampling=plan.spec.sampling.sampling(),
                 seed=plan.spec.seed,

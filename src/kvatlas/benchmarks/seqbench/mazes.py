@@ -1,9 +1,9 @@
 """Mazes with tunable depth: the generator of seqBench (arXiv 2509.16866).
 
 The rooms of a grid are joined to a tree by Kruskal's algorithm with shuffled walls, so that one path joins any two
-rooms. The plan is built backwards from the goal (rewind construction): draw a key room, lock one random door of the
-path to it, put the door's key there, go on from there; the last leg ends at the start. With m moves and B locked doors
-the plan has L = m + 2 + 3B actions.
+rooms. The plan is built backwards from the goal (rewind construction): choose a key room, lock one random door of the
+path to it, put the door's key there, continue from there; the last leg ends at the start. With m moves and B locked
+doors the plan has L = m + 2 + 3B actions.
 
 Choices where the source is silent:
 
@@ -11,15 +11,15 @@ Choices where the source is silent:
   so each locked door forces a detour. With `on_way`, as in the published examples, the walk is one path, on which each
   key lies before its door and behind the door of the key before. With either the optimal plan is the only one of its
   length, and "equals the reference" means "optimal".
-- Distracting facts are true and grow out of the solution path: a random door from a room already named to a new room,
+- Distracting facts are true and grow from the solution path: a random door from a room already named to a new room,
   again and again. So they are side corridors that look like the path until they end, and a solver must search; facts
-  about far-away rooms, which can be left out at a glance, come only when corridors have grown that far.
+  about distant rooms, which are easy to ignore, come only after corridors have grown that far.
 - In mazes with locked doors a quarter of the distracting doors are locked, each with its key in a room already named.
   In mazes without (B = 0) and in small grids (up to 6x6) all distracting doors are open.
-- Paths in such trees are seldom longer than five sides of the grid. Where the walk is one longer path, it is laid
-  first: a piece of the closed way around a tree of half the grid's size. Kruskal's algorithm then joins the others.
-- Every maze is checked by search before it is handed out: the plan is what the shortest way takes, no other plan is
-  as short, and without any one of its keys there is no plan.
+- Paths in such trees are seldom longer than five sides of the grid. If the walk is one longer path, it is laid first: a
+  piece of the closed way around a tree of half the grid's size. Kruskal's algorithm then joins the others.
+- Every maze is checked by search: the shortest way takes the plan, no other plan is as short, and without any one of
+  its keys there is no plan.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from kvatlas.core import KvatlasError
 _DRAWS = 400
 _GOALS_PER_TREE = 8
 _DECOY_LOCKED = 0.25
-#: Grids of up to so many rows and columns are small: they have simpler defaults and no locked distracting doors.
+#: Grids of at most so many rows and columns are small: they have simpler defaults and no locked distracting doors.
 SMALL = 6
-#: Where keys lie.
+#: The kinds of places of keys.
 ON_WAY, DETOUR = "on_way", "detour"
-#: Moves over (columns + rows) from which on a path without locked doors is laid before the tree.
+#: Paths without locked doors of more moves than this, over (columns + rows), are laid before the tree.
 _LAID = 2.5
 
 Edge = tuple[int, int]
@@ -50,7 +50,7 @@ class MazeShape:
     """A kind of maze: grid, logical depth L (`length`, None for any), locked doors B, noise N, shuffle ratio S, `keys`.
 
     `noise` is distracting facts over supporting facts; `shuffle` the share of the facts' places that is permuted;
-    `keys` lie on the way (`on_way`) or in dead ends (`detour`). Raises KvatlasError for what no maze can be.
+    `keys` lie on the way (`on_way`) or in dead ends (`detour`). Raises KvatlasError for impossible combinations.
     """
 
     columns: int
@@ -91,7 +91,6 @@ class MazeShape:
 
     @property
     def small(self) -> bool:
-        """True for small grids."""
         return max(self.columns, self.rows) <= SMALL
 
 
@@ -99,7 +98,7 @@ class MazeShape:
 class Instance:
     """One maze with its only optimal plan and its facts in the order in which they are stated.
 
-    `supporting` counts the facts that the plan rests on; the rest distract.
+    `supporting` counts the facts that the plan needs; the rest distract.
     """
 
     maze: Maze
@@ -124,7 +123,7 @@ def facts(instance: Instance) -> str:
 
 
 def draw(shape: MazeShape, rng: random.Random) -> Instance:
-    """Return a random checked instance. KvatlasError if none of that shape is found in many draws.
+    """Return a random checked instance. Raises KvatlasError if many draws give none of that shape.
 
     Without a length, goal and start are uniform over the rooms that are at least two moves apart.
     """
@@ -146,9 +145,9 @@ def draw(shape: MazeShape, rng: random.Random) -> Instance:
             if instance is not None:
                 check(instance.maze, instance.plan)
                 return instance
-    wanted = f"L = {shape.length}, " if shape.length else ""
+    length = f"L = {shape.length}, " if shape.length else ""
     raise KvatlasError(
-        f"None of {_DRAWS} mazes of {shape.columns}x{shape.rows} rooms has {wanted}B = {shape.doors} and "
+        f"None of {_DRAWS} mazes of {shape.columns}x{shape.rows} rooms has {length}B = {shape.doors} and "
         f"N = {shape.noise:g} (the longest plan has {longest} actions); take a larger grid, or smaller L, B or N."
     )
 
@@ -172,11 +171,11 @@ def room_name(column: int, row: int) -> str:
 
 
 def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[int] = ()) -> Tree:
-    """Kruskal's algorithm over all walls in random order, after the steps of a path, if one is given."""
+    """Return a random tree by Kruskal's algorithm over all walls in random order, after the steps of a `path`."""
     rooms = columns * rows
     walls = [(room, room + 1) for room in range(rooms) if (room + 1) % columns]
     walls += [(room, room + columns) for room in range(rooms - columns)]
-    # One sort by random numbers takes a third of the time of random.shuffle, and a large maze is mostly this.
+    # One sort by random numbers takes a third of the time of random.shuffle, which dominates for large mazes.
     number = rng.random
     walls.sort(key=lambda _: number())
     walls[:0] = pairwise(path)
@@ -196,10 +195,9 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
 
 
 def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[int]:
-    """Return the rooms of a path with that many moves, cut from the way around a random tree; empty if that is too
-    short.
+    """Return a path of that many moves, cut from the way around a random tree; empty if that way is too short.
 
-    Each room of the tree is a square of four rooms of the grid; going around it visits every one of them once.
+    Each room of the tree is a square of four rooms of the grid; the way around it visits every one of them once.
     """
     across, down = columns // 2, rows // 2
     tree = spanning_tree(across, down, rng).neighbours if min(across, down) > 1 else []
@@ -215,7 +213,7 @@ def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[i
             (-1, -1, corner, corner + columns),
         )
         for way, step, a, b in sides:
-            # Where the tree goes on, the way leaves the square at both ends of that side; else it follows the side.
+            # If the tree continues there, the way leaves the square at both ends of the side; else it follows the side.
             joined = square + way in neighbours
             beside.setdefault(a, []).append(a + step if joined else b)
             beside.setdefault(b, []).append(b + step if joined else a)
@@ -245,7 +243,7 @@ def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[_Leg] | 
     spare = len(path) - 1 - (2 * doors + 1)
     if spare < 0:
         return None
-    # The first leg has a move, each other two, and the moves to spare fall to them in any way.
+    # The first leg has a move, each other two; the spare moves are spread at random.
     cuts = [cut + number + 1 for number, cut in enumerate(sorted(rng.sample(range(spare + doors), doors)))]
     legs = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
     return [_Leg(leg, rng.randrange(1, len(leg) - 1) if number else None) for number, leg in enumerate(legs)]
@@ -284,8 +282,10 @@ def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[_Leg
 
 
 def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tuple[dict[int, int], list[list[int]]]:
-    """Return the room before each, and rooms by their distance from `here` through open doors; the first step goes
-    `back`."""
+    """Search from `here` through open doors, with `back` as the first step.
+
+    Returns the room before each room, and the rooms by their distance.
+    """
     before = {here: here}
     layers = [[here]]
     while layers[-1]:
@@ -302,9 +302,9 @@ def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tupl
 def _distance(
     layers: list[list[int]], nearest: int, legs_left: int, left: int | None, rng: random.Random
 ) -> int | None:
-    """Return the moves of the next leg of the rewind; None if it cannot be.
+    """Return the moves of the next leg of the rewind; None if there is no room at such a distance.
 
-    Free (`left` None) it is that of a room drawn uniformly; else so that the moves `left` can come out exactly.
+    Without a number of moves `left` it is the distance of a uniformly random room.
     """
     farthest = len(layers) - 1
     if left is not None and legs_left == 1:
@@ -320,76 +320,69 @@ def _distance(
 
 @dataclass(frozen=True)
 class _World:
-    """Doors and keys as they are stated; each method adds one thing and returns its sentences."""
+    """The doors and keys of a maze; `door` and `key` add one and return its sentences."""
 
+    names: list[str]
+    rng: random.Random
     open_doors: list[tuple[str, str]] = field(default_factory=list)
     locked_doors: list[tuple[str, str, str]] = field(default_factory=list)
     keys: list[tuple[str, str]] = field(default_factory=list)
 
+    def either_way(self, here: int, there: int) -> tuple[str, str]:
+        pair = self.names[here], self.names[there]
+        return pair if self.rng.random() < 0.5 else pair[::-1]
+
     def door(self, pair: tuple[str, str], key: str = "") -> list[str]:
         a, b = pair
-        if not key:
+        if key:
+            self.locked_doors.append((a, b, key))
+        else:
             self.open_doors.append(pair)
-            return [SENTENCES["open"].format(a=a, b=b)]
-        self.locked_doors.append((a, b, key))
-        return [SENTENCES[kind].format(a=a, b=b, key=key) for kind in ("locked", "requires")]
+        return [SENTENCES[kind].format(a=a, b=b, key=key) for kind in (("locked", "requires") if key else ("open",))]
 
-    def key(self, key: str, room: str) -> str:
-        self.keys.append((key, room))
-        return SENTENCES["key"].format(key=key, a=room)
+    def key(self, key: str, room: int) -> str:
+        self.keys.append((key, self.names[room]))
+        return SENTENCES["key"].format(key=key, a=self.names[room])
 
 
 def _furnish(tree: Tree, legs: list[_Leg], shape: MazeShape, rng: random.Random) -> Instance | None:
     """Add names, keys, facts and distractions to a walk; None if the tree has too few doors left to distract with."""
-    names = tree.names
-    keys, spare = _key_numbers(legs, shape, rng)
+    names, spare = tree.names, 0
+    if shape.doors and not shape.small:
+        most = sum(len(leg.rooms) for leg in legs) + 3 * shape.doors + 2
+        spare = round(shape.noise * most) // 3
+    # From one pool, so that a number does not tell whether its key is needed.
+    count = shape.doors + spare
+    numbers = [str(number) for number in rng.sample(range(1, max(100, 2 * count)), count)] if shape.doors else []
     start, goal = names[legs[0].rooms[0]], names[legs[-1].rooms[-1]]
     plan: list[Action] = [("start", start)]
-    world = _World()
+    world = _World(names, rng)
     supporting = [SENTENCES["start"].format(a=start)]
     crossed: set[Edge] = set()
     for number, leg in enumerate(legs):
-        key = keys[number - 1] if number else ""
+        key = numbers[number - 1] if number else ""
         if number:
             plan.append(("pick_up_key", key))
-            supporting.append(world.key(key, names[leg.rooms[0]]))
+            supporting.append(world.key(key, leg.rooms[0]))
         for i, (here, there) in enumerate(pairwise(leg.rooms)):
             if i == leg.door:
                 plan += [("use_key", key), ("unlock_and_open_door_to", names[there])]
             plan.append(("move_to", names[there]))
             if (here, there) not in crossed:
                 crossed |= {(here, there), (there, here)}
-                supporting += world.door(_either_way(names[here], names[there], rng), key if i == leg.door else "")
+                supporting += world.door(world.either_way(here, there), key if i == leg.door else "")
     plan.append(("rescue", TARGET))
     supporting.append(SENTENCES["goal"].format(a=goal))
-    distracting = _distract(tree, crossed, world, round(shape.noise * len(supporting)), spare, rng)
+    distracting = _distract(tree, crossed, world, round(shape.noise * len(supporting)), numbers[shape.doors :])
     if distracting is None:
         return None
     maze = Maze(tuple(world.open_doors), tuple(world.locked_doors), tuple(world.keys), start, goal)
-    stated = _order(supporting, distracting, shape.shuffle, rng)
-    return Instance(maze, tuple(plan), tuple(stated), len(supporting))
+    return Instance(maze, tuple(plan), _order(supporting, distracting, shape.shuffle, rng), len(supporting))
 
 
-def _key_numbers(legs: list[_Leg], shape: MazeShape, rng: random.Random) -> tuple[list[str], list[str]]:
-    """Return numbers for the needed keys, and for as many others as there could be (none without locked doors)."""
-    if not shape.doors:
-        return [], []
-    most = sum(len(leg.rooms) for leg in legs) + 3 * shape.doors + 2
-    others = 0 if shape.small else round(shape.noise * most) // 3
-    # From one pool, so that a number does not tell whether its key is needed.
-    pool = rng.sample(range(1, max(100, 2 * (shape.doors + others))), shape.doors + others)
-    numbers = [str(number) for number in pool]
-    return numbers[: shape.doors], numbers[shape.doors :]
-
-
-def _either_way(a: str, b: str, rng: random.Random) -> tuple[str, str]:
-    return (a, b) if rng.random() < 0.5 else (b, a)
-
-
-def _distract(
-    tree: Tree, crossed: set[Edge], world: _World, count: int, spare: list[str], rng: random.Random
-) -> list[str] | None:
-    """Return `count` true facts that the plan never needs, grown out of the walk; None if the tree is used up."""
+def _distract(tree: Tree, crossed: set[Edge], world: _World, count: int, spare: list[str]) -> list[str] | None:
+    """Return `count` true facts that the plan does not need, grown from the walk; None if the tree has too few."""
+    rng = world.rng
     known = sorted({room for edge in crossed for room in edge})
     seen = set(known)
     frontier = [(room, there) for room in known for there in tree.neighbours[room] if there not in seen]
@@ -400,10 +393,10 @@ def _distract(
         index = rng.randrange(len(frontier))
         frontier[index], frontier[-1] = frontier[-1], frontier[index]
         room, there = frontier.pop()
-        pair = _either_way(tree.names[room], tree.names[there], rng)
+        pair = world.either_way(room, there)
         if spare and len(distracting) + 3 <= count and rng.random() < _DECOY_LOCKED:
             key = spare.pop()
-            distracting += [*world.door(pair, key), world.key(key, tree.names[rng.choice(known)])]
+            distracting += [*world.door(pair, key), world.key(key, rng.choice(known))]
         else:
             distracting += world.door(pair)
         known.append(there)
@@ -412,13 +405,13 @@ def _distract(
     return distracting
 
 
-def _order(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> list[str]:
-    """Return supporting facts in path order with the others at random places between; then that share of places
-    permuted."""
-    places = set(rng.sample(range(len(supporting) + len(distracting)), len(distracting)))
+def _order(supporting: list[str], distracting: list[str], shuffle: float, rng: random.Random) -> tuple[str, ...]:
+    """Return supporting facts in path order with the others at random places between; then permute a share of them."""
+    count = len(supporting) + len(distracting)
+    places = set(rng.sample(range(count), len(distracting)))
     supports, other = iter(supporting), iter(distracting)
-    stated = [next(other if i in places else supports) for i in range(len(supporting) + len(distracting))]
-    moved = rng.sample(range(len(stated)), round(shuffle * len(stated)))
+    stated = [next(other if i in places else supports) for i in range(count)]
+    moved = rng.sample(range(count), round(shuffle * count))
     for index, fact in zip(sorted(moved), [stated[i] for i in moved], strict=True):
         stated[index] = fact
-    return stated
+    return tuple(stated)

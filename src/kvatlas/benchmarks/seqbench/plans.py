@@ -1,7 +1,7 @@
-"""A maze as its facts state it, plans through it, and the search that finds the shortest (seqBench, arXiv 2509.16866).
+"""A maze as its facts state it, plans through it, and the search for the shortest plan (seqBench, arXiv 2509.16866).
 
-A plan is a tuple of actions, an action a pair of words: `('move_to', 'E6')`. Walls are not stated: rooms that no
-sentence joins are not joined. The search knows nothing of the generator.
+A plan is a tuple of actions, an action a pair of words: `('move_to', 'E6')`. Rooms are joined only if a fact says so.
+The search does not depend on the generator.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ Plan = tuple[Action, ...]
 
 AGENT, TARGET = "Bob", "Alice"
 ACTIONS = ("start", "move_to", "pick_up_key", "use_key", "unlock_and_open_door_to", "rescue")
-#: First-error classes, and the word for a plan that has no error.
+#: First-error classes, and the word for a plan without an error.
 ERRORS = (
     *("bad_start", "no_such_door", "door_locked", "key_not_here", "key_not_held", "wrong_key", "use_without_unlock"),
     *("misplaced_rescue", "ended_early", "not_optimal", "format"),
 )
 NO_ERROR = "none"
 
-#: A plan of 400 actions has about 12,000 characters; longer lists, and lists far from the end, are not looked at.
-LONGEST_LIST = 100_000
-_LAST_LISTS = 50
+#: Longer lists, in characters, and lists before the last ones are ignored. A plan of 400 actions has about 12,000.
+LONGEST_LIST, _LAST_LISTS = 100_000, 50
 # Flat inner brackets and no escapes: nothing that could exhaust a parser.
 _FLAT = re.compile(r"\[(?:[^][(){}\\]|\([^][(){}\\]*\)|\[[^][(){}\\]*\])*\]")
 
-#: The facts of a maze: an open door, a locked one and its key, where a key lies, where Bob and Alice are.
+#: The facts of a maze: an open door, a locked one and its key, the place of a key, the places of Bob and Alice.
 SENTENCES = {
     "open": "Room {a} and {b} are connected by an open door.",
     "locked": "Room {a} and {b} are connected by a closed and locked door.",
@@ -62,42 +61,40 @@ class Maze:
     def doors(self) -> Mapping[str, Mapping[str, str | None]]:
         """Room -> neighbouring room -> the key of the door between them, None for an open door."""
         doors: dict[str, dict[str, str | None]] = {self.start: {}, self.goal: {}}
-        ways: list[tuple[str, str, str | None]] = [(a, b, None) for a, b in self.open_doors]
-        for a, b, key in [*ways, *self.locked_doors]:
+        for a, b, key in [*((a, b, None) for a, b in self.open_doors), *self.locked_doors]:
             doors.setdefault(a, {})[b] = key
             doors.setdefault(b, {})[a] = key
         return doors
 
     @property
     def rooms(self) -> tuple[str, ...]:
-        """All rooms that a fact names, in order of first mention."""
+        """All rooms of the facts, in order of first mention."""
         return tuple(self.doors)
 
     @cached_property
-    def lying(self) -> Mapping[str, Sequence[str]]:
-        """Room -> the keys that lie there."""
-        lying: dict[str, list[str]] = {}
+    def keys_in(self) -> Mapping[str, Sequence[str]]:
+        """Room -> the keys in it."""
+        keys_in: dict[str, list[str]] = {}
         for key, room in self.keys:
-            lying.setdefault(room, []).append(key)
-        return lying
+            keys_in.setdefault(room, []).append(key)
+        return keys_in
 
 
 def read_maze(sentences: Iterable[str]) -> Maze:
-    """Return the maze that facts state, in any order. Raises KvatlasError, quoting it, for an unknown sentence."""
+    """Return the maze of these facts, in any order. Raises KvatlasError for an unknown sentence."""
     facts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in SENTENCES}
-    for sentence in sentences:
-        for kind, pattern in _PATTERNS.items():
-            if match := pattern.fullmatch(sentence.strip()):
-                facts[kind].append(match.groups())
-                break
-        else:
-            raise KvatlasError(f"{sentence.strip()[:80]!r} is no fact of a seqBench maze.")
+    for sentence in map(str.strip, sentences):
+        matches = ((kind, pattern.fullmatch(sentence)) for kind, pattern in _PATTERNS.items())
+        kind, match = next(((kind, match) for kind, match in matches if match), ("", None))
+        if match is None:
+            raise KvatlasError(f"{sentence[:80]!r} is no fact of a seqBench maze.")
+        facts[kind].append(match.groups())
     if len(facts["start"]) != 1 or len(facts["goal"]) != 1:
         raise KvatlasError(f"The facts of a seqBench maze say once where {AGENT} is and once where {TARGET} is.")
     key_of = {frozenset((a, b)): key for a, b, key in facts["requires"]}
     return Maze(
         open_doors=tuple((a, b) for a, b in facts["open"]),
-        # A door whose key no fact names stays shut for ever: no key is called "".
+        # A door without a fact about its key stays locked: no key is called "".
         locked_doors=tuple((a, b, key_of.get(frozenset((a, b)), "")) for a, b in facts["locked"]),
         keys=tuple((key, room) for key, room in facts["key"]),
         start=facts["start"][0][0],
@@ -114,9 +111,8 @@ def parse_plan(text: str) -> Plan | None:
     """Return the last well-formed list in the text whose items are tuples that begin with a word; None without any.
 
     Numbers count as words (`('use_key', 12)`), inner lists as tuples, and so do texts that begin with an action
-    (`'use_key 12'`). The last bracket of a list that ends the text may be missing. An item that is no pair gets the
-    argument "", which no action accepts. Nothing is evaluated but literals, and no more than `LONGEST_LIST` characters
-    at once.
+    (`'use_key 12'`). The last bracket of a list at the end of the text may be missing. An item that is no pair gets the
+    argument "", which no action accepts. Only literals of at most `LONGEST_LIST` characters are evaluated.
     """
     for candidate in _last_lists(text):
         if len(candidate) > LONGEST_LIST or not _FLAT.fullmatch(candidate):
@@ -137,8 +133,7 @@ def parse_plan(text: str) -> Plan | None:
 
 
 def _last_lists(text: str) -> Iterator[str]:
-    """Yield balanced [...] stretches, the one that ends last first; before them the stretch from the last bracket that
-    is not closed to the end, closed."""
+    """Yield the text from the last unclosed bracket on, closed; then balanced [...] stretches, the last end first."""
     opened: list[int] = []
     lists: list[tuple[int, int]] = []
     text = text[max(0, len(text) - 2 * LONGEST_LIST) :]
@@ -155,7 +150,7 @@ def _last_lists(text: str) -> Iterator[str]:
 
 @dataclass
 class _Walk:
-    """Where a walk stands: the room (None before the start), keys held, doors opened, the key just used, the end."""
+    """The state of a walk: the room (None before the start), keys held, doors opened, the key just used, the end."""
 
     room: str | None = None
     held: set[str] = field(default_factory=set)
@@ -165,10 +160,9 @@ class _Walk:
 
 
 def follow(maze: Maze, plan: Plan) -> tuple[int, str]:
-    """Return the number of leading actions that can be done, and why the next one cannot (`NO_ERROR` for a rescue at
-    the end).
+    """Return the number of possible leading actions, and the error class of the next one (`NO_ERROR` after a rescue).
 
-    The rescue must be the last action: with anything after it, it is itself the misplaced one.
+    The rescue must be the last action: otherwise it is itself the misplaced one.
     """
     walk = _Walk()
     for index, (name, argument) in enumerate(plan):
@@ -181,7 +175,7 @@ def follow(maze: Maze, plan: Plan) -> tuple[int, str]:
 
 
 def _step(maze: Maze, walk: _Walk, name: str, argument: str) -> str | None:
-    """Do one action; return the error class if it cannot be done."""
+    """Do one action; return the error class if it is impossible."""
     if name not in ACTIONS or not argument:
         return "format"
     if (name == "start") != (walk.room is None):
@@ -223,11 +217,11 @@ def _step(maze: Maze, walk: _Walk, name: str, argument: str) -> str | None:
 
 @dataclass(frozen=True)
 class PlanGrade:
-    """A plan against the reference and against the maze; all but the last two are in [0, 1].
+    """The comparison of a plan with the reference and with the maze; all but the last two are in [0, 1].
 
-    `progress` is the share of the reference plan that the plan begins with; `progress_valid` counts leading actions
-    that can be done instead, over the length of the reference, and is 1 only for a rescue. `precision` and `recall`
-    compare the actions as multisets. `first_error_index` counts from 0 and is the length of the plan if none is wrong.
+    `progress` is the share of the reference with which the plan begins; `progress_valid` is the number of possible
+    leading actions over the length of the reference, and 1 only for a rescue. `precision` and `recall` compare the
+    actions as multisets. `first_error_index` counts from 0 and is the length of the plan if there is no error.
     """
 
     solved: bool
@@ -251,7 +245,7 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> PlanGrade:
     if valid and not solved:
         index, error = same, "not_optimal"
     if not solved:
-        # All of the reference and more: its last action, the rescue, came too early.
+        # If the plan continues after the whole reference, the last action of the reference, the rescue, is too early.
         same = min(same, len(reference) - 1)
     common = sum((Counter(plan) & Counter(reference)).values())
     return PlanGrade(
@@ -267,7 +261,7 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> PlanGrade:
 
 
 def check(maze: Maze, plan: Plan) -> None:
-    """Raise AssertionError unless the plan can be followed, is the only shortest one, and needs every key."""
+    """Raise AssertionError unless the plan is possible, is the only shortest one, and needs every key."""
     if follow(maze, plan) != (len(plan), NO_ERROR):
         raise AssertionError(f"the plan cannot be followed: {follow(maze, plan)}")
     if shortest(maze) != (len(plan), 1):
@@ -278,14 +272,14 @@ def check(maze: Maze, plan: Plan) -> None:
 
 
 def reachable(maze: Maze, without: str = "") -> bool:
-    """Return True if the goal can be reached, if need be without ever holding one key."""
+    """Return True if the goal can be reached, without ever holding the key `without` if one is given."""
     carried: set[str] = set()
     seen = {maze.start}
     shut: dict[str, list[str]] = {}
     ahead = [maze.start]
     while ahead:
         room = ahead.pop()
-        new = [key for key in maze.lying.get(room, ()) if key != without]
+        new = [key for key in maze.keys_in.get(room, ()) if key != without]
         carried.update(new)
         there = [far for key in new for far in shut.pop(key, ())]
         for neighbour, needed in maze.doors[room].items():
@@ -305,17 +299,17 @@ _Place = tuple[str, int, int]
 
 
 def shortest(maze: Maze) -> tuple[int, int]:
-    """Return the actions of a shortest plan, and how many plans are that short; (0, 0) if the goal is out of reach.
+    """Return the number of actions of a shortest plan, and of such plans; (0, 0) if the goal cannot be reached.
 
-    Breadth-first search over (room, keys held, doors opened). Dead ends that hold nothing of use are cut first, again
-    and again: no shortest plan enters them.
+    Breadth-first search over (room, keys held, doors opened). Dead ends without a useful key are removed first: no
+    shortest plan enters them.
     """
-    doors, lying = _cut_dead_ends(maze)
+    doors, keys_in = _without_dead_ends(maze)
     number = {key: i for i, key in enumerate(sorted({k for k, _ in maze.keys}))}
 
     def following(room: str, carried: int, opened: int) -> Iterator[tuple[int, _Place]]:
         """Yield places after one action (a move, a key picked up) or two (a key used, its door unlocked), with cost."""
-        for key in lying.get(room, ()):
+        for key in keys_in.get(room, ()):
             if not carried >> number[key] & 1:
                 yield 1, (room, carried | 1 << number[key], opened)
         for neighbour, needed in doors[room].items():
@@ -341,26 +335,26 @@ def shortest(maze: Maze) -> tuple[int, int]:
             for cost, after in following(*place):
                 if after not in done:
                     layers[cost - 1][after] = layers[cost - 1].get(after, 0) + count
-        if plans:
-            return actions + 1, plans
         actions += 1
+        if plans:
+            return actions, plans
     return 0, 0
 
 
-def _cut_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], dict[str, list[str]]]:
+def _without_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], dict[str, list[str]]]:
     """Return the doors by room, and keys by room, without those that no shortest plan can need."""
     doors = {room: dict(neighbours) for room, neighbours in maze.doors.items()}
-    lying = {room: list(keys) for room, keys in maze.lying.items()}
-    where = dict(maze.keys)
+    keys_in = {room: list(keys) for room, keys in maze.keys_in.items()}
+    places = dict(maze.keys)
     ahead = list(doors)
     while ahead:
         room = ahead.pop()
-        if room not in doors or len(doors[room]) > 1 or lying.get(room) or room in (maze.start, maze.goal):
+        if room not in doors or len(doors[room]) > 1 or keys_in.get(room) or room in (maze.start, maze.goal):
             continue
         for neighbour, key in doors.pop(room).items():
             del doors[neighbour][room]
             ahead.append(neighbour)
-            if key in where:
-                lying[where[key]].remove(key)
-                ahead.append(where[key])
-    return doors, lying
+            if key in places:
+                keys_in[places[key]].remove(key)
+                ahead.append(places[key])
+    return doors, keys_in

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvatlas.benchmarks import Benchmark, asked_of
+from kvatlas.benchmarks import Benchmark, for_model
 from kvatlas.core import EvictionTrace, KvatlasError, Problem, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.results import Manifest
@@ -74,7 +74,7 @@ class Sources:
         if model is None or problem is None:
             return None
         try:
-            ids = model.encode(asked_of(self.benchmarks[trace.benchmark], model.reads).prompt(problem))
+            ids = model.encode(for_model(self.benchmarks[trace.benchmark], model.reads).prompt(problem))
         except KvatlasError:
             return None
         return ids if len(ids) == trace.usage.prompt_tokens else None
@@ -286,7 +286,7 @@ def _measure(
     from scipy import stats
 
     from kvatlas.policies.dynts import HEAD_FILE, importance, load_head
-    from kvatlas.policies.made_files import beside
+    from kvatlas.policies.model_files import beside
     from kvatlas.predictor.labels import answer_attention
 
     split = handle.split(tokens)
