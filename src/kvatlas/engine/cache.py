@@ -27,7 +27,7 @@ GROWTH = 16
 
 
 class Layer(NamedTuple):
-    """A layer as its model calls attention.
+    """A layer in a call of attention.
 
     `number` is its place in the cache, `scaling` the factor of its scores. It has a sliding `window` in tokens, a
     `softcap` c, by which scores become c tanh(score / c), and `sinks` [heads], logits that take a share of the softmax
@@ -46,7 +46,7 @@ class Layer(NamedTuple):
         return self.window is None and self.softcap is None and self.sinks is None
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
-        """Attention weights of the scaled scores [KV heads, query heads of each, new, cached] where `visible`."""
+        """Return the weights of scaled scores [KV heads, query heads of each, new, cached], 0 unless `visible`."""
         if self.softcap:
             scores = self.softcap * (scores / self.softcap).tanh()
         scores = scores.masked_fill(~visible, float("-inf"))
@@ -74,8 +74,8 @@ class CachedSequence:
 class Snapshot:
     """A sequence at a fork: its shared pages, and copies of the tensors that change while others continue.
 
-    `token_state` [layers, KV heads, length] by name, `queries` [layers][heads, window, key size]; `state` is that of
-    layers that keep one.
+    `token_state` [layers, KV heads, length] by name, `queries` [layers][heads, window, key size]; `state` belongs to
+    layers with a state.
     """
 
     pages: tuple[int, ...]
@@ -110,7 +110,7 @@ class KVCache:
     ) -> None:
         self.shape, self.rows, self.device, self.dtype, self.page_size = shape, rows, device, dtype, page_size
         self.query_window = query_window
-        #: The states of rows, of models whose layers keep one.
+        #: The states of rows, for models with such layers.
         self.states = states
         self.keys = [self._pool(0, layer.key) for layer in shape.cached_layers]
         self.values = [self._pool(0, layer.value) for layer in shape.cached_layers]
@@ -185,7 +185,7 @@ class KVCache:
             self.holders[page] += branches
         states = {name: state[sequence.row, ..., : sequence.length].clone() for name, state in self.token_state.items()}
         queries = [ring[sequence.row].clone() for ring in self.queries]
-        own = None if self.states is None else self.states.copied(sequence.row)
+        own = None if self.states is None else copy.deepcopy(self.states.of(sequence.row))
         return Snapshot(tuple(pages), sequence.length, states, queries, own)
 
     def resume(self, snapshot: Snapshot) -> CachedSequence:

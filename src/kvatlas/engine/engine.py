@@ -108,11 +108,11 @@ class Engine:
         self._place = weight.device, weight.dtype, self.backend.page_size
         self._finished: list[Generation[Any]] = []
         self._hidden: Tensor | None = None
-        #: Whether layers keep a state beside the KV cache.
+        #: True if layers keep a state beside the KV cache.
         self.stateful = split_rows(model)
         if model not in _shapes:
-            _shapes[model] = self._measured()
-        # What config.json says may differ.
+            _shapes[model] = self._measure_shape()
+        # The config.json may differ.
         vars(handle)["shape"] = _shapes[model]
         self._allocate()
 
@@ -128,8 +128,8 @@ class Engine:
         return KVCache(self.handle.shape, rows, token_state, query_window, *self._place, states)
 
     @torch.inference_mode()
-    def _measured(self) -> Shape:
-        """The shape of the model's layers as they call attention."""
+    def _measure_shape(self) -> Shape:
+        """Return the shape of the model by the calls of attention of its layers."""
         found: dict[int, tuple[int, int, CachedLayer]] = {}
 
         def record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
@@ -151,7 +151,7 @@ class Engine:
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Say of what fails inside that the model cannot be decoded."""
+        """Turn exceptions into a KvatlasError that the model cannot be decoded."""
         try:
             yield
         except Exception as error:

@@ -9,7 +9,6 @@ each sequence of a batch by itself, from the state of its row in a cache of tran
 
 from __future__ import annotations
 
-import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
 
 #: The name of our function with transformers' attention interface.
 ATTENTION = "kvatlas"
-#: Methods of transformers' caches that only layers with a state call.
+#: Methods of transformers' caches for layers with a state.
 _CALLS = {"get_conv_state", "get_recurrent_state", "get_linear_cache"}
 _function: ContextVar[Callable[..., Any] | None] = ContextVar(ATTENTION, default=None)
-#: The batch that this thread reads: a `ForwardBatch`, or None.
+#: The batch of this thread: a `ForwardBatch`, or None.
 _batch: ContextVar[Any] = ContextVar("kvatlas_batch", default=None)
 
 
@@ -67,7 +66,7 @@ def attend(*tensors: Any, **others: Any) -> Any:
 
 
 class RowStates:
-    """The states of all rows: one cache of transformers for each row that has read a token."""
+    """The states of all rows: one cache of transformers for each row with tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         from transformers import DynamicCache
@@ -87,10 +86,6 @@ class RowStates:
             self.rows[row] = self.kind() if self.kind is not None else DynamicCache(config=self.config)
         return self.rows[row]
 
-    def copied(self, row: int) -> Any:
-        """Return a copy of the state of a row."""
-        return copy.deepcopy(self.of(row))
-
     def bytes(self, row: int) -> int:
         """Return the bytes of the tensors in the state of a row."""
         found: dict[int, int] = {}
@@ -109,19 +104,19 @@ class RowStates:
 
 
 class RowByRow:
-    """The `forward` of a layer with a state; outside of `reading` it is the layer's own."""
+    """The `forward` of a layer with a state, row by row under `reading`; otherwise the layer's own."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         self.whole: Any = WeakMethod(layer.forward)
         names = inspect.signature(layer.forward).parameters
         self.state = "cache_params" if "cache_params" in names else "past_key_values"
 
-    def __call__(self, hidden_states: torch.Tensor, *given: Any, **named: Any) -> Any:
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         batch, whole = _batch.get(), self.whole()
         if batch is None:
-            return whole(hidden_states, *given, **named)
+            return whole(hidden_states, *args, **kwargs)
         outputs = [
-            whole(hidden_states[:, start:end], *given, **{**named, self.state: batch.cache.states.of(row)})
+            whole(hidden_states[:, start:end], *args, **{**kwargs, self.state: batch.cache.states.of(row)})
             for row, start, end in zip(batch.rows, batch.starts, batch.starts[1:], strict=False)
         ]
         if isinstance(outputs[0], tuple):
@@ -130,7 +125,7 @@ class RowByRow:
 
 
 def split_rows(model: PreTrainedModel) -> bool:
-    """Let every layer with a state compute row by row under `reading`, and return whether there is any."""
+    """Let every layer with a state compute row by row under `reading`; return True if there is any."""
     found = False
     for module in model.modules():
         functions = [item for kind in type(module).__mro__ for item in vars(kind).values() if inspect.isfunction(item)]
