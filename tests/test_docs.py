@@ -46,7 +46,7 @@ def lines(*patterns: str) -> int:
 
 def test_the_project_stays_within_its_budget() -> None:
     """A feature pays for its lines: raise no number here without saying in CHANGELOG.md what users get for it."""
-    assert lines("src/kvatlas/**/*.py") <= 29_500
+    assert lines("src/kvatlas/**/*.py") <= 29_050
     assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 150
     assert lines("tests/**/*.py") <= 20_500
     assert lines("bench/**/*.py") <= 3_000
