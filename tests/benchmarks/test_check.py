@@ -84,7 +84,10 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
     ),
     "an option twice": (first(CHOICES, options=lambda r: r["options"][:3] + r["options"][:1]), "have an option twice"),
     "a letter beyond the options": (first(CHOICES, answer=lambda _: "E"), "'E'; expected one of its options"),
-    "an index from 1": (changed(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1), "expected one of its options"),
+    "an index from 1": (
+        changed(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1),
+        "expected one of its options",
+    ),
     "no answer that counts": (changed(SUMS, answer=lambda r: r["answer"] + "x" * 1000), "graded wrong themselves"),
 }
 

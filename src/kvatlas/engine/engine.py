@@ -332,8 +332,8 @@ class Engine:
             )
         logits = output.logits[0]
         # Some models ignore `logits_to_keep`.
-        if wanted is not None and not every and len(logits) == batch.starts[-1]:
-            logits = logits[wanted]
+        if needed is not None and not every and len(logits) == batch.starts[-1]:
+            logits = logits[needed]
         return logits, self._hidden
 
     def _sample(
