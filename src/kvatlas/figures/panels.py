@@ -124,7 +124,7 @@ def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Pane
                 cells,
                 style.label(map_.metric),
                 "in %",
-                (BEST, *([f"framed: {common}"] if outlined else []), *_corner_words(map_)),
+                (BEST, *[f"framed: {common}"] * bool(outlined), *[CORNER] * bool(_cornered(map_))),
                 least=max(NARROWEST, fmean(widths or [0])),
                 claim=claim,
                 proven=proven,
@@ -290,7 +290,7 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: Ag
                 "in points",
                 (
                     *(["paired by problem", "bold: a difference is proven"] if paired else ["not paired"]),
-                    *(_corner_words(map_) if base else []),
+                    *[CORNER] * bool(base and _cornered(map_)),
                 ),
                 style.DIFFERENCES,
                 centred=True,
@@ -304,10 +304,6 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: Ag
             )
         )
     return panels
-
-
-def _corner_words(map_: Map) -> list[str]:
-    return [CORNER] if _cornered(map_) else []
 
 
 def cost_change_panels(maps: Sequence[Map], name: str, against: Against) -> list[Panel]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import CellCoord, KvatlasError, Map, percent
+from kvatlas.core import KvatlasError, Map, percent
 from kvatlas.figures.style import difference
 from kvatlas.figures.style import percent as percent_text
 from kvatlas.report.text import table
@@ -30,14 +31,19 @@ def compare_maps(
     """
     (first, mine), (second, theirs) = given.items()
     conflicts, distances = [], []
-    for map_, other in _pairs(mine, theirs):
+    for map_, other in product(mine, theirs):
+        names = [[one.model, one.benchmark, one.metric, *(name for name, _ in one.axes)] for one in (map_, other)]
+        if names[0] != names[1] or not _same_policy(map_, other):
+            continue
         for coord, cell in map_.cells.items():
             if coord not in other.cells:
                 continue
             values = cell.estimate.value, other.cells[coord].estimate.value
             distances.append(abs(values[0] - values[1]))
             if distances[-1] > tolerance + _SLACK:
-                conflicts.append(_conflict(map_, coord, values))
+                axes = dict(zip((name for name, _ in map_.axes), coord, strict=True))
+                both = {"first": percent(values[0]), "second": percent(values[1])}
+                conflicts.append({"model": map_.model, "benchmark": map_.benchmark, **axes, **both})
     if not distances:
         raise KvatlasError(
             "The maps have no cell in common; they need a model, a benchmark, and values of both axes that both have."
@@ -55,23 +61,6 @@ def compare_maps(
         "mean": fits or None,
         "right": whole[0] if len(whole) == 1 < len(fits) else None,
     }
-
-
-def _conflict(map_: Map, coord: CellCoord, values: tuple[float, float]) -> dict[str, Any]:
-    axes = dict(zip((name for name, _ in map_.axes), coord, strict=True))
-    names = {"model": map_.model, "benchmark": map_.benchmark, **axes}
-    return {**names, "first": percent(values[0]), "second": percent(values[1])}
-
-
-def _pairs(first: Sequence[Map], second: Sequence[Map]) -> list[tuple[Map, Map]]:
-    return [
-        (map_, other)
-        for map_ in first
-        for other in second
-        if (map_.model, map_.benchmark, map_.metric) == (other.model, other.benchmark, other.metric)
-        and [name for name, _ in map_.axes] == [name for name, _ in other.axes]
-        and _same_policy(map_, other)
-    ]
 
 
 def _same_policy(map_: Map, other: Map) -> bool:

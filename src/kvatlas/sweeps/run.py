@@ -17,6 +17,9 @@ from kvatlas.sweeps.executors import Executor, WorkerPool, executors
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
 from kvatlas.sweeps.worker import CPU_BATCH, Job
 
+#: New traces, or a quarter of all, from which on the time left is estimated.
+ESTIMATED = 8
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -31,16 +34,17 @@ class Progress:
     def text(self, before: int, seconds: float) -> str:
         """Return traces, tokens per second, the share of tokens saved by shared trunks, and the time left.
 
-        `before` traces are of earlier sessions, and not of these `seconds`.
+        `before` traces are of earlier sessions, and not of these `seconds`. A screen decodes no tokens; a few traces
+        are too few for an estimate of the time.
         """
-        decoded, saved = self.decoded_tokens, self.saved_tokens
-        rate = decoded / seconds if seconds > 0 else 0.0
-        share = saved / (decoded + saved) if decoded + saved else 0.0
-        left = timedelta(seconds=round(seconds * (self.total - self.done) / (self.done - before)))
-        return (
-            f"{self.done}/{self.total} traces, {self.trace.benchmark}, {rate:,.0f} tokens/s, "
-            f"{share:.0%} of tokens saved by shared trunks, {left} left"
-        )
+        decoded, saved, new = self.decoded_tokens, self.saved_tokens, self.done - before
+        parts = [f"{self.done}/{self.total} traces", self.trace.benchmark]
+        if decoded and seconds > 0:
+            share = saved / (decoded + saved)
+            parts += [f"{decoded / seconds:,.0f} tokens/s", f"{share:.0%} of tokens saved by shared trunks"]
+        if new >= min(ESTIMATED, (self.total - before) / 4):
+            parts.append(f"{timedelta(seconds=round(seconds * (self.total - self.done) / new))} left")
+        return ", ".join(parts)
 
 
 def sweep(
