@@ -193,8 +193,8 @@ TITLE_TYPE, NAME_TYPE, SMALL_TYPE = 9.0, 7.5, 6.5
 LEAST_TYPE = 5.0
 #: Inches of the border around a figure, and of a line of text for each point of its type.
 EDGE, LINE = 0.07, 1.35 / 72
-#: Lines of notes under a figure; the caption has all of them.
-NOTE_LINES = 2
+#: Lines of notes under a figure, and kinds that are left out beyond them; the caption has all.
+NOTE_LINES, _LESSER = 2, (NoteKind.INTERVAL, NoteKind.GRANULARITY, NoteKind.ADAPTIVE)
 
 
 class Line(NamedTuple):
@@ -437,9 +437,11 @@ def sheet(
         if note.is_warning:
             foot += [Line(text, SMALL_TYPE, colours.warning, "bold") for text in wrapped(note.text, room, bold=True)]
     sentences = ""
-    for note in kept if look.notes else ():
+    grey = [note for note in kept if look.notes and not note.is_warning]
+    # Notes that qualify the numbers are always written; others as long as they fit.
+    for note in sorted(grey, key=lambda note: note.kind in _LESSER):
         longer = f"{sentences} {sentence(note.text)}".strip()
-        if not note.is_warning and len(wrapped(longer, room)) <= NOTE_LINES:
+        if note.kind not in _LESSER or len(wrapped(longer, room)) <= NOTE_LINES:
             sentences = longer
     foot += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(sentences, room)]
     top, bottom = (EDGE + sum(line.high for line in part) + 0.05 * bool(part) for part in (head, foot))
