@@ -25,6 +25,7 @@ from common import arguments
 from kvatlas.stats import inference
 from kvatlas.stats.adaptive import replay
 from kvatlas.stats.bare_maps import axis_effect
+from kvatlas.stats.decay import fit
 from kvatlas.stats.intervals import (
     UNSEEN,
     Z,
@@ -42,13 +43,8 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Chance = float | tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Problems that come with a `share`; `chance` of the first setting, of the second `other` (None: the same)."""
-
-    share: float
-    chance: Chance
-    other: Chance | None = None
+#: Problems that come with a share; the chance of the first setting, and of the second.
+Kind = tuple[float, Chance, Chance | None]
 
 
 @dataclass(frozen=True)
@@ -60,19 +56,18 @@ class Spread:
 
     def draw(self, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[Floats, Floats]:
         """The chances of both settings."""
-        which = rng.choice(len(self.kinds), size=shape, p=[kind.share for kind in self.kinds])
+        which = rng.choice(len(self.kinds), size=shape, p=[kind[0] for kind in self.kinds])
         first, second = np.zeros(shape), np.zeros(shape)
-        for number, kind in enumerate(self.kinds):
+        for number, (_, chance, other) in enumerate(self.kinds):
             own = which == number
-            mine = _drawn(kind.chance, int(own.sum()), rng)
-            first[own] = mine
-            second[own] = mine if kind.other is None else _drawn(kind.other, int(own.sum()), rng)
+            first[own] = _drawn(chance, int(own.sum()), rng)
+            second[own] = first[own] if other is None else _drawn(other, int(own.sum()), rng)
         return first, second
 
     def means(self) -> tuple[float, float]:
         """The means of both settings over problems."""
-        first = sum(kind.share * _mean(kind.chance) for kind in self.kinds)
-        return first, sum(kind.share * _mean(kind.chance if kind.other is None else kind.other) for kind in self.kinds)
+        first = sum(share * _mean(chance) for share, chance, _ in self.kinds)
+        return first, sum(share * _mean(chance if other is None else other) for share, chance, other in self.kinds)
 
 
 def _drawn(chance: Chance, count: int, rng: np.random.Generator) -> Floats:
@@ -84,11 +79,11 @@ def _mean(chance: Chance) -> float:
 
 
 def _one(name: str, *kinds: tuple[float, Chance]) -> Spread:
-    return Spread(name, [Kind(share, chance) for share, chance in kinds])
+    return Spread(name, [(share, chance, None) for share, chance in kinds])
 
 
-def _two(name: str, *kinds: tuple[float, Chance, Chance]) -> Spread:
-    return Spread(name, [Kind(*kind) for kind in kinds])
+def _two(name: str, *kinds: Kind) -> Spread:
+    return Spread(name, kinds)
 
 
 #: Difficulty under one setting.
@@ -148,17 +143,14 @@ def share(hits: Any) -> float:
 
 def pass_at_1(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     rows = []
-    kinds = SINGLE_KEPT if final else SINGLE
-    for spread, problems, samples in itertools.product(kinds, PROBLEMS, SAMPLES):
+    for spread, problems, samples in itertools.product(SINGLE_KEPT if final else SINGLE, PROBLEMS, SAMPLES):
         chance, _ = spread.draw((rounds, problems), rng)
         truth = spread.means()[0]
         means = rng.binomial(samples, chance) / samples
         result = score(means, truth)
         low, high = interval(means[: rounds // 10])
-        error = means.std(1, ddof=1) / np.sqrt(problems)
         row = {"spread": spread.name, "problems": problems, "samples": samples, "coverage": share(np.abs(result) <= Z)}
-        row |= {"width": share(high - low), "normal": share(np.abs(means.mean(1) - truth) <= Z * error)}
-        rows.append(row)
+        rows.append(row | {"width": share(high - low)})
     return rows
 
 
@@ -171,10 +163,9 @@ def pairs(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
         truth, values, mean = spread.means()[1] - spread.means()[0], second - first, first.mean(1)
         low, high, unseen = imagined_ends(values, -mean, 1 - mean, samples)
         result = score(values, truth, low, high, unseen=unseen)
-        usual = np.abs(values.mean(1) - truth) <= Z * values.std(1, ddof=1) / np.sqrt(problems)
         row = {"spread": spread.name, "problems": problems, "samples": samples, "alike": alike}
         row |= {"difference": round(truth, 4), "coverage": share(np.abs(result) <= Z)}
-        row |= {"size": share(p_value(result) <= 0.05), "normal": share(usual)}
+        row["size"] = share(p_value(result) <= 0.05)
         if samples == 5 and problems <= 60 and truth == 0:
             few = values[:40]
             bottom, top = interval(few, low[:40], high[:40], unseen=unseen)
@@ -267,9 +258,8 @@ def grades(truth: Floats, problems: int, samples: int, root: Floats, rng: np.ran
 
 def collapsing(problems: int, rng: np.random.Generator) -> Floats:
     """[problems, 20] of equal means: the first cell fails on some problems, the others lose a little on each."""
-    often = 0.03
-    means = 1 - 0.9 * often * rng.uniform(0.5, 1.5, (problems, 20))
-    means[:, 0] = np.where(rng.random(problems) < often, 0.1, 1.0)
+    means = 1 - 0.9 * 0.03 * rng.uniform(0.5, 1.5, (problems, 20))
+    means[:, 0] = np.where(rng.random(problems) < 0.03, 0.1, 1.0)
     return means
 
 
@@ -430,10 +420,27 @@ def permutation(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     return rows
 
 
+def decays(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
+    """L0 = 40 of few problems with five samples that are alike, at depths up to 80 and 200."""
+    rows = []
+    for problems, likeness, free, deepest in itertools.product((12, 20), (0.3, 0.8), (False, True), (80, 200)):
+        covered = []
+        for _ in range(rounds):
+            depth = rng.integers(1, deepest + 1, problems)
+            chance, alpha = (0.8 if free else 1.0) * np.exp(-depth / 40), 1 / likeness - 1
+            hits = rng.binomial(5, rng.beta(chance * alpha, (1 - chance) * alpha))
+            outcomes = {place: [1.0] * hit + [0.0] * (5 - hit) for place, hit in enumerate(hits)}
+            found = fit(outcomes, dict(enumerate(depth)), free=free)
+            covered.append(found.low <= 40 <= found.high)
+        row = {"problems": problems, "likeness": likeness, "amplitude_fitted": free, "deepest": deepest}
+        rows.append(row | {"rounds": rounds, "coverage": share(covered)})
+    return rows
+
+
 #: Each part with its rounds.
 PARTS: tuple[tuple[Part, int], ...] = (
     (pass_at_1, 1_500), (pairs, 600), (means_over_benchmarks, 1_000), (pass_at_k, 2_000),
-    (maps, 400), (power, 100), (recommendation, 60), (missing, 100), (needed, 200), (permutation, 400),
+    (maps, 400), (power, 100), (recommendation, 60), (missing, 100), (needed, 200), (permutation, 400), (decays, 200),
 )  # fmt: skip
 
 
@@ -451,9 +458,7 @@ def main() -> None:
     if options.out is not None:
         stored = json.loads(options.out.read_text("utf-8")) if options.out.exists() else {}
         part = stored.setdefault("final" if options.final else "tuned", {})
-        seconds = {**part.get("seconds", {}), **document["seconds"]}
-        part.update({**document, "seconds": seconds})
-        options.out.parent.mkdir(parents=True, exist_ok=True)
+        part.update({**document, "seconds": {**part.get("seconds", {}), **document["seconds"]}})
         options.out.write_text(json.dumps(stored).replace("}, {", "},\n  {") + "\n", "utf-8")
     print(json.dumps(document))
 
