@@ -137,7 +137,7 @@ class FilledEngine(Engine):
         return taken
 
     def _next_key(self) -> Tensor:
-        """Where the first layer's key of the first sequence's next token goes."""
+        """Return the slot of the first layer's key of the first sequence's next token."""
         sequence, size = self.sequences[0], self.cache.page_size
         slot = sequence.pages[sequence.length // size] * size + sequence.length % size
         return self.cache.keys[0][:, slot]

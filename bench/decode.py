@@ -62,7 +62,7 @@ WINDOW, RATIO = 0.2, 0.3
 
 
 class Machine:
-    """What one thread can do at best: half a gigabyte to read, and matrices that stay near."""
+    """The peak speed of one thread: reading half a gigabyte, and multiplying matrices in its cache."""
 
     def __init__(self) -> None:
         self.table, self.vector = torch.rand(32_768, 4096), torch.rand(4096)
@@ -110,13 +110,13 @@ class Case:
 
     @property
     def read_bytes(self) -> int:
-        """What a step has to read: weights, kept keys and values."""
+        """Return the bytes that a step reads: weights, kept keys and values."""
         return (self.handle.weight_bytes or 0) + self.batch * self.tokens * self.handle.kv_bytes_per_token
 
     @property
     def flops(self) -> int:
-        """What a step has to compute, for each row: twice the weights of linear layers, and four times what attention
-        reads with each query head."""
+        """Return the operations of a step, for each row: twice the weights of linear layers, and four times what
+        attention reads with each query head."""
         shape = self.handle.shape
         weights = sum(module.weight.numel() for module in self.model.modules() if isinstance(module, torch.nn.Linear))
         attention = shape.layers * shape.heads * shape.head_dim * self.tokens

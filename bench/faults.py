@@ -1,4 +1,4 @@
-"""What is left of a sweep after kill -9 of its driver, a worker, a Ray worker or a Ray node, and after a full disk.
+"""Measure what a sweep loses after kill -9 of its driver, a worker, a Ray worker or a Ray node, and after a full disk.
 
     python bench/faults.py --out bench/results/faults.json                # 20 random moments of each kind
     python bench/faults.py --kinds driver disk --moments 3
@@ -68,13 +68,13 @@ def contents(folder: Path) -> dict[Any, Trace]:
 
 
 def name_of(trace: Trace) -> str:
-    """What names a trace among those of one sweep."""
+    """Return the name of a trace among those of one sweep."""
     return json.dumps([trace.setting.id, trace.benchmark, trace.problem, trace.sample])
 
 
 @dataclass
 class Ledger:
-    """What one kind of fault did: traces stored at each blow, and what went wrong."""
+    """Results of one kind of fault: traces stored at each blow, and what went wrong."""
 
     plan: Plan
     wanted: dict[Any, Trace]
@@ -305,7 +305,7 @@ def main() -> None:
 
 
 def whole(kinds: dict[str, Any]) -> bool:
-    """Whether nothing was lost, nothing came twice, and every finished run equals the undisturbed one."""
+    """Return whether nothing was lost, nothing came twice, and every finished run equals the undisturbed one."""
     wrong = ("runs_unlike_the_undisturbed_one", "reported_traces_lost", "traces_reported_twice")
     return not any(item[name] for item in kinds.values() for name in wrong)
 

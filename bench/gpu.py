@@ -106,7 +106,7 @@ def measure(
 
 
 def alike(tokens: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two traces begin with alike."""
+    """Return the number of tokens that two traces begin with alike."""
     return next(
         (i for i, (a, b) in enumerate(zip(tokens, other, strict=False)) if a != b), min(len(tokens), len(other))
     )

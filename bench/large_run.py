@@ -69,7 +69,7 @@ def write_traces(store: Store, cells: Sequence[Expected], tokens: int, prompt: i
 
 
 def measured(*words: str) -> dict[str, Any]:
-    """What a command of the interpreter takes."""
+    """Measure time and memory of a command of the interpreter."""
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)

@@ -1,4 +1,4 @@
-"""How long a published grid takes on 1, 8 and 64 GPUs: a model of the cost, not a measurement.
+"""Model the time of a published grid on 1, 8 and 64 GPUs; nothing is measured.
 
     python bench/scaling.py --bandwidth 3.35e12 --share 0.6 --memory 80
 

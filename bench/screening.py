@@ -1,4 +1,4 @@
-"""What screens cost, and how they rank settings beside decoding them.
+"""Measure the cost of screens, and their ranking of settings beside that of decoding.
 
     python bench/screening.py --problems 20 --out bench/results/screening.json
 

@@ -1,4 +1,4 @@
-"""What serving costs: tokens per second of `kvatlas serve` with streaming clients against the engine alone.
+"""Measure the cost of serving: tokens per second of `kvatlas serve` with streaming clients against the engine alone.
 
     python bench/serving.py --out bench/results/serving.json
 
@@ -118,7 +118,7 @@ def serve(rows: int) -> tuple[subprocess.Popen[str], str]:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used so far (Linux)."""
+    """Return the processor time of a process so far (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""What a 4 x 5 grid costs as trees with shared trunks, against 20 separate runs, at given trace lengths.
+"""Measure the cost of a 4 x 5 grid as trees with shared trunks, against 20 separate runs, at given trace lengths.
 
     python bench/sweep_cost.py --rounds 2 --out bench/results/sweep_cost.json
     python bench/sweep_cost.py --full                      # every problem of the four benchmarks, 5 samples

@@ -89,7 +89,7 @@ def losing(fault: str) -> Iterator[None]:
 
 
 def traces_of(name: str, folder: Path, **spec: Any) -> list[Trace]:
-    """What an engine writes."""
+    """Return the traces of an engine."""
     folder = folder / name.replace(",", "")
     folder.mkdir(parents=True, exist_ok=True)
     address = other_template(folder) if name == "template changed" else MODEL

@@ -1,4 +1,4 @@
-"""What `kvatlas view` takes in a real Chromium on a large run: seconds to each page, first paint, memory.
+"""Measure `kvatlas view` in a real Chromium on a large run: seconds to each page, first paint, memory.
 
 python bench/view.py --out bench/results/view.json   # 205,000 traces of 16,000 tokens, 13.5 GB
 python bench/view.py --problems 10 --samples 2 --tokens 500      # in small

@@ -1,4 +1,4 @@
-"""How much Python runs: what a measure of time would say of a busy machine by chance."""
+"""Count calls of Python functions, a measure of work that does not depend on a busy machine."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def calls(action: Callable[[], T]) -> tuple[T, int]:
-    """What an action returns, and how many functions of Python it called."""
+    """Return the result of an action and the number of Python functions that it called."""
     count = 0
 
     def note(_: FrameType, event: str, __: object) -> None:

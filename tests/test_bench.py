@@ -45,7 +45,7 @@ def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> Non
     by_key = {(entry["batch"], entry["policy"]): entry for entry in result["results"]}
     assert set(by_key) == {(batch, policy) for batch in (1, 9) for policy in ("window", "full")}
     assert all(entry["fits"] and entry["tokens_per_second"] > 0 for entry in result["results"])
-    # 512 bytes a token (2 layers, 2 KV heads of 16, keys and values); one page of 128 belongs to nobody.
+    # 512 bytes a token (2 layers, 2 KV heads of 16, keys and values); one page of 128 belongs to no sequence.
     assert by_key[1, "window"]["kv_bytes"] <= 2 * 512 * 192
     assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 59
 

@@ -1,4 +1,4 @@
-"""The hub's real client against a hub on this machine, and what users read when there is none."""
+"""The hub's real client against a hub on this machine, and the messages without one."""
 
 import json
 import os

@@ -94,7 +94,7 @@ UNKNOWN = {
 
 @pytest.fixture(scope="module")
 def done(broken: Path) -> dict[str, tuple[int, str, str]]:
-    """What these commands return and print, in one process."""
+    """Return the exit codes and outputs of these commands, in one process."""
     (broken / "spec.yaml").write_text(
         "{models: ['embedded:tiny-llama'], benchmarks: [CHAIN3], problems: 1, sampling: {max_new_tokens: 9}}"
     )

@@ -1,4 +1,4 @@
-"""What an embedded model solves with the full cache: panels in their bands, and Pass@1 by kind of problem.
+"""Measure an embedded model with the full cache: panels in their bands, and Pass@1 by kind of problem.
 
     python recipes/embedded/accuracy.py --model hf:build/embedded/tiny-llama-seed2 --name tiny-llama --seed 2
     python recipes/embedded/accuracy.py --cards
@@ -74,7 +74,7 @@ def outside(panel: str, value: float) -> float:
 
 
 def tables(name: str) -> str:
-    """What was measured of a model, all its seeds side by side."""
+    """Return the tables of a model, all its seeds side by side."""
     seeds = {
         data["seed"]: data
         for file in sorted(RESULTS.glob(f"{name}-seed*.json"))

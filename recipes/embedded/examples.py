@@ -1,4 +1,4 @@
-"""What a training sequence is, and how one is written down word by word."""
+"""Training sequences, written down word by word."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Solution:
 
 
 def solution(story: Story, rng: random.Random) -> Solution:
-    """How a problem is thought through."""
+    """Return the thinking about a problem."""
     done = Solution(answer=story.answer)
     way = story.way
     for number, fact in enumerate(reversed(way[1:]), 1):

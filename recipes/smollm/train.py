@@ -89,7 +89,7 @@ def adapted(seed: int) -> nn.Module:
 
 
 def adapter(model: nn.Module) -> dict[str, Tensor]:
-    """What was learnt, by its name in the model."""
+    """Return the learnt tensors by their names in the model."""
     return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 

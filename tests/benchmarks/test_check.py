@@ -93,7 +93,7 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
 
 
 def said(name: str) -> list[str]:
-    """What is said of a benchmark, refusals among it."""
+    """Return the findings about a benchmark, refusals included."""
     try:
         return notes_on(find(name))
     except KvatlasError as error:

@@ -363,7 +363,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process without a cache reads of each benchmark from a hub with these files."""
+    """Return the problems that a process without a cache reads of each benchmark from a hub with these files."""
     where = tmp_path_factory.mktemp("hub")
     folders = {}
     for name, (files, _) in LAYOUTS.items():

@@ -1,4 +1,4 @@
-"""What commands print of a run and while it is decoded."""
+"""Output of commands about a run, finished or being decoded."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""What the command line says of policies, and what it answers to wrong ones: one sentence, exit code 2."""
+"""Policies on the command line; a wrong one gives one sentence and exit code 2."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--policy", "h2o@nobody", *GOOD), "Unknown preset 'h2o@nobody'; expected: dynts@dynts-paper"),
+        (("--policy", "h2o@unknown", *GOOD), "Unknown preset 'h2o@unknown'; expected: dynts@dynts-paper"),
         (("--policy", "h2o@dynts-paper", *GOOD, "--set", "keep_prompt=true"), "fixes keep_prompt = False"),
         (("--policy", "h2o", *GOOD, "--set", "scope=model"), "scope is 'model'; expected 'global', 'layer', 'head'"),
         (("--policy", "snapkv", *GOOD, "--set", "queries=0"), "queries is 0; expected an integer >= 1"),

@@ -1,4 +1,4 @@
-"""The command `screen` as people use it: a grid is screened, its maps are drawn, and nobody takes them for Pass@1."""
+"""The command `screen` as people use it: a grid is screened, and its maps are not labelled Pass@1."""
 
 import json
 from collections.abc import Callable

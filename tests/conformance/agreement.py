@@ -1,4 +1,4 @@
-"""How well two selections agree, and the document and the table that the suite makes of it."""
+"""Agreement of two selections, and the document and the table that the suite makes of it."""
 
 import json
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ Nested = list[list[list[Any]]]
 
 @dataclass
 class Results:
-    """What the suite found, in the order in which it did."""
+    """Findings of the suite, in order."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     #: A policy under one setting against a peer, over all choices (layers and heads).
@@ -90,7 +90,7 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def differ_by_ties_alone(ours: Nested, theirs: Nested, scores: Tensor) -> bool:
-    """Whether the tokens that only one of two selections keeps score alike, to the precision of float32."""
+    """Return whether the tokens that only one of two selections keeps score alike, to the precision of float32."""
     for layer, rows in enumerate(ours):
         for head, kept in enumerate(rows):
             apart = set(kept) ^ set(theirs[layer][head])

@@ -14,7 +14,7 @@ from tests.conformance.real import NAME, Activations, activations, real_model
 
 @pytest.fixture(scope="session")
 def real() -> Activations:
-    """What the real model computed for its own text."""
+    """Activations of the real model on its own text."""
     return activations(real_model(CACHE / "smollm2"))
 
 

@@ -37,7 +37,7 @@ def peer_python() -> str:
 
 
 def run(*words: str) -> str:
-    """What a program prints in that environment, which sees nothing of this one and nothing of the network."""
+    """Return the output of a program in that environment, which sees nothing of this one and nothing of the network."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [peer_python(), *words],

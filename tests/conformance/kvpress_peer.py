@@ -1,4 +1,4 @@
-"""What kvpress' presses keep, for the tests, which call it: runs in the environment that environment.py makes.
+"""Run kvpress' presses for the tests, in the environment that environment.py makes.
 
     ENV/bin/python tests/conformance/kvpress_peer.py MODEL INPUT OUTPUT
 

@@ -45,8 +45,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Activations:
-    """What one forward pass over `tokens` computed, by layer: keys and values [KV heads, tokens, size], queries [heads,
-    tokens, size], all with their rotation, and the states [tokens, hidden size] that went into attention."""
+    """Activations of one forward pass over `tokens`, by layer: keys and values [KV heads, tokens, size], queries
+    [heads, tokens, size], all with their rotation, and the states [tokens, hidden size] that went into attention."""
 
     model: ModelHandle | Part
     tokens: tuple[int, ...]
@@ -76,7 +76,8 @@ class Activations:
         return logits.masked_fill(unseen, float("-inf")).softmax(-1)
 
     def shared_weights(self, policy: Policy) -> Tensor:
-        """What each query pays to each token [queries, layers, heads, tokens], as the policy's scope averages it."""
+        """Return the attention that each query pays to each token [queries, layers, heads, tokens], as the policy's
+        scope averages it."""
         layers, heads = policy.scope.width(self.model.shape)
         results = []
         for layer in range(self.model.shape.layers):
@@ -89,7 +90,7 @@ class Activations:
         return stacked.permute(2, 0, 1, 3).float()
 
     def columns(self, policy: CompressingPolicy) -> dict[str, Tensor]:
-        """What the policy noted beside each token [layers, heads, tokens], shown the whole text step by step."""
+        """Return the policy's columns of each token [layers, heads, tokens], shown the whole text step by step."""
         layers, heads = policy.scope.width(self.model.shape)
         length, prompt = len(self.tokens), self.prompt_length
         noted = Noted(policy, layers, heads, length)

@@ -120,7 +120,7 @@ def test_policies_keep_what_their_formulas_keep(
 
 
 def test_the_oracles_attention_is_that_of_all_layers_and_heads(real: Activations) -> None:
-    """What `oracle` is given, and `dynts` learns from."""
+    """The reference that `oracle` is given and `dynts` learns from."""
     result, _ = answer_attention(real.model.load(), list(real.tokens), len(real.tokens) - ANSWER)
     wanted = reference(real, ANSWER).attention
     assert difference(result, wanted) < TOLERANCE

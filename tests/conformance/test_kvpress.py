@@ -91,7 +91,7 @@ PAIRS = [
 def theirs(
     real: Activations, results: Results, tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[Tensor, Tensor]]:
-    """What the press of each pair keeps, best first, and its scores [layers, KV heads, ...]."""
+    """The tokens that the press of each pair keeps, best first, and its scores [layers, KV heads, ...]."""
     folder = tmp_path_factory.mktemp("peer")
     layers = range(real.model.shape.layers)
     stored = {f"states.{layer}": real.states[layer] for layer in layers}
@@ -145,7 +145,7 @@ def test_policies_keep_what_presses_keep(
 
 
 def under_contract(ranked: Tensor, cached: int, window: int) -> Tensor:
-    """What a press keeps, best first, under the rule that the local window stays in any case."""
+    """Return the tokens that a press keeps, best first, under the rule that the local window stays in any case."""
     newest = torch.arange(cached - window, cached)
     rows = [torch.cat([row[row < cached - window][: len(row) - window], newest]) for row in ranked.flatten(0, 1)]
     return torch.stack(rows).view(ranked.shape)

@@ -14,7 +14,8 @@ CUDA, META = 1, 14
 
 @contextmanager
 def without_cuda() -> Iterator[None]:
-    """What fake tensors need in a build without CUDA: a guard of devices, and tensors that are made on the host first.
+    """Provide what fake tensors need in a build without CUDA: a guard of devices, and tensors that are made on the host
+    first.
 
     Meta tensors have a guard that does nothing. Devices must be named with their number.
     """

@@ -71,7 +71,7 @@ class Pool:
 
 
 class Graph:
-    """What `torch.cuda.CUDAGraph` is: operations on memory that never moves."""
+    """A stand-in for `torch.cuda.CUDAGraph`: operations on memory that never moves."""
 
     def __init__(self) -> None:
         self.tape: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
@@ -153,7 +153,7 @@ class Gpu(TorchDispatchMode):
         return type(result)(wrapped) if isinstance(result, tuple | list) else wrapped[0]
 
     def _reads(self, func: Any, flat: list[Any], args: Any, kwargs: Any) -> bool:
-        """Whether the host waits for the device; raises what torch raises for these tensors on CUDA."""
+        """Return whether the host waits for the device; raises what torch raises for these tensors on CUDA."""
         key = (func, *kwargs, *map(_outline, flat))
         if key not in self.known:
             with torch.utils._python_dispatch._disable_current_modes(), self.fake:
@@ -226,7 +226,7 @@ def _hollow(value: Any) -> Any:
 
 
 def _crosses(func: Any, flat: list[Any]) -> bool:
-    """Whether an operation copies between host and device: CUDA captures none from or to pageable memory."""
+    """Return whether an operation copies between host and device: CUDA captures none from or to pageable memory."""
     moves = "copy" in str(func)
     places = {item.device.type for item in flat if isinstance(item, torch.Tensor) and (item.dim() or moves)}
     asked = {torch.device(item).type for item in flat if isinstance(item, torch.device)}
@@ -234,7 +234,7 @@ def _crosses(func: Any, flat: list[Any]) -> bool:
 
 
 def paged_attention(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
-    """What FlexAttention computes: of the blocks that its mask lists, the slots that its mask sees."""
+    """Compute FlexAttention: of the blocks that its mask lists, the slots that its mask sees."""
     count, slots, size = len(query), key.shape[2], block_mask.BLOCK_SIZE[1]
     number = torch.arange(slots // size, device=query.device)
     wanted = number < block_mask.kv_num_blocks[:, 0, 0, None]

@@ -55,7 +55,7 @@ def attend(
     members: list[int] | None = None,
     device: str = "cpu",
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What the sequences `members` of a scene get, each for itself: outputs and watched attention."""
+    """Return the outputs and the watched attention of the sequences `members` of a scene."""
     generator = torch.Generator().manual_seed(len(lengths))
     cache = KVCache(shape, len(lengths), {}, 0, torch.device(device), torch.float32, backend.page_size)
     sequences = fill(cache, lengths, generator)

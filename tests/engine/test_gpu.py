@@ -78,7 +78,7 @@ def shallow(tiny_llama: ModelHandle) -> ModelHandle:
 
 @pytest.fixture(scope="module")
 def wanted(shallow: ModelHandle) -> Any:
-    """What plain torch writes on the CPU in the run of `captured`."""
+    """Tokens of plain torch on the CPU in the run of `captured`."""
     return decode(shallow, on_cpu(shallow), GROWING, "reference", LONG)[1]
 
 

@@ -19,7 +19,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU tha
 
 
 def dense(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
-    """What FlexAttention computes; without a compiler that takes 50 ms a call, which test_backends.py spends once."""
+    """Compute FlexAttention densely; without a compiler that takes 50 ms a call, which test_backends.py spends once."""
     rows, slots = torch.arange(len(query))[:, None, None, None], torch.arange(key.shape[2])
     seen = block_mask.mask_mod(rows, rows, rows, slots)
     keys, values = (part.expand(len(query), -1, -1, -1) for part in (key, value))

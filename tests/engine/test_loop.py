@@ -62,7 +62,7 @@ def test_compression_obeys_the_budget_and_memory_stays_constant(random_models: d
     engine, generations = run(model, work, 8, max_new_tokens=400)
     assert all(len(generation.tokens) == 400 for generation in generations)
     assert all(generation.usage.peak_kv_tokens == BUDGET for generation in generations)
-    # 96 tokens fit into two pages, however long the traces are; beside them is the page of nobody.
+    # 96 tokens fit into two pages, however long the traces are; beside them is the page of no sequence.
     pages = 1 + 6 * pages_for(BUDGET)
     least = pages * PAGE * model.shape.kv_bytes_per_token()
     assert least <= engine.cache.bytes <= least * (1 + 1 / GROWTH)
@@ -96,7 +96,7 @@ def test_settings_share_their_random_numbers(random_models: dict[str, ModelHandl
 
 
 def test_half_precision_decodes_under_observing_policies(tmp_path: Path) -> None:
-    """What a GPU run does, on a CPU: weights, cache and masks in bfloat16, scores and random numbers in more."""
+    """The types of a GPU run, on a CPU: weights, cache and masks in bfloat16, scores and random numbers in more."""
     model = models.find(save_model("llama", tmp_path / "m").name, dtype="bfloat16", think_close="")
     common = {"kv_budget": BUDGET, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [policies.of(Setting.of(name, **common)) for name in ("dynts", "h2o", "snapkv", "random")]

@@ -1,4 +1,4 @@
-"""What a single request may bring: its own sampling, a watcher, adjusted logits; and sources that have nothing yet."""
+"""Requests with their own sampling, a watcher, adjusted logits; and sources that have nothing yet."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -20,7 +20,7 @@ def llama() -> list[Map]:
 
 
 def texts(figure: Figure, folder: Path) -> list[str]:
-    """What an SVG of the figure writes."""
+    """Return the texts in an SVG of the figure."""
     path, *_ = save(figure, folder / "figure.svg")
     root = ElementTree.parse(path).getroot()
     return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]

@@ -1,4 +1,4 @@
-"""What all figures share: their options, the smallest type on paper, the caption."""
+"""Shared parts of all figures: their options, the smallest type on paper, the caption."""
 
 from __future__ import annotations
 

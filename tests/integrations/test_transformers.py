@@ -150,7 +150,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 
 def test_inputs_that_the_engine_would_ignore_are_refused(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
-    """What `generate` prepares itself is not: an empty cache and the positions of the tokens, whatever their names."""
+    """Inputs that `generate` prepares itself are accepted: an empty cache and the positions of the tokens."""
     inputs = encoded(tiny_llama, texts)
     positions = inputs["attention_mask"].cumsum(-1) - 1
     cache = DynamicCache(config=model.config)

@@ -1,4 +1,4 @@
-"""LoRA adapters: what is decoded equals the merged weights, and what is none is refused in a sentence."""
+"""LoRA adapters: what is decoded equals the merged weights, and other files are refused in a sentence."""
 
 import json
 from dataclasses import replace

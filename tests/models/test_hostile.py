@@ -137,7 +137,7 @@ def test_a_template_that_fails_is_refused_in_a_sentence(model: ModelHandle, temp
     with pytest.raises(KvatlasError, match=r"^The chat template of .* refuses these messages \(.+\)\.$") as caught:
         hostile.prompt("a")
     assert "\n" not in str(caught.value)
-    # The next one is none the worse for it.
+    # The next one is not affected.
     assert retold(model, "{{ messages[0].content }}").prompt("a") == "a"
 
 

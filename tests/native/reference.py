@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain torch and float64, and ragged inputs to try it on."""
+"""The kernels in plain torch and float64, and ragged inputs for them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Scene:
         sizes = [table.shape[2] for table in (self.sequences[0].keys, self.sequences[0].values)]
         counts = [-(-sequence.keys.shape[1] // self.page_size) for sequence in self.sequences]
         order = torch.randperm(sum(counts) + 3, generator=torch.Generator().manual_seed(pages)).int()
-        # What nobody wrote is NaN, and no page has the number of those that are not there.
+        # Slots that were never written are NaN; missing pages have a number that no page has.
         table = torch.full((len(counts), max(counts) + 1), 2**30, dtype=torch.int32)
         slots = len(order) * self.page_size
         keys, values = (torch.full((kv_heads, slots, size), float("nan")) for size in sizes)

@@ -1,4 +1,4 @@
-"""What is built once for all tests of packages."""
+"""Packages that are built once for all tests."""
 
 import os
 from pathlib import Path

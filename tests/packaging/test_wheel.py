@@ -1,4 +1,4 @@
-"""What is built can be installed and used: models inside, commands, completion, types; out of the source tree."""
+"""The built package can be installed and used: models inside, commands, completion, types; out of the source tree."""
 
 import re
 import sys

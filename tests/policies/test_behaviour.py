@@ -82,7 +82,7 @@ def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, ModelHandl
     assert all(generation.usage.compressions > 3 for generation in generations)
     shape, rows = model.shape, engine.cache.rows
     layers, heads = policy.scope.width(shape)
-    # Three sequences share what is allocated, which has a page of nobody and grows by a part of itself.
+    # Three sequences share what is allocated, which has a page of no sequence and grows by a part of itself.
     pages = (1 + 3 * pages_for(BUDGET)) * (1 + 1 / GROWTH)
     noted = 4 * len(policy.columns) * layers * heads * rows * pages_for(BUDGET) * (1 + 1 / GROWTH)
     rings = (rows + 1) * policy.queries * shape.layers * shape.heads * shape.head_dim * 4

@@ -10,7 +10,7 @@ PAGE = ROOT / "docs" / "policies.md"
 
 
 def table() -> str:
-    """What the page says of all policies."""
+    """Return the page's table of all policies."""
     rows = [
         f"| `{name}` | {policy.summary} | {policy.scope.value} | "
         f"{', '.join(sorted(signal.value for signal in policy.observes)) or '-'} | {policy.paper or '-'} |"
@@ -20,7 +20,7 @@ def table() -> str:
 
 
 def presets() -> str:
-    """What the page says of presets: a table."""
+    """Return the page's table of presets."""
     rows = [
         f"| `{name}` | `{preset.policy}` | {preset.fixed} | {preset.says} | {preset.source} |"
         for name, preset in PRESETS.items()

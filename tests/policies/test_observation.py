@@ -90,7 +90,8 @@ def scaled(request: pytest.FixtureRequest, random_models: dict[str, ModelHandle]
 def test_recent_attention_is_scaled_as_the_layers_scale_it(
     scaled: ModelHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `tova` computes of the newest query, at the first and a later compression, is the eager attention's row."""
+    """The attention of the newest query that `tova` uses, at the first and a later compression, is the eager
+    attention's row."""
     kind = policies.policies.get("tova")
     score, seen = kind.score, []
 

@@ -62,8 +62,8 @@ def test_what_a_preset_fixes_nobody_changes() -> None:
     assert policies.of(Setting.of("rkv@r-kv-paper", kv_budget=60, ratio=0.4)).setting.values["local_window"] == 8
     with pytest.raises(KvatlasError, match="'h2o@dynts-paper' has no parameter 'sinks'"):
         make("h2o@dynts-paper", sinks=4)
-    with pytest.raises(KvatlasError, match="Unknown preset 'h2o@nobody'; expected: dynts@dynts-paper, "):
-        make("h2o@nobody")
+    with pytest.raises(KvatlasError, match="Unknown preset 'h2o@unknown'; expected: dynts@dynts-paper, "):
+        make("h2o@unknown")
 
 
 @pytest.mark.parametrize("seed", range(2))

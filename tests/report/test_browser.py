@@ -377,7 +377,8 @@ def test_two_settings_side_by_side_and_what_the_departing_step_missed(
 
 
 def attention_of_the_newest(trace: Trace, new: int) -> Any:
-    """What the newest of so many tokens attends to, by transformers' own eager attention: mean of layers and heads."""
+    """Return the attention of the newest of so many tokens, by transformers' own eager attention: mean of layers and
+    heads."""
     import torch
     from transformers import AutoModelForCausalLM
 

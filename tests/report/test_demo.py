@@ -42,7 +42,7 @@ def cells(folder: Path) -> list[tuple[int, str]]:
 
 
 def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the plan says comes before the first look, what limits the finished run after all of it."""
+    """Warnings of the plan come first, limits of the finished run last."""
     spec = (
         "{models: ['embedded:tiny-llama'], benchmarks: [CHAIN3, CHAIN4], problems: 2, samples: 1,"
         " sampling: {max_new_tokens: 20}, baseline: [{policy: full}],"

@@ -1,4 +1,4 @@
-"""Stores that are damaged, locked, old, copied while they are written, or on a medium that nobody may write to."""
+"""Stores that are damaged, locked, old, copied while they are written, or on a read-only medium."""
 
 import os
 import random

@@ -52,7 +52,7 @@ def command(*words: object) -> Result:
 
 
 def outputs(run: Path, folder: Path) -> dict[str, object]:
-    """What the commands that show a run make of it by default: text, files, the pictures of the page."""
+    """Return the default outputs of the commands that show a run: text, files, the pictures of the page."""
     folder.mkdir()
     shown: dict[str, object] = {}
     for words in (["describe", run, "--long"], ["describe", run, "--json"], ["export", run]):

@@ -48,7 +48,7 @@ def client(server: Running) -> openai.OpenAI:
 
 
 def expected(model: ModelHandle, texts: list[str], tokens: int) -> list[Any]:
-    """What the engine writes for these messages under seed 11."""
+    """Return the engine's text for these messages under seed 11."""
     return generations(model, [model.encode(text) for text in texts], Sampling(max_new_tokens=tokens), 11)
 
 

@@ -262,6 +262,6 @@ def test_traces_of_several_versions_are_told_on_the_map():
     assert notes(old, old.replace("3.11.1", "3.12.0")) == []
     half = len(kept) // 2
     assert notes(old, new) == [f"MIXED: {half} traces by torch 2.7.0; {half} traces by torch 2.8.0"]
-    # Traces of older stores, whose versions nobody noted.
+    # Traces of older stores, without versions.
     (told,) = notes("", new)
     assert f"{half} traces by kvatlas unknown, torch unknown" in told

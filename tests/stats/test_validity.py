@@ -1,4 +1,4 @@
-"""What traces can show: nothing is recommended where nothing was compressed, answered or different."""
+"""Validity of traces: nothing is recommended where nothing was compressed, answered or different."""
 
 from __future__ import annotations
 

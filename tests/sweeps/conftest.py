@@ -1,4 +1,4 @@
-"""What tests of sweeps share."""
+"""Fixtures of the tests of sweeps."""
 
 from collections.abc import Callable
 from dataclasses import replace

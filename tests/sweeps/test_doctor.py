@@ -20,7 +20,7 @@ __all__ = ["gpu"]
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str, Finding]]:
-    """What is found on the GPU, which decodes and reads little."""
+    """Return the findings on the GPU, which decodes and reads little."""
     monkeypatch.setattr(checks, "STEPS", 8)
     monkeypatch.setattr(checks, "SIZES", {"cuda": (2, 1 << 20)})
     monkeypatch.setattr(checks, "TOKENS", 200)

@@ -1,4 +1,4 @@
-"""What a worker takes, what it chooses, and what happens when there is less."""
+"""Memory of a worker: its use, its choice of a batch size, and too little memory."""
 
 import gc
 from collections import Counter

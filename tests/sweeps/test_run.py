@@ -178,7 +178,7 @@ def test_traces_follow_the_problems_of_a_file(spec_data: Build, tmp_path: Path) 
     assert contents(run) == contents(tmp_path / "fresh")
     with Store.open(run) as store:
         assert store.copy(tmp_path / "copy") == 5 * 5
-    # What was set aside comes back; another answer is another problem, another id is none.
+    # Traces that were set aside come back; another answer makes another problem, another id does not.
     assert decoded(added) == set()
     assert decoded([added[0] | {"answer": "1"}, *added[1:]]) == {"001"}
     assert decoded([row | {"id": "x"} for row in added]) == set()

@@ -126,7 +126,8 @@ def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], 
 
 @pytest.mark.parametrize("thinks", [False, True])
 def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str, ModelHandle], thinks: bool) -> None:
-    """What a plain window sees at each step, as a mask over the whole trace through transformers' own attention."""
+    """The tokens that a plain window sees at each step, as a mask over the whole trace through transformers' own
+    attention."""
     handle = endless(random_models["qwen2"])
     policy = policies.of(Setting.of("window", kv_budget=70, local_window=10, ratio=0.5, ratio_over="thinking"))
     (prompt,) = prompts(handle, 1)
