@@ -91,8 +91,7 @@ def decoded(grid: dict[str, Any], given: np.ndarray[Any, Any]) -> float:
 
 
 def replayed(grid: dict[str, Any], margin: float, rng: np.random.Generator) -> tuple[int | None, float, float]:
-    """Return the recommendation of a sweep in a random order, and its share of the grid's tokens, by trace and
-    decoded."""
+    """Return the recommendation of a sweep in a random order and its shares of the grid's tokens."""
     strata, tokens = grid["strata"], grid["tokens"]
     drawn = [rng.permutation(np.flatnonzero(strata == number)) for number in range(int(strata.max()) + 1)]
     seen, places = in_order(grid["differences"], drawn, grid["costs"], min(BLOCKS, *map(len, drawn)))

@@ -1,5 +1,4 @@
-"""Measure the shape of attention in a full cache: attention sinks and heavy hitters, of a pretrained model and embedded
-ones.
+"""Measure attention in a full cache: sinks and heavy hitters, of a pretrained model and embedded ones.
 
     python bench/attention_shape.py --models embedded:tiny-llama=CHAIN10 smollm2-135m-think=WORDS9 --problems 20 \
         --figure docs/images/attention-shape.png --out bench/results/attention_shape.json
