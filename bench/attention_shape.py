@@ -65,7 +65,7 @@ def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, A
 
 def drawn(result: list[dict[str, Any]], path: Path) -> None:
     """A panel for each share, a line for each model, over the depth of the layer."""
-    from kvatlas.figures.style import Look, canvas, save, settle
+    from kvatlas.figures.style import Look, Margins, save, settle, sheet
 
     look = Look(2)
     titles = {
@@ -74,7 +74,7 @@ def drawn(result: list[dict[str, Any]], path: Path) -> None:
         "newest": f"attention to the {NEWEST} newest tokens",
     }
     with look.applied():
-        figure, panels = canvas((look.width or 7.0, 2.4), 3, 3)
+        figure, panels = sheet(look, (look.width or 7.0, 1.7), 3, 3, Margins(0.5, 0.1, 0.4, 0.3, 0.5))
         for panel, (part, title) in zip(panels, titles.items(), strict=True):
             for number, item in enumerate(result):
                 values = [100 * value for value in item[part]]
