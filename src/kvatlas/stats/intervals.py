@@ -270,7 +270,8 @@ def _solve(function: Callable[[Floats], Floats], first: Floats) -> Floats:
         step = np.clip(np.where(np.isfinite(step), step, now - np.sign(value)), now - 2, now + 2)
         step = np.where((step > low) & (step < high), step, (low + high) / 2)
         before, earlier = now, value
-        now = np.where(np.abs(value) < 1e-10, now, np.clip(step, -_FAR, _FAR))
+        # What is found stays, so that it does not depend on what is solved beside it.
+        now = np.where(np.abs(value) < 1e-8, now, np.clip(step, -_FAR, _FAR))
         value = function(now)
         if bool(np.all(np.abs(value) < 1e-8)):
             break
