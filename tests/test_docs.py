@@ -1,9 +1,11 @@
 """The documents hold: every command and every block of code runs, links lead somewhere; the budget of lines."""
 
 import ast
+import io
 import json
 import re
 import shlex
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +54,24 @@ def test_the_project_stays_within_its_budget() -> None:
     assert lines("bench/**/*.py") <= 3_000
     assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 19_900
     assert lines("README.md") <= 179
+
+
+def test_docstrings_and_comments_are_plain_english() -> None:
+    """Docstrings begin with a verb or a noun; some riddles are in no docstring and no comment."""
+    found = []
+    rooms = ("src", "tests", "bench", "recipes", "examples")
+    for file in [file for room in rooms for file in ROOT.glob(f"{room}/**/*.py")]:
+        text = file.read_text()
+        docstrings = [
+            ast.get_docstring(node) or ""
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        words = tokenize.generate_tokens(io.StringIO(text).readline)
+        comments = [word.string for word in words if word.type == tokenize.COMMENT]
+        found += [(file, item) for item in docstrings if re.match(r"(What|Who|Whether|Where|How)\b", item)]
+        found += [(file, item) for item in docstrings + comments if re.search(r"\b(valid are|nobody|is none)\b", item)]
+    assert not found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

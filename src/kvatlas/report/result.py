@@ -95,7 +95,7 @@ class MapResult:
 
     @property
     def losses(self) -> Mapping[CellCoord, SettingLoss]:
-        """Losses against the full cache, empty where there is none."""
+        """Losses against the full cache, empty without one."""
         return self.verdict.losses or {}
 
     def _at(self, value: float) -> list[CellCoord]:

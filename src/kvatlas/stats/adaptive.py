@@ -40,7 +40,7 @@ ENOUGH = 0.8
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known: `differences` [settings, problems] to the full cache, NaN where not yet.
+    """The traces so far: `differences` [settings, problems] to the full cache, NaN where not yet.
 
     Problems stand in the order in which they come; `strata` [problems] numbers their benchmarks from 0 and `block`
     [problems] their block. `sizes` are the problems of each benchmark in all, `looks` the number of blocks, `costs`
@@ -57,10 +57,10 @@ class Seen:
 
 @dataclass(frozen=True)
 class Decision:
-    """Where the settings stand, [settings] each: losses with limits that hold at any look, and what is decided.
+    """State of the settings, [settings] each: losses with limits that hold at any look, and what is decided.
 
     `shown`: at most the margin is lost; `broken`: more; `hopeless`: given up; `open`: none of these, and cheaper than
-    `recommended`, the cheapest setting that is shown (None where there is none yet). `blocks` were seen of each, `goal`
+    `recommended`, the cheapest setting that is shown (None before). `blocks` were seen of each, `goal`
     is how many each is to have next, and `chance` is that of being shown by all problems.
     """
 
@@ -90,7 +90,7 @@ def begin(settings: int) -> Decision:
 
 
 def look(before: Decision, seen: Seen, margin: float) -> Decision:
-    """What the blocks up to the `goal` of each setting decide.
+    """Return the decision from the blocks up to the `goal` of each setting.
 
     Settings take one block at a time; one that waited takes twice what it had, until it has as many as others.
     """
@@ -128,7 +128,7 @@ def decisions(seen: Seen, margin: float) -> Iterator[Decision]:
 
 
 def complete(state: Decision, seen: Seen) -> bool:
-    """Whether the settings that come next have all of their blocks."""
+    """True if the settings that come next have all of their blocks."""
     return not bool(np.isnan(seen.differences[seen.block < state.goal[:, None]]).any())
 
 
@@ -207,7 +207,7 @@ class Standing:
 
     @property
     def losses(self) -> dict[str, SettingLoss]:
-        """What each setting that was looked at loses, with limits that hold at any look."""
+        """Return the loss of each setting that was looked at, with limits that hold at any look."""
         made = self.decision
         columns = zip(self.settings, made.value, made.low, made.high, made.shown, made.broken, strict=True)
         return {

@@ -230,7 +230,7 @@ ORDERS = 40_000
 
 @dataclass(frozen=True)
 class AxisEffect:
-    """What each level is above (+) or below (-) the mean of the others, [levels], with limits that hold together.
+    """Differences of each level from the mean of the others, [levels], with limits that hold together.
 
     `p` is of "no level differs", `level_p` [levels] that of each level, adjusted over all. `below` [levels] counts the
     maps in which a level lies below the mean of the others.
@@ -306,7 +306,7 @@ class PooledEffect:
 
     @property
     def supported(self) -> bool:
-        """Whether some level differs, after the adjustment."""
+        """True if some level differs after the adjustment."""
         return self.adjusted_p < LEVEL
 
     @property

@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def shown(self) -> bool | None:
-        """Whether a setting is proven to keep the margin; None where there is no full cache."""
+        """True if a setting is proven to keep the margin; None without a full cache."""
         return None if self.losses is None else any(loss.shown for loss in self.losses.values())
 
     @property
@@ -196,7 +196,7 @@ def kv_tokens_of(cell: Cell) -> float | None:
 
 
 def _ties(chosen: Cell | None, members: Sequence[CellTraces], cost: str) -> int:
-    """How many other settings are not shown to cost over 1 % more: Student's 95 % limit, paired by problem.
+    """Count the other settings that are not shown to cost over 1 % more: Student's 95 % limit, paired by problem.
 
     Benchmarks weigh equally and their problems vary about their own mean.
     """

@@ -138,7 +138,7 @@ class _Model:
         return rate, min(low, rate), max(high, rate)
 
     def _inflation(self, rate: float) -> float:
-        """How many times larger the rate's variance is for problems as the units than for outcomes; at least 1.
+        """Return the ratio of the rate's variance with problems as units to that with outcomes, at least 1.
 
         1 with one sample a problem, where the two are the same.
         """
@@ -214,7 +214,7 @@ def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthC
 
 
 def says(system: ModelSetting, key: ProblemKey, by: str) -> bool:
-    """Whether the benchmark of a problem says this difficulty of it."""
+    """Return whether the benchmark of a problem gives this difficulty."""
     return system.about.get(key, {}).get(by) is not None
 
 

@@ -39,7 +39,7 @@ POWER = float(special.ndtri(0.8))
 
 
 class TestMethod(StrEnum):
-    """How "all cells equal" was tested."""
+    """The test of "all cells equal"."""
 
     LARGEST = (
         "spread of the cells and difference of each level of an axis to the others, against sign flips of whole "

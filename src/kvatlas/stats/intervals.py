@@ -80,7 +80,7 @@ def score(
     strata: Ints | None = None,
     unseen: float = UNSEEN,
 ) -> Floats:
-    """How far the data are above (+) or below (-) a hypothetical mean [...], in standard normal units, at most 8.
+    """Return the distance of the data from a hypothetical mean [...], in standard normal units, at most 8.
 
     The interval at quantile z holds exactly the means whose score is between -z and z; p is 2 Phi(-|score|).
     """
@@ -216,7 +216,7 @@ class _Side:
         return self.origin + self.width * limits
 
     def distance(self, mean: Floats) -> Floats:
-        """How many standard units `mean` [k] is on this side of the centre, at most 8; 0 where it is not."""
+        """Return the standard units that `mean` [k] is on this side of the centre, at most 8; 0 where it is not."""
         rows, shares, at = self.rows, self.shares, (mean - self.origin) / self.width
         distances = np.where((at <= 0) & (rows.max(1) > _TINY), _LARGEST, 0.0)
         total = shares.sum() + self.unseen * shares.max()
@@ -259,7 +259,8 @@ def _log_root(rows: Floats, shares: Floats, tilt: Floats, unseen: float) -> Floa
 
 
 def _solve(function: Callable[[Floats], Floats], first: Floats) -> Floats:
-    """Where increasing functions, all at once, are 0: the secant rule with a bracket that grows from a first guess."""
+    """Return the zeros of increasing functions, all at once: the secant rule with a bracket that grows from a first
+    guess."""
     low, high = np.full(first.shape, -np.inf), np.full(first.shape, np.inf)
     now, value = first, function(first)
     before, earlier = first + 0.1, function(first + 0.1)

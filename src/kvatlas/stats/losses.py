@@ -143,7 +143,7 @@ NEAR_80 = float(special.ndtri(0.9))
 
 @dataclass(frozen=True)
 class Need:
-    """How the upper limit of a loss shrinks with n problems: as `deviation` / root n and `excess` / n.
+    """The upper limit of a loss with n problems: as `deviation` / root n and `excess` / n.
 
     `quantile` is the normal one of the limit, `deviation` the standard deviation of a problem's loss. `excess` holds
     what the imagined problem adds, and the skewness of rare losses. The limit is at least `least` / n, as it is where
@@ -181,7 +181,7 @@ class Need:
 
 
 class Equivalence(StrEnum):
-    """What the interval of a loss says, held against the margin on both sides."""
+    """The interval of a loss against the margin on both sides."""
 
     EQUIVALENT = "equivalent"
     WORSE = "worse"
@@ -191,7 +191,7 @@ class Equivalence(StrEnum):
 
 @dataclass(frozen=True)
 class Verification:
-    """What an endpoint loses against a reference, in [-1, 1], with its 95 % interval and what that says.
+    """The loss of an endpoint against a reference, in [-1, 1], with its 95 % interval and what that says.
 
     `problems` are those of both; `needed` in all would decide it with a power of 0.8, were the loss what was seen; None
     where it is decided, and where none would.
@@ -235,7 +235,7 @@ NEAR = 0.5
 
 @dataclass(frozen=True)
 class Departures:
-    """How an answer departs from what the cell would have written: (before, after) the first compression.
+    """Departures of an answer from the cell's own text: (before, after) the first compression.
 
     `tokens` were compared on either side, at `near` of them the cell's two likeliest tokens are near one another, so
     that numerics may decide, `other` are not the cell's likeliest, `far` of these beyond what numerics decide. `gap` is
@@ -250,7 +250,8 @@ class Departures:
 
 
 def departure_p(answers: Sequence[Departures]) -> float:
-    """How often the largest gap of so many answers would lie behind the first compression, were it nothing to them.
+    """Return the chance that the largest gap of so many answers lies behind the first compression if that has no
+    effect.
 
     What precedes the compression is the control: there both see all tokens, and what differs is numerics. Numerics know
     of no compression, so an answer that departs has its largest gap behind it with the share of its near ties there

@@ -80,7 +80,7 @@ class RunAnalysis:
 
     @cached_property
     def differences(self) -> Differences:
-        """Cells minus the first baseline of the maps, in pairs; empty where there is none."""
+        """Cells minus the first baseline of the maps, in pairs; empty without one."""
         baseline = next((name for map_ in self.maps for name in map_.baselines), None)
         return differences_of_run(self.run, baseline) if baseline else {}
 

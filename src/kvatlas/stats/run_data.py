@@ -168,16 +168,16 @@ class RunData:
 
     @property
     def margin(self) -> float:
-        """What a setting may lose against the full cache, in (0, 1)."""
+        """The loss against the full cache that a setting may have, in (0, 1)."""
         return margin_of(self.manifest.spec if self.lose_at_most is None else {"lose_at_most": self.lose_at_most})
 
     @property
     def is_line(self) -> bool:
-        """Whether the run varies fewer than two parameters, so that it has curves and no maps."""
+        """True if the run varies fewer than two parameters, so that it has curves and no maps."""
         return len(varied(self.manifest, self.fix)) < 2
 
     def fits(self, cell: CellTraces) -> bool:
-        """Whether the cell has the values that `fix` holds."""
+        """Return whether the cell has the values that `fix` holds."""
         values = cell.setting.values
         return all(values.get(name, value) == value for name, value in self.fix.items())
 

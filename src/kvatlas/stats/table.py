@@ -233,22 +233,22 @@ class CellTraces:
 
     @property
     def there(self) -> NDArray[np.bool_]:
-        """Whether each trace is there."""
+        """True for each trace that is there."""
         return np.asarray(self.traces["status"] > 0)
 
     @property
     def stored(self) -> int:
-        """How many traces of this cell are there."""
+        """Number of traces of this cell that are there."""
         return int(np.count_nonzero(self.traces["status"]))
 
     @property
     def promised(self) -> int:
-        """How many traces this cell is to have."""
+        """Number of traces that this cell is to have."""
         return len(self.expected.problems) * self.expected.samples
 
     @property
     def measured(self) -> bool:
-        """Whether the metric is known of any trace of this cell."""
+        """True if the metric is known of any trace of this cell."""
         return not bool(np.isnan(self.grades).all())
 
     @_by_addition
@@ -391,7 +391,7 @@ def select(
 
 @dataclass(frozen=True)
 class Missing:
-    """How many of the `promised` traces of some cells are missing (`traces`), and in how many `cells`."""
+    """Numbers of the `promised` traces of some cells that are missing (`traces`), and in how many `cells`."""
 
     promised: int
     traces: int

@@ -1,4 +1,4 @@
-"""What traces can show at all: whether anything was compressed, answered and different."""
+"""Limits of what traces can show: whether anything was compressed, answered and different."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvatlas.stats.table import CellTraces
 
 
 class Kind(StrEnum):
-    """What a finding is about, the gravest first."""
+    """Kinds of findings, the gravest first."""
 
     UNANSWERED = "unanswered"
     UNCOMPRESSED = "uncompressed"
@@ -34,7 +34,8 @@ class Limit:
 
 
 def validity(cells: Iterable[CellTraces]) -> Validity | None:
-    """What the traces of these cells can show; None for cells without traces, and for a screen, which writes none.
+    """Return what the traces of these cells can show; None for cells without traces, and for a screen, which writes
+    none.
 
     Cells of several benchmarks count together: settings are identical if they are so on all of them.
     """

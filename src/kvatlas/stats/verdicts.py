@@ -1,4 +1,4 @@
-"""What a map can say: evidence of any difference, the plateau of the best, effects of the axes, what is missing."""
+"""Verdicts on a map: evidence of any difference, the plateau of the best, effects of the axes, what is missing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Measure = Callable[[Floats], list[Contrast]]
 
 
 class Basis(StrEnum):
-    """What a verdict rests on."""
+    """The data behind a verdict."""
 
     TRACES = "paired by problem on all traces"
     BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
@@ -73,7 +73,7 @@ class Verdict:
 
     @property
     def evidence(self) -> bool | None:
-        """Whether there is evidence of any difference between the cells, at 5 %; None where that was not tested."""
+        """True if there is evidence of any difference between the cells, at 5 %; None where that was not tested."""
         return None if self.omnibus is None else self.omnibus.p < LEVEL
 
     @property
@@ -160,7 +160,7 @@ def id_of(cell: CellTraces) -> str:
 
 
 def is_full(cell: CellTraces) -> bool:
-    """Whether it is the full cache, next to the grid."""
+    """True for the full cache next to the grid."""
     return cell.baseline and cell.setting == FULL
 
 
