@@ -67,7 +67,7 @@ newest:
 	$(MAKE) VENV=$(NEWEST) CONSTRAINTS=build/newest.txt $(NEWEST)/dev.stamp
 	$(NEWEST)/bin/python -m pip --disable-pip-version-check -q install -c build/newest.txt --upgrade transformers
 	$(NEWEST)/bin/python -m pytest -m newest -n 2 --dist loadfile
-	$(NEWEST)/bin/kvatlas doctor --device cpu
+	$(NEWEST)/bin/kvatlas check cpu
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
 # that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived.
@@ -82,7 +82,7 @@ $(VENV)/deep.stamp: $(VENV)/dev.stamp
 
 # The report of the demo's run as an example among the documents: one trace of each cell, so that it stays small.
 example: demo
-	$(BIN)/kvatlas report runs/demo --out docs/example-report.html --traces 1 --megabytes 0.8 --no-folder
+	$(BIN)/kvatlas view runs/demo --out docs/example-report.html --traces 1
 
 # The embedded models from nothing, in place of the shipped ones.
 embedded: $(VENV)/user.stamp

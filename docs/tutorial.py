@@ -11,7 +11,6 @@ run = kvatlas.run(
     kv_budget=272,
     local_window=32,
     ratio=0.4,
-    ratio_over="thinking",
     out="one",
 )
 print(run.cells()[["benchmark", "value", "low", "high", "mean_kv_tokens"]])
@@ -29,8 +28,8 @@ spec = {
     "sampling": {"temperature": 0.6, "max_new_tokens": 400},
     "baseline": {"policy": "full"},
     "settings": [
-        {"policy": "dynts", "kv_budget": 272, "ratio_over": "thinking"},
-        {"policy": "random", "kv_budget": 272, "ratio_over": "thinking"},
+        {"policy": "dynts", "kv_budget": 272},
+        {"policy": "random", "kv_budget": 272},
     ],
     "axes": {"local_window": [16, 64], "ratio": [0.1, 0.4]},
 }

@@ -72,7 +72,7 @@ def exported(run: Path) -> dict[str, Any]:
 
 def report_numbers(run: Path, page: Path) -> dict[str, Any]:
     """The cells of a report and the outcomes of their traces."""
-    kvatlas("report", run, "--out", page, "--attention", 0, "--traces", 0, "--no-folder")
+    kvatlas("view", run, "--out", page, "--traces", 0)
     (found,) = re.findall(r'<script type="application/json" id="page">(.*?)</script>', page.read_text())
     packed = json.loads(gzip.decompress(base64.b64decode(json.loads(found)["documents"])))
     documents = {name.partition("/")[2]: document for name, document in packed.items()}

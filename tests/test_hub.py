@@ -97,9 +97,9 @@ NONE, R1 = ("run", "hf:owner/none", "CHAIN4"), ("run", "hf:owner/r1", "CHAIN4")
         (
             {},
             [
-                (("benchmarks", "show", "GPQA_D"), "'Idavidrein/gpqa' is gated: accept its terms on http"),
-                (("benchmarks", "show", "AIME24"), "'HuggingFaceH4/aime_2024' is not on http"),
-                (("benchmarks", "show", "MATH500"), "holds no file test.jsonl; name a local file: MATH500@FILE"),
+                (("list", "benchmarks", "GPQA_D"), "'Idavidrein/gpqa' is gated: accept its terms on http"),
+                (("list", "benchmarks", "AIME24"), "'HuggingFaceH4/aime_2024' is not on http"),
+                (("list", "benchmarks", "MATH500"), "holds no file test.jsonl; name a local file: MATH500@FILE"),
                 (NONE, "The model 'owner/none' is not on http"),
                 (
                     (*R1, "--model-option", "revision=v9"),
@@ -109,7 +109,7 @@ NONE, R1 = ("run", "hf:owner/none", "CHAIN4"), ("run", "hf:owner/r1", "CHAIN4")
         ),
         ({"HF_HUB_OFFLINE": "1"}, [(R1, "HF_HUB_OFFLINE switches downloads off")]),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [(R1, "cannot be reached; name a local")]),
-        ({"HTTPS_PROXY": "http://127.0.0.1:9"}, [(("benchmarks", "show", "AIME24"), "is not on http")]),
+        ({"HTTPS_PROXY": "http://127.0.0.1:9"}, [(("list", "benchmarks", "AIME24"), "is not on http")]),
     ],
     ids=lambda item: " ".join(f"{name}={value}" for name, value in item.items()) if isinstance(item, dict) else "",
 )

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from kvatlas import policies
-from kvatlas.cli.options import assignments
-from kvatlas.cli.sweeps import policy_parameters
+from kvatlas.cli.options import assignments, cell
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import Options, find
 from kvatlas.policies import Scope
@@ -35,7 +34,7 @@ def test_what_is_declared_as_text_stays_the_text_given(text: str) -> None:
     assert [read_value(Parameters, name, text) for name in ("words", "perhaps", "scope")] == [text] * 3
     assert read_value(Parameters, "unknown", text) == text
     assert assignments("--model-option", [f"think_close={text}"]) == {"think_close": text}
-    assert policy_parameters("dynts", [f"predictor={text}"]) == {"predictor": text}
+    assert cell("dynts", None, None, None, [f"predictor={text}"]).values == {"predictor": text}
     assert Options.of({"think_close": text}).think_close == text
 
 

@@ -87,12 +87,12 @@ def command(*words: object) -> Callable[[], None]:
         ("describe", "RUN", "--long"),
         ("map", "RUN", "--metric", HOSTILE, "--out", "OUT"),
         ("describe", f"nowhere{HOSTILE}"),
-        ("benchmarks", "show", "file:FILE", "--answer"),
-        ("benchmarks", "check", "file:FILE"),
+        ("list", "benchmarks", "file:FILE"),
+        ("check", "file:FILE"),
         ("plan", "SPEC"),
-        ("deploy", "export", "RUN", "--to", "kvpress", "--cell", HOSTILE, "--out", "OUT"),
-        ("deploy", "verify", f"http://127.0.0.1:1/{HOSTILE}", "--against", "RUN", "--cell", HOSTILE, "--out", "OUT"),
-        ("curves", "RUN", "--only", HOSTILE, "--out", "OUT"),
+        ("deploy", "export", "RUN", "--to", "kvpress", "--policy", HOSTILE, "--out", "OUT"),
+        ("deploy", "verify", f"http://127.0.0.1:1/{HOSTILE}", "--against", "RUN", "--policy", HOSTILE, "--out", "OUT"),
+        ("draw", "curves", "RUN", "--policy", HOSTILE, "--out", "OUT"),
     ],
     ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else None,
 )
@@ -144,7 +144,7 @@ def test_a_finished_run_is_printed_whatever_its_names(terminal: Callable[..., st
 def test_what_goes_to_a_file_or_a_program_is_exact(kvatlas: Call, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text('[{"question": "Which \\u202e mark?", "answer": "7"}]')
-    assert kvatlas("benchmarks", "show", f"file:{file}", "--prompt", "plain")[1] == "Which \u202e mark?\n"
+    assert kvatlas("list", "benchmarks", f"file:{file}")[1].startswith("Which \u202e mark?\n")
 
 
 def test_figures_and_tables_of_hostile_names_can_be_opened(kvatlas: Call, run: Path, tmp_path: Path) -> None:

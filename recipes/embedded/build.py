@@ -86,7 +86,7 @@ def main() -> None:
     together([[str(HERE / "predictor.py"), "--model", f"hf:{folder}"] for folder in folders.values()])
     together(
         [
-            ["-m", "kvatlas", "calibrate", f"hf:{folder}", *QUERIES, "--out", str(folder / "triattention.safetensors")]
+            ["-m", "kvatlas", "predictor", "calibrate", str(folder / "triattention.safetensors"), str(folder), *QUERIES]
             for folder in folders.values()
         ]
     )

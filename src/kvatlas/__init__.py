@@ -20,6 +20,7 @@ from kvatlas.core import KvatlasError
 if TYPE_CHECKING:
     from kvatlas.api import Description, Map, Run, open_run, run, sweep
     from kvatlas.integrations.transformers import generate
+    from kvatlas.policies import register
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,13 +31,14 @@ __all__ = [
     "__version__",
     "generate",
     "open_run",
+    "register",
     "run",
     "sweep",
 ]
 
 #: Statistics and transformers take seconds to import, so both are imported at first use.
 _HOMES = dict.fromkeys(("Description", "Map", "Run", "open_run", "run", "sweep"), "kvatlas.api")
-_HOMES["generate"] = "kvatlas.integrations.transformers"
+_HOMES |= {"generate": "kvatlas.integrations.transformers", "register": "kvatlas.policies"}
 
 
 def __getattr__(name: str) -> Any:

@@ -222,9 +222,12 @@ def run(
     `parameters` are those of the policy: `kv_budget` and `local_window` in tokens, `ratio` in [0, 1], and its own.
     `problems` limits each benchmark to its first problems. The setting is added to a run in `out`, or takes the place
     of its settings (`replace`); without `out` the traces are deleted with the returned run. Raises KvatlasError for a
-    setting that the model, the benchmark or the policy cannot do, and for a run of other models, benchmarks or
-    sampling.
+    setting that the model, the benchmark or the policy cannot do, for one that keeps the same tokens under every
+    policy, and for a run of other models, benchmarks or sampling.
     """
+    from kvatlas.policies.audit import check_choice
+    from kvatlas.sweeps import make_plan, parse_spec
+    from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.spec import setting_spec
 
     benchmarks = [benchmark] if isinstance(benchmark, str) else list(benchmark)
@@ -242,7 +245,10 @@ def run(
     )
     scratch = tempfile.TemporaryDirectory(prefix="kvatlas-") if out is None else None
     folder = scratch.name if scratch else out or ""
-    return Run(sweep(spec, folder, replace=replace, workers=workers, batch_size=batch_size).data, scratch)
+    plan = make_plan(parse_spec(spec))
+    check_choice(plan.audit)
+    decode(plan, Path(folder), replace=replace, workers=workers, batch_size=batch_size)
+    return Run(open_run(folder).data, scratch)
 
 
 def _as(kind: type[T], value: Any) -> T:

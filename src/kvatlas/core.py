@@ -97,6 +97,10 @@ class Grade:
         return Outcome[self.status.name]
 
 
+#: The limit of new tokens of published experiments, and the default of models with room for it.
+MAX_NEW_TOKENS = 16_384
+
+
 @dataclass(frozen=True)
 class Sampling:
     """The sampling of the next token: temperature, then top-k, then top-p (the published order).
@@ -107,7 +111,7 @@ class Sampling:
     temperature: float = 0.6
     top_k: int = 20
     top_p: float = 0.95
-    max_new_tokens: int = 16_384
+    max_new_tokens: int = MAX_NEW_TOKENS
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,17 @@ class Registry(Generic[T]):
         self.noun = noun
         self.group = group
         self.ours = dict(ours)
+        self.added: dict[str, T] = {}
         self._fault = fault
+
+    def add(self, name: str, item: T) -> None:
+        """Register an object in this process; KvatlasError if it is faulty or the name is taken."""
+        fault = self._fault(name, item)
+        if not fault and name in self._addresses:
+            fault = f"the name is taken by {self._addresses[name]}"
+        if fault:
+            raise KvatlasError(f"The {self.noun} {name!r} cannot be registered ({fault}).")
+        self.added[name] = item
 
     @cached_property
     def _addresses(self) -> dict[str, str]:
@@ -47,7 +57,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return all names in the order of registration, our own first, without importing the objects."""
-        return list(self._addresses)
+        return [*self._addresses, *self.added]
 
     def items(self) -> Iterator[tuple[str, T]]:
         """Yield names and objects; plug-ins that cannot be used are left out with a warning."""
@@ -65,6 +75,8 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T:
         """Return the object of a name; KvatlasError for an unknown name or a plug-in that cannot be used."""
+        if name in self.added:
+            return self.added[name]
         address = self._addresses.get(name)
         if address is None:
             raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed()}.")

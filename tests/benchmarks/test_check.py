@@ -147,21 +147,21 @@ def test_every_public_benchmark_is_found_and_reads_a_file(tmp_path: Path, name: 
 
 def test_the_command_prints_a_line_for_each_thing_and_an_example(tmp_path: Path) -> None:
     (tmp_path / "sums.json").write_text(json.dumps([*SUMS, SUMS[0]]))
-    result = CliRunner().invoke(app, ["benchmarks", "check", f"file:{tmp_path / 'sums.json'}"])
+    result = CliRunner().invoke(app, ["check", f"file:{tmp_path / 'sums.json'}"])
     assert result.exit_code == 0
     assert "ok       columns         question in 'question', answer in 'answer'" in result.stdout
     assert "warning  duplicates      1 of 41 problems are there before, first sums-001 again" in result.stdout
     assert "Please reason step by step" in result.stdout
     item = tmp_path / "one.json"
     item.write_text(json.dumps(SUMS[:1]))
-    arguments = ["benchmarks", "check", f"file:{item}", "--model", "embedded:tiny-llama", "--json"]
+    arguments = ["check", f"file:{item}", "--model", "embedded:tiny-llama", "--json"]
     findings = {
         finding["name"]: finding["message"] for finding in json.loads(CliRunner().invoke(app, arguments).stdout)
     }
     assert "tokens in the median" in findings["prompts"]
     solutions = tmp_path / "solutions.json"
     solutions.write_text(json.dumps(DAMAGED["references that are solutions"][0]))
-    assert CliRunner().invoke(app, ["benchmarks", "check", f"file:{solutions}"]).exit_code == 2
+    assert CliRunner().invoke(app, ["check", f"file:{solutions}"]).exit_code == 2
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")

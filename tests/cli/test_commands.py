@@ -1,4 +1,5 @@
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -17,18 +18,18 @@ from tests.stored import store_run
 
 def test_lists_as_tables_and_as_data(kvatlas: Call) -> None:
     for command, name in [("benchmarks", "CHAIN"), ("policies", "full"), ("models", "embedded:tiny-llama")]:
-        out = kvatlas.succeed(command)
+        out = kvatlas.succeed("list", command)
         assert name in out
-        rows = json.loads(kvatlas(command, "--json")[1])
+        rows = json.loads(kvatlas("list", command, "--json")[1])
         assert next(iter(rows[0])) == "name"
         assert rows[0]["name"] == name
 
 
 def test_a_model_is_checked_line_by_line(kvatlas: Call) -> None:
-    words = ("models", "check", "embedded:tiny-llama", "--max-new-tokens", 4)
-    out = kvatlas.succeed(*words, "--problems", 2)
+    words = ("--max-new-tokens", 4)
+    out = kvatlas.succeed("check", "embedded:tiny-llama", *words, "--problems", 2)
     assert {line.split()[0] for line in out.splitlines()} == {"ok"}
-    code, out, _ = kvatlas(*words, "--benchmark", f"AIME24@{AIME}", "--json")
+    code, out, _ = kvatlas("check", "embedded:tiny-llama", f"AIME24@{AIME}", *words, "--json")
     rows = json.loads(out)
     assert code == 2
     assert list(rows[0]) == ["name", "status", "message", "advice"]
@@ -38,7 +39,7 @@ def test_a_model_is_checked_line_by_line(kvatlas: Call) -> None:
 
 
 def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
-    code, out, err = kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--problem", 3, "--answer")
+    code, out, err = kvatlas("list", "benchmarks", f"AIME24@{AIME}", "--problem", "AIME24-003")
     assert code == 0
     assert out == (
         "There exist real numbers $x$ and $y$, both greater than 1, such that "
@@ -46,27 +47,28 @@ def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:
         "Please reason step by step, and put your final answer within \\boxed{}.\n"
     )
     assert err == "AIME24-003: 025\n"
-    out = kvatlas.succeed("benchmarks", "show", "CHAIN4", "--model", "embedded:tiny-llama")
+    out = kvatlas.succeed("list", "benchmarks", "CHAIN4", "--model", "embedded:tiny-llama")
     assert out.startswith("<|user|>")
     assert out.endswith("<|assistant|><think>\n")
-    assert "plain" in kvatlas("benchmarks", "show", f"AIME24@{AIME}", "--prompt", "plainly")[2]
-    err = kvatlas.refuse("benchmarks", "show", f"AIME24@{AIME}", "--problem", 4)
-    assert err == "kvatlas: There is no problem 4 of AIME24; expected 1 to 3.\n"
+    err = kvatlas.refuse("list", "benchmarks", f"AIME24@{AIME}", "--problem", "AIME24-009")
+    assert err.endswith(" has no problem 'AIME24-009'; its first is AIME24-001.\n")
 
 
-def test_plan(kvatlas: Call, write_spec: Callable[..., Path], finished: Path) -> None:
+def test_plan(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
     estimate = json.loads(kvatlas("plan", write_spec(), "--json")[1])
     known = {"settings", "traces", "decoded_tokens", "kv_bytes_per_sequence", "batch_size", "peak_bytes", "seconds"}
     assert set(estimate) == known | {"budget_audit", "warnings"}
     assert set(estimate["peak_bytes"]) == {"weights", "slots", "snapshots", "workspace", "total"}
     assert estimate["traces"] == 108
+    # A few steps were timed.
+    assert 0 < estimate["seconds"] < 3600
     out = kvatlas.succeed("plan", write_spec(), "--tokens-per-second", 100, "--memory", 2)
-    assert [word in out for word in ("108", "seconds", "hours")] == [True] * 3
-    assert json.loads(kvatlas("plan", write_spec(), "--rate-of", finished, "--json")[1])["seconds"] > 0
+    assert "108" in out
+    assert re.search(r"hours +[\d.]+  \(at 100 tokens/s\)", out)
 
 
 def test_plan_prints_its_budget_audit_and_warns(kvatlas: Call, write_spec: Callable[..., Path]) -> None:
-    settings = [{"policy": name, "kv_budget": 64} for name in ("window", "random")]
+    settings = [{"policy": name, "kv_budget": 64, "ratio_over": "older"} for name in ("window", "random")]
     spec = write_spec(settings=settings, expected_output_tokens=80)
     lines = kvatlas("plan", spec)[1].splitlines()
     (start,) = (n for n, line in enumerate(lines) if line.startswith("budget audit of"))
@@ -77,8 +79,6 @@ def test_plan_prints_its_budget_audit_and_warns(kvatlas: Call, write_spec: Calla
     # Four cells, whatever the number of policies.
     assert lines[start + 7] == ""
     assert lines[-1].startswith("Warning: In 6 of 8 cells all policies keep the same tokens in ")
-    strict = json.loads(kvatlas("plan", spec, "--strict-budget", "--json")[1])
-    assert all("strict_budget=True" in row["setting"] for row in strict["budget_audit"])
 
 
 def test_a_sweep_says_before_and_after_what_it_cannot_show(
@@ -106,8 +106,8 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     words = ("run", "embedded:tiny-llama", path, "--max-new-tokens", 20, "--workers", 1, "--quiet")
     err = kvatlas.refuse(*words)
     assert "no column for the question; there are: q, a, why" in err
-    assert "--question-field" in err
-    out = kvatlas.succeed(*words, "--question-field", "q", "--answer-field", "a", "--json", err="")
+    assert "--column" in err
+    out = kvatlas.succeed(*words, "--column", "question=q", "--column", "answer=a", "--json", err="")
     document = json.loads(out)
     assert (document["model"], document["setting"]) == ("embedded:tiny-llama", {"policy": "full"})
     (row,) = document["benchmarks"]
@@ -116,7 +116,7 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     (trace,) = document["traces"]
     assert (trace["problem"], trace["output_tokens"] <= 20, bool(trace["text"])) == ("mine-001", True, True)
     assert "'CHAIN4' takes no columns" in kvatlas.refuse(
-        "run", "embedded:tiny-llama", "CHAIN4", "--question-field", "q"
+        "run", "embedded:tiny-llama", "CHAIN4", "--column", "question=q"
     )
 
 
@@ -130,7 +130,7 @@ def test_map_describe_report_and_export(kvatlas: Call, finished: Path, tmp_path:
     assert len(description["maps"]) == 4
     out = kvatlas.succeed("describe", finished, "--policy", "random")
     assert "random" in out
-    kvatlas.succeed("report", finished, "--out", tmp_path / "page.html")
+    kvatlas.succeed("view", finished, "--out", tmp_path / "page.html")
     assert "<html" in (tmp_path / "page.html").read_text()
     for kind in ("csv", "jsonl", "parquet"):
         kvatlas.succeed("export", finished, "--format", kind, "--out", tmp_path / f"out.{kind}")
@@ -140,8 +140,8 @@ def test_map_describe_report_and_export(kvatlas: Call, finished: Path, tmp_path:
 
 
 def test_an_export_goes_to_standard_output_or_is_a_run(kvatlas: Call, finished: Path, tmp_path: Path) -> None:
-    out = kvatlas.succeed("export", finished, "--store", "--out", tmp_path / "copy")
-    assert (out, kvatlas("check", finished, tmp_path / "copy")[0]) == (f"{tmp_path / 'copy'}: 108 traces\n", 0)
+    out = kvatlas.succeed("export", finished, "--format", "run", "--out", tmp_path / "copy")
+    assert (out, kvatlas("compare", finished, tmp_path / "copy")[0]) == (f"{tmp_path / 'copy'}: 108 traces\n", 0)
     for format_ in ("csv", "jsonl"):
         file = tmp_path / format_
         kvatlas.succeed("export", finished, "--format", format_, "--out", file)
@@ -172,7 +172,7 @@ def test_a_poor_map_is_described_without_a_warning_or_a_nan(
     (tmp_path / "m.csv").write_text(text)
     out = kvatlas.succeed("describe", tmp_path / "m.csv", "--json", err="")
     assert json.loads(out, parse_constant=lambda name: pytest.fail(name))["maps"][0]["cells"] in (1, 4)
-    out = kvatlas.succeed("describe", tmp_path / "m.csv", "--samples", 5, err="")
+    out = kvatlas.succeed("describe", tmp_path / "m.csv", err="")
     assert "nan" not in out.lower().replace("finan", "")
     assert [str(item.message) for item in recwarn] == []
 
@@ -208,13 +208,12 @@ def test_metrics_over_several_samples(kvatlas: Call, finished: Path, tmp_path: P
 def test_check(kvatlas: Call, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(MAP)
     (tmp_path / "b.csv").write_text(MAP.replace(",43", ",44"))
-    out = kvatlas.succeed("check", tmp_path / "a.csv", tmp_path / "b.csv", err="")
+    out = kvatlas.succeed("compare", tmp_path / "a.csv", tmp_path / "b.csv", err="")
     assert "conflict in 1 of 4 common cells, by up to 1.0 points" in out
-    document = json.loads(kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--json")[1])
+    document = json.loads(kvatlas("compare", tmp_path / "a.csv", tmp_path / "b.csv", "--json")[1])
     assert (document["agree"], len(document["conflicts"])) == (False, 1)
-    assert "agree" in kvatlas("check", tmp_path / "a.csv", tmp_path / "b.csv", "--tolerance", 1)[1]
-    kvatlas.succeed("check", "published:dynts_r1_llama", "published:dynts_r1_llama")
-    assert "no cell in common" in kvatlas.refuse("check", tmp_path / "a.csv", "published:dynts_r1_llama")
+    kvatlas.succeed("compare", "published:dynts_r1_llama", "published:dynts_r1_llama")
+    assert "no cell in common" in kvatlas.refuse("compare", tmp_path / "a.csv", "published:dynts_r1_llama")
 
 
 def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(
@@ -242,7 +241,7 @@ def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(
 def test_help_is_quick_and_complete(kvatlas: Call) -> None:
     assert kvatlas.succeed("--version") == f"kvatlas {version('kvatlas')}\n"
     out = kvatlas.succeed("--help")
-    for name in ("demo", "plan", "run", "sweep", "map", "describe", "check", "report", "export", "policies", "models"):
+    for name in ("demo", "plan", "run", "sweep", "map", "describe", "check", "view", "export", "list"):
         assert name in out
     imported = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "kvatlas", "--help"], capture_output=True, text=True, check=True

@@ -37,14 +37,14 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert said.splitlines()[:2] == [str(out), str(out.with_suffix(".data.csv"))]
     assert said.splitlines()[2].startswith("x: A full vs y: A window: x ahead on ")
     assert len(said.splitlines()) == 5
-    said = kvatlas.succeed("compare", run, "--out", out, "--only", "window", "--only", "A full", "--json")
+    said = kvatlas.succeed("compare", run, "--out", out, "--policy", "window", "--policy", "A full", "--json")
     (pair,) = json.loads(said)["pairs"]
     assert (pair["x"], pair["y"], pair["problems"]) == ("window", "full", 40)
     assert pair["above"] + pair["on"] + pair["below"] == pytest.approx(1)
     assert pair["difference"]["value"] < 0 < pair["above"]
     assert pair["spearman_given_L"]["low"] <= pair["spearman_given_L"]["value"] <= pair["spearman_given_L"]["high"]
     said = kvatlas.succeed(
-        "compare", run, "--out", out, "--benchmark", "SEQBENCH-6x6-B1", "--json", "--only", "window", "--only", "B"
+        "compare", run, "--out", out, "--benchmark", "SEQBENCH-6x6-B1", "--json", "--policy", "window", "--policy", "B"
     )
     assert json.loads(said)["pairs"][0]["problems"] == 40
     err = kvatlas.refuse("compare", run, "--out", out, "--benchmark", "AIME24")
@@ -69,44 +69,54 @@ def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, 
 
 def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "curves.png"
-    said = kvatlas.succeed("curves", run, "--out", out)
+    said = kvatlas.succeed("draw", "curves", run, "--out", out)
     assert out.is_file()
     assert said.splitlines()[1].startswith("A full: L0 ")
-    said = kvatlas.succeed("curves", run, "--out", out, "--only", "B", "--no-published", "--json")
+    said = kvatlas.succeed("draw", "curves", run, "--out", out, "--policy", "B", "--json")
     (curve,) = json.loads(said)["curves"]
     assert curve["entrant"] == "B"
     assert [decay["amplitude"] == 1 for decay in curve["decays"]] == [True, False]
     assert set(curve["points"][0]) >= {"L", "value", "low", "high", "problems"}
-    said = kvatlas.succeed("curves", run, "--out", out, "--by", "B")
+    said = kvatlas.succeed("draw", "curves", run, "--out", out, "--by", "B")
     assert said.splitlines() == [str(out)]
 
 
 def test_curves_leave_out_what_has_no_such_difficulty(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    words = ("curves", run, chains(tmp_path / "chains"), "--only", "A full", "--json", "--out", tmp_path / "a.svg")
+    words = (
+        "draw",
+        "curves",
+        run,
+        chains(tmp_path / "chains"),
+        "--policy",
+        "A full",
+        "--json",
+        "--out",
+        tmp_path / "a.svg",
+    )
     said = kvatlas.succeed(*words, err="")
     assert sum(point["problems"] for point in json.loads(said)["curves"][0]["points"]) == 40
     assert "CHAIN4-8 left out: no L of its problems is known" in (tmp_path / "a.svg").read_text()
     kvatlas.succeed(*words, "--by", "n")
-    err = kvatlas.refuse("curves", tmp_path / "chains", "--by", "L", "--out", tmp_path / "a.svg")
+    err = kvatlas.refuse("draw", "curves", tmp_path / "chains", "--by", "L", "--out", tmp_path / "a.svg")
     assert err == "kvatlas: No benchmark of A says the L of its problems; there are: CHAIN4-8.\n"
 
 
 def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "maze.png"
-    kvatlas.succeed("maze", "SEQBENCH-6x6-B1", "--out", out, "--problem", 3)
+    kvatlas.succeed("draw", "maze", "SEQBENCH-6x6-B1", "--out", out, "--problem", "SEQBENCH-6x6-B1-0003")
     assert out.stat().st_size > 5000
-    words = ("maze", "SEQBENCH-6x6-B1", "--out", out, "--problem", "SEQBENCH-6x6-B1-0003", "--run", run)
-    assert kvatlas(*words, "--only", "window", "--sample", 1)[:2] == (0, f"{out}\n")
+    words = ("draw", "maze", "SEQBENCH-6x6-B1", run, "--out", out, "--problem", "SEQBENCH-6x6-B1-0003")
+    assert kvatlas(*words, "--policy", "window", "--sample", 1)[:2] == (0, f"{out}\n")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("compare", "RUN", "--only", "A full"), "needs two or more systems; there is 1"),
-        (("compare", "RUN", "--only", "C"), "'C' fits none of the 3 systems"),
-        (("curves", "RUN", "--by", "Q"), "expected L, B, N, S, n"),
-        (("maze", "SEQBENCH-6x6-B1", "--run", "RUN"), "Name one system with sample 0 of SEQBENCH-6x6-B1-0000"),
-        (("maze", "SEQBENCH-6x6-B1", "--run", "RUN", "--sample", "7"), "there are: none"),
+        (("compare", "RUN", "--policy", "A full"), "needs two or more systems; there is 1"),
+        (("compare", "RUN", "--policy", "C"), "'C' fits none of the 3 systems"),
+        (("draw", "curves", "RUN", "--by", "Q"), "expected L, B, N, S, n"),
+        (("draw", "maze", "SEQBENCH-6x6-B1", "RUN"), "Name one system with sample 0 of SEQBENCH-6x6-B1-0000"),
+        (("draw", "maze", "SEQBENCH-6x6-B1", "RUN", "--sample", "7"), "there are: none"),
     ],
 )
 def test_wrong_input_is_one_sentence(

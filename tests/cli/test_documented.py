@@ -61,8 +61,7 @@ def test_a_page_names_what_is_there(page: Path) -> None:
     for words, options in calls(text):
         path = max((path for path in COMMANDS if tuple(words[: len(path)]) == path), key=len)
         assert path, f"no command: kvatlas {' '.join(words)}"
-        if path != ("lm-eval",):
-            assert set(options) <= COMMANDS[path], f"kvatlas {' '.join(words)}"
+        assert set(options) <= COMMANDS[path], f"kvatlas {' '.join(words)}"
     named = {
         option for code in re.findall(r"`([^`\n]+)`", text) for option in re.findall(r"(?<![\w-])--[a-z][\w-]+", code)
     }

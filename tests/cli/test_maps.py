@@ -28,18 +28,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("options", "texts"),
     [
         ([], ["CHAIN6, dynts", "Pass@1 in %", "each panel has its own colour scale", "proven to stay within 3 points"]),
-        (["--shared", "--frame", "none", "--dark"], ["CHAIN8, random", "#12161b", "Pass@1 from"]),
-        (["--mean", "--columns", "2"], ["mean of 2 benchmarks"]),
+        (["--shared", "--frame", "none", "--look", "dark=true"], ["CHAIN8, random", "#12161b", "Pass@1 from"]),
+        (["--mean", "--look", "columns=2"], ["mean of 2 benchmarks"]),
         (["--against", "full", "--policy", "dynts"], ["Pass@1 minus full", "paired"]),
-        (["--mean", "--against", "full", "--intervals"], ["mean of 2", "to −"]),
+        (["--mean", "--against", "full", "--look", "intervals=true"], ["mean of 2", "to −"]),
         (["--against", "random"], ["CHAIN6", "Pass@1 minus random in points; paired by problem", "proven to differ"]),
         (["--metric", "mean_kv_tokens", "--against", "random"], ["Mean KV cache against random in %"]),
         (
-            ["--layout", "1x4", "--no-intervals", "--label", "CHAIN6=Six", "--font", "DejaVu Serif"],
+            [
+                *("--look", "layout=1x4", "--look", "intervals=false"),
+                *("--look", "CHAIN6=Six", "--look", "font=DejaVu Serif"),
+            ],
             ["Six, dynts"],
         ),
         (["--metric", "mean_kv_tokens"], ["Mean KV cache in tokens"]),
-        (["--metric", "seconds", "--against", "full", "--columns", "1"], ["Time per answer against full in %"]),
+        (["--metric", "seconds", "--against", "full", "--look", "columns=1"], ["Time per answer against full in %"]),
         (["--metric", "progress"], ["Progress Ratio"]),
         (["--fix", "local_window=8"], ["CHAIN6", "Ratio", "bands and bars: 95 % intervals"]),
     ],
@@ -100,12 +103,16 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
         (("--against", "nothing"), "no baseline, policy or model 'nothing' to compare with"),
         (("--against", "nothing"), "there are: full, dynts, random, tiny"),
         (("--against", "tiny"), "No map has the model, benchmark, policy and axes of a map of tiny"),
-        (("--layout", "4"), "--layout: expected ROWSxPANELS, such as 1x4, got '4'"),
-        (("--layout", "1x2"), "The layout 1x2 has room for 2 panels, and the figure has 4"),
-        (("--label", "CHAIN6"), "--label: expected NAME=TEXT, got 'CHAIN6'"),
-        (("--label", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, dynts"),
-        (("--font", "Nope"), "There is no font 'Nope' here"),
-        (("--no-notes",), "--no-notes leaves notes to the caption alone; name its file with --caption"),
+        (("--look", "layout=4"), "--look layout: expected ROWSxPANELS, such as 1x4, got '4'"),
+        (("--look", "layout=1x2"), "The layout 1x2 has room for 2 panels, and the figure has 4"),
+        (("--look", "CHAIN6"), "--look: expected NAME=VALUE, got 'CHAIN6'"),
+        (("--look", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, dynts"),
+        (("--look", "font=Nope"), "There is no font 'Nope' here"),
+        (
+            ("--look", "notes=false"),
+            "notes=false leaves notes to the caption alone; name its file with caption=FILE.tex",
+        ),
+        (("--look", "dark=maybe"), "--look dark: expected true or false, got 'maybe'"),
         (("--metric", "kv_memory"), "Unknown model 'tiny'"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),
     ],
@@ -117,12 +124,14 @@ def test_wrong_wishes_are_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_report_of_the_command_line_says_what_it_wrote(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    few = ("--attention", 0, "--traces", 1, "--megabytes", 0.02)
-    out = kvatlas.succeed("report", run, "--out", tmp_path / "r.html", *few)
+def test_a_report_of_the_command_line_says_what_it_wrote(
+    kvatlas: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvatlas.report.app.page.TRACES_LIMIT", 20_000)
+    out = kvatlas.succeed("view", run, "--out", tmp_path / "r.html", "--traces", 1)
     assert f"{tmp_path / 'r.traces'} (38 pages with all traces)" in out
     assert len(list((tmp_path / "r.traces").iterdir())) == 38
-    out = kvatlas.succeed("report", run, "--out", tmp_path / "alone.html", *few, "--no-folder")
+    out = kvatlas.succeed("view", run, "--out", tmp_path / "alone.html", "--traces", 0)
     assert (out, (tmp_path / "alone.traces").exists()) == (f"{tmp_path / 'alone.html'}\n", False)
     text = (tmp_path / "r.html").read_text()
     assert json.loads(text.split('id="page">')[1].split("</script>")[0])["folder"] == "r.traces"
@@ -132,7 +141,7 @@ def test_a_report_of_the_command_line_says_what_it_wrote(kvatlas: Call, run: Pat
 
 GRADED = (*METRICS, "pass@2", "avg@1", "maj@2")
 NAMES = "pass@1, progress, pass@K, avg@K, maj@K (K up to 2)"
-COMMANDS = ("map", "report", "describe", "export", "compare")
+COMMANDS = ("map", "view", "describe", "export", "compare")
 #: What these commands say of one cell, whatever its metric.
 TOO_FEW = {"describe": "A map needs two axes", "export": "A map needs two axes", "compare": "two or more systems"}
 
@@ -145,8 +154,8 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def metric_words(command: str, run: Path, metric: str, out: Path) -> tuple[object, ...]:
-    more = {"report": ("--attention", 0, "--traces", 0), "describe": ()}.get(command, ())
-    names = {"map": "a.svg", "report": "a.html", "export": "a.csv", "compare": "a.svg"}
+    more = {"view": ("--traces", 0)}.get(command, ())
+    names = {"map": "a.svg", "view": "a.html", "export": "a.csv", "compare": "a.svg"}
     to = ("--out", out / names[command]) if command in names else ()
     return (command, run, "--metric", metric, *to, *more)
 
@@ -191,7 +200,7 @@ def test_an_unknown_metric_is_told_with_all_valid_names(
 def test_what_a_benchmark_measures_itself_is_known_to_maps_too(kvatlas: Call, tmp_path: Path) -> None:
     solvers = {("A", Setting.of("full")): 0.05, ("A", Setting.of("window", ratio=0.1)): 0.2}
     run = maze_run(tmp_path / "run", solvers, problems=6)
-    for command in ("map", "report"):
+    for command in ("map", "view"):
         kvatlas.succeed(*metric_words(command, run, "recall", tmp_path))
     assert f"expected: {NAMES}, precision, progress_valid, recall, valid, and for maps the costs" in kvatlas.refuse(
         *metric_words("map", run, "watts", tmp_path)

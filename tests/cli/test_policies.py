@@ -17,7 +17,7 @@ GOOD = ("--kv-budget", "80", "--local-window", "8", "--ratio", "0.3")
 
 
 def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call) -> None:
-    rows = json.loads(kvatlas("policies", "--json")[1])
+    rows = json.loads(kvatlas("list", "policies", "--json")[1])
     assert [row["name"] for row in rows] == [*policies.names(), *PRESETS]
     by_name = {row["name"]: row for row in rows}
     assert by_name["h2o"]["observes"] == ["attention"]
@@ -31,7 +31,7 @@ def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call) -> N
     assert preset["preset"]["values"] == {"ratio_over": "older", "keep_prompt": False, "scope": "global"}
     assert "Robin930/DynTS" in preset["preset"]["source"]
     assert (preset["parameters"]["keep_prompt"], preset["scope"]) == (False, "global")
-    out = kvatlas.succeed("policies")
+    out = kvatlas.succeed("list", "policies")
     for name in policies.names():
         assert f"\n{name} " in out
     assert all(name in out for name in PRESETS)
@@ -39,13 +39,13 @@ def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call) -> N
 
 
 def test_one_policy_is_explained(kvatlas: Call) -> None:
-    out = kvatlas.succeed("policies", "rkv")
+    out = kvatlas.succeed("list", "policies", "rkv")
     for words in ("arXiv 2505.24133", "observes: queries; one choice for: head", "mix = 0.1   (published: 0.1)"):
         assert words in out
     assert "local_window: newest tokens that always stay" in out
-    (row,) = json.loads(kvatlas("policies", "rkv", "--json")[1])
+    (row,) = json.loads(kvatlas("list", "policies", "rkv", "--json")[1])
     assert row["description"].startswith("Importance less redundancy")
-    out = kvatlas.succeed("policies", "h2o@dynts-paper")
+    out = kvatlas.succeed("list", "policies", "h2o@dynts-paper")
     assert "tova with ratio_over=older, keep_prompt=False, scope=global" in out
 
 
@@ -67,7 +67,10 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:
         (("--policy", "vase", *GOOD, "--set", "large=much"), "large is 'much'; expected a number from 0 to 1"),
         (("--policy", "dynts-noprompt", *GOOD, "--set", "keep_prompt=true"), "keep_prompt is True; expected false"),
         (("--policy", "dynts-bottom", *GOOD, "--set", "predictor=no.safetensors"), "there is no file"),
-        (("--policy", "triattention", *GOOD, "--set", "statistics=no.safetensors"), "made by `kvatlas calibrate`"),
+        (
+            ("--policy", "triattention", *GOOD, "--set", "statistics=no.safetensors"),
+            "made by `kvatlas predictor calibrate`",
+        ),
         (
             ("--policy", "triattention", *GOOD, "--set", "statistics=FOLDER/README"),
             "cannot be read as those of queries",
@@ -90,16 +93,18 @@ def test_wrong_policies_are_refused_in_one_sentence(
 
 def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path) -> None:
     file = tmp_path / "statistics.safetensors"
-    words = ("calibrate", "embedded:tiny-llama", "CHAIN3", "--problems", "2", "--max-new-tokens", "60")
-    out = kvatlas.succeed(*words, "--out", file)
+    words = ("embedded:tiny-llama", "CHAIN3", "--problems", "2", "--max-new-tokens", "60")
+    out = kvatlas.succeed("predictor", "calibrate", file, *words)
     assert "means over the queries of" in out
     assert load_file(file)["norm"].shape == (4, 4, 16)
     options = ("--policy", "triattention", *GOOD[2:], "--kv-budget", "60", "--set", f"statistics={file}")
     kvatlas.succeed(*RUN, *options, "--max-new-tokens", "90", "--workers", "1", "--quiet")
     half = tmp_path / "half.safetensors"
-    kvatlas.succeed(*words, "--model-option", "dtype=bfloat16", "--out", half)
+    kvatlas.succeed("predictor", "calibrate", half, *words, "--model-option", "dtype=bfloat16")
     assert not torch.equal(load_file(half)["norm"], load_file(file)["norm"])
     assert "The model option dtype is 'float33'; expected auto, float32" in kvatlas.refuse(
-        *words, "--model-option", "dtype=float33", "--out", half
+        "predictor", "calibrate", half, *words, "--model-option", "dtype=float33"
     )
-    assert "name a file in an existing folder" in kvatlas.refuse(*words, "--out", tmp_path / "nowhere" / "x")
+    assert "name a file in an existing folder" in kvatlas.refuse(
+        "predictor", "calibrate", tmp_path / "nowhere" / "x", *words
+    )

@@ -1,4 +1,4 @@
-"""The command `screen` as people use it: a grid is screened, and its maps are not labelled Pass@1."""
+"""Screens as people use them: a grid is screened, and its maps are not labelled Pass@1."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tests.command_line import Call
 
 def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:
     spec, out = write_spec(benchmarks=["CHAIN4"], problems=2, samples=1), tmp_path / "screened"
-    code, _, said = kvatlas("screen", spec, "--out", out, "--workers", 1)
+    code, _, said = kvatlas("sweep", spec, "--screen", "--out", out, "--workers", 1)
     assert code == 0
     assert "2 full-cache traces are missing: they are decoded first." in said
     assert (
@@ -22,7 +22,9 @@ def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., P
     assert "map.svg" in written
     assert "This run is a screen" in kvatlas.refuse("map", out, "--out", tmp_path / "no.svg")
     few = tmp_path / "few"
-    code, _, said = kvatlas("screen", spec, "--out", few, "--traces", out, "--problems", 1, "--workers", 1)
+    words = ("sweep", write_spec(benchmarks=["CHAIN4"], problems=1, samples=1), "--out", few, "--from", out)
+    assert "add --screen" in kvatlas.refuse(*words)
+    code, _, said = kvatlas(*words, "--screen", "--workers", 1)
     assert code == 0, said
     assert "decoded first" not in said
     with Store.open(few) as store:
@@ -44,7 +46,7 @@ def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_p
     """75 tokens suffice for no chain of seven and for some of four; of an answer that is not there nothing is said."""
     (tmp_path / "spec.yaml").write_text(SHORT)
     out = tmp_path / "screened"
-    code, _, said = kvatlas("screen", tmp_path / "spec.yaml", "--out", out, "--workers", 1)
+    code, _, said = kvatlas("sweep", tmp_path / "spec.yaml", "--screen", "--out", out, "--workers", 1)
     assert code == 0, said
     with Store.open(out) as store:
         records = [trace for _, trace in store.traces()]
@@ -63,9 +65,9 @@ def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_p
     drawing = ("map", out, "--out", tmp_path / "a.svg", "--metric")
     said = kvatlas.refuse(*drawing, "answer_kept")
     assert "answer_kept is unknown of all 6 traces of embedded:tiny-llama on CHAIN7" in said
-    kvatlas.succeed(*drawing, "answer_kept", "--partial")
+    kvatlas.succeed(*drawing, "answer_kept", "--partial", "--look", f"caption={tmp_path / 'a.tex'}")
     note = f"{lacking} of 6 traces of CHAIN4 have no answer and are left out of answer_kept"
-    assert note.partition(" have")[0] in (tmp_path / "a.svg").read_text()
+    assert note.partition(" have")[0] in (tmp_path / "a.tex").read_text()
     said = kvatlas.succeed("describe", out, "--metric", "answer_kept", "--partial", "--json")
     (only,) = json.loads(said)["maps"]
     assert (only["benchmark"], only["unmeasured"]) == ("CHAIN4", lacking)

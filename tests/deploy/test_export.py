@@ -129,7 +129,7 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
         "axes": {"kv_budget": [16, 24], "every": [8]}, "sampling": {"max_new_tokens": 60},
     }  # fmt: skip
     sweep(make_plan(parse_spec(spec)), run, workers=1)
-    words = ("deploy", "export", run, "--out", out, "--cell", "triattention kv_budget=16")
+    words = ("deploy", "export", run, "--out", out, "--policy", "triattention kv_budget=16")
     code, _, err = kvatlas(*words, "--to", "triattention-vllm")
     assert code == 0, err
     text = (out / "triattention-vllm.sh").read_text()

@@ -27,7 +27,7 @@ SPEC: dict[str, Any] = {
     "settings": [{"policy": "window", **{name: SETTING[name] for name in ("kv_budget", "ratio_over")}}],
     "axes": {"local_window": [16, 32], "ratio": [0.3]},
 }
-CELL = ("--cell", "window local_window=16")
+CELL = ("--policy", "window local_window=16")
 #: A run whose problems are all compressed, with the served cell, another one and one that draws.
 LONG: dict[str, Any] = {
     **SPEC,
@@ -63,7 +63,7 @@ def long_run(runs: tuple[Path, Path]) -> Path:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     words = [f"--{name.replace('_', '-')}={SETTING[name]}" for name in ("kv_budget", "local_window", "ratio")]
-    with serving("embedded:tiny-llama", "--policy", "window", *words, "--set", "ratio_over=thinking") as result:
+    with serving("embedded:tiny-llama", "--policy", "window", *words) as result:
         yield result.url
 
 
@@ -72,8 +72,8 @@ def verify(kvatlas: Call, tmp_path: Path) -> Call:
     """Verifies an endpoint against a run; its answers go to `tmp_path / "out"`."""
 
     def call(url: object, run: Path, *words: object) -> tuple[int, str, str]:
-        cell = () if "--cell" in words else CELL
-        return kvatlas("deploy", "verify", url, "--against", run, "--out", tmp_path / "out", *cell, *words, "--quiet")
+        cell = () if "--policy" in words else CELL
+        return kvatlas("deploy", "verify", url, "--against", run, "--out", tmp_path / "out", *cell, *words)
 
     return call
 
@@ -147,7 +147,9 @@ def test_a_served_cell_is_asked_graded_and_kept_as_a_run(
     assert f"against the full cache: {document['full']['verdict']}" in said[1]
     assert said[2:] == [f"ok: {check['sentence']}" for check in document["checks"]]
     assert RunData.open(out).cells[0].stored == 8
-    assert kvatlas("compare", run, out, "--out", tmp_path / "pairs.png", "--only", "served", "--only", "full")[0] == 0
+    assert (
+        kvatlas("compare", run, out, "--out", tmp_path / "pairs.png", "--policy", "served", "--policy", "full")[0] == 0
+    )
     assert kvatlas("map", out, "--out", tmp_path / "map.png")[0] == 0
 
 
@@ -166,7 +168,7 @@ def test_greedy_texts_tell_the_cell_from_another_one(long_run: Path, server: str
     kept = traces_of(tmp_path / "out" / "texts")
     assert len(kept) == 16
     # Another window keeps other tokens: told though nothing can be said of Pass@1.
-    code, out, err = verify(server, long_run, *words, "--cell", "window local_window=64")
+    code, out, err = verify(server, long_run, *words, "--policy", "window local_window=64")
     assert code == 1, err
     document = json.loads(out)
     assert document["cell"]["verdict"] == "not decided"
@@ -201,7 +203,7 @@ def test_a_faulty_endpoint_is_told_by_what_it_answers(run: Path, long_run: Path,
 def test_texts_that_cannot_be_compared_end_in_a_sentence(
     run: Path, long_run: Path, verify: Call, cell: str, sentence: str
 ) -> None:
-    code, _, err = verify("http://127.0.0.1:9", run if cell == "full" else long_run, "--cell", cell, "--texts", 4)
+    code, _, err = verify("http://127.0.0.1:9", run if cell == "full" else long_run, "--policy", cell, "--texts", 4)
     assert code == 2
     assert sentence in err
 
@@ -243,7 +245,7 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
 @pytest.mark.parametrize(
     ("code", "headers", "body", "sentence"),
     [
-        (401, {}, b"{}", "asks for a key; name its variable with --key-env"),
+        (401, {}, b"{}", "asks for a key; set the environment variable KVATLAS_API_KEY"),
         (404, {}, b"no", "this is not an OpenAI-compatible API"),
         (302, {"Location": "http://127.0.0.1:1/"}, b"", "redirects to another address"),
         (200, {}, b"data: {\n\ndata: nonsense\n\n", "does not answer as an OpenAI-compatible API"),
@@ -268,12 +270,12 @@ def test_endpoints_that_cannot_be_asked_end_in_a_sentence(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("option", "sent"), [("--top-k", True), ("--no-top-k", False)])
+@pytest.mark.parametrize(("option", "sent"), [((), True), (("--openai-only",), False)])
 def test_top_k_is_sent_unless_an_endpoint_lacks_it(
-    run: Path, stand: Stand, verify: Call, option: str, sent: bool
+    run: Path, stand: Stand, verify: Call, option: tuple[str, ...], sent: bool
 ) -> None:
     url, asked = stand(lambda path, _: (200, {}, MODELS) if path.endswith("models") else (400, {}, b"no"))
-    assert verify(url, run, option)[0] == 2
+    assert verify(url, run, *option)[0] == 2
     assert ("top_k" in asked[-1][2]) is sent
 
 
@@ -284,8 +286,7 @@ def test_top_k_is_sent_unless_an_endpoint_lacks_it(
         (("http://host:99999",), "is not an address"),
         (("http://user:secret@host",), "keys come from the environment"),
         (("http://127.0.0.1:9",), "cannot be reached"),
-        (("http://127.0.0.1:9", "--key-env", "NOT_THERE"), "The environment has no variable 'NOT_THERE'"),
-        (("http://127.0.0.1:9", "--cell", "h2o"), "fits none of the"),
+        (("http://127.0.0.1:9", "--policy", "h2o"), "fits none of the"),
         (("http://127.0.0.1:9", "--lose-at-most", "0"), "lose_at_most is a number of points"),
     ],
 )

@@ -84,7 +84,7 @@ def test_a_layout_is_drawn_without_overlaps_or_refused_with_one_that_is(llama) -
         except KvatlasError as error:
             refused, sentence = refused + 1, str(error)
         if figure is None:
-            named = re.search(r"use --layout (\d+x\d+)(?: --columns (\d))?\.$", sentence)
+            named = re.search(r"use --look layout=(\d+x\d+)(?: --look columns=(\d))?\.$", sentence)
             assert named, sentence
             look = replace(look, layout=named[1], columns=int(named[2] or look.columns or 2))
             figure = map_figure(maps(llama, panels, 4), look=look)

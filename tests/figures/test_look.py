@@ -123,7 +123,7 @@ def test_a_layout_says_how_panels_stand(llama):
     with pytest.raises(KvatlasError, match="The layout 1x3 has room for 3 panels, and the figure has 4"):
         rows("1x3")
     with pytest.raises(
-        KvatlasError, match=r"--layout 1x4 leaves too little room for type of 5 points; use --layout 4x1\."
+        KvatlasError, match=r"--look layout=1x4 leaves too little room for type of 5 points; use --look layout=4x1\."
     ):
         rows("1x4", 1)
     row = map_figure(llama, look=Look(2, layout="1x4"))
@@ -160,10 +160,10 @@ def test_notes_go_to_the_caption_and_warnings_stay(tmp_path: Path, llama):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"columns": 3}, "--columns: expected 1 or 2, got 3"),
-        ({"layout": "0x4"}, "--layout: expected ROWSxPANELS, such as 1x4, got '0x4'"),
+        ({"columns": 3}, "--look columns: expected 1 or 2, got 3"),
+        ({"layout": "0x4"}, "--look layout: expected ROWSxPANELS, such as 1x4, got '0x4'"),
         ({"font": "No Such Font"}, "There is no font 'No Such Font' here; there are: .*DejaVu Sans"),
-        ({"notes": False}, "--no-notes leaves notes to the caption alone"),
+        ({"notes": False}, "notes=false leaves notes to the caption alone"),
     ],
 )
 def test_what_is_not_valid_is_said(options, sentence):

@@ -398,10 +398,12 @@ def _dense(size):
 
 
 def test_a_figure_too_narrow_for_its_numbers_is_refused_with_a_layout_that_is_not(tmp_path):
-    with pytest.raises(KvatlasError, match=r"--columns 1 leaves too little room .* use --layout 1x1 --columns 2"):
+    with pytest.raises(
+        KvatlasError, match=r"--look columns=1 leaves too little room .* use --look layout=1x1 --look columns=2"
+    ):
         map_figure([_dense(16)], look=Look(1))
     assert texts(map_figure([_dense(16)]), tmp_path).count("50.0") >= 256
-    with pytest.raises(KvatlasError, match="--intervals: the cells are too narrow"):
+    with pytest.raises(KvatlasError, match="--look intervals=true: the cells are too narrow"):
         map_figure([_dense(30)], look=Look(intervals=True))
     words = texts(map_figure([_dense(60)]), tmp_path)
     assert words.count("50.0") == 0

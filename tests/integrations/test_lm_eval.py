@@ -102,12 +102,12 @@ def test_the_command_runs_a_local_task(tmp_path: Path, tiny_llama: ModelHandle) 
     rows = [{"question": benchmark_.prompt(problem), "answer": problem.answer} for problem in problems]
     (tmp_path / "chain.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "chain_local.yaml").write_text(TASK % (tmp_path / "chain.jsonl"))
-    words = ["lm-eval", "run", "--model", "kvatlas", "--model_args", f"{ARGUMENTS},seed=4", "--tasks", "chain_local"]
+    words = ["run", "--model", "kvatlas", "--model_args", f"{ARGUMENTS},seed=4", "--tasks", "chain_local"]
     options = ["--include_path", str(tmp_path), "--apply_chat_template", "--output_path", "out", "--log_samples"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, "-m", "kvatlas", *words, *options], cwd=tmp_path, env=environment, capture_output=True,
-        text=True, check=False,
+        [sys.executable, "-m", "kvatlas.integrations.lm_eval", *words, *options],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")

@@ -12,11 +12,10 @@ from tests.command_line import Call
     ("hidden", "words", "what", "extra"),
     [
         ("inspect_ai", "import LOG.json run", "Reading Inspect logs needs", "inspect"),
-        ("pyarrow", "benchmarks check file:x.parquet", "Reading x.parquet needs", "parquet"),
+        ("pyarrow", "check file:x.parquet", "Reading x.parquet needs", "parquet"),
         ("fastapi", "serve embedded:tiny-llama", "Serving needs", "serve"),
-        ("lm_eval", "lm-eval --help", "Running lm-eval needs", "lm-eval"),
-        ("gguf", "models check hf:x.gguf", "Reading x.gguf needs", "gguf"),
-        ("accelerate", "models check hf:x.gguf", "Reading x.gguf needs", "gguf"),
+        ("gguf", "check x.gguf", "Reading x.gguf needs", "gguf"),
+        ("accelerate", "check x.gguf", "Reading x.gguf needs", "gguf"),
     ],
 )
 def test_a_missing_extra_is_named(

@@ -37,7 +37,7 @@ def test_a_sweep_runs_through_all_three(environment: Environment, tmp_path: Path
         tmp_path,
         *[[*begin, name, "--executor", name] for name in executors],
         *[["export", name, "--format", "jsonl", "--out", f"{name}.jsonl"] for name in executors],
-        [*begin, "x", "--executor", "one-by-one", "--ray-address", "10.0.0.1:6379"],
+        [*begin, "x", "--executor", "one-by-one@10.0.0.1:6379"],
         [*begin, "x", "--executor", "cloud"],
     )
     assert [code for code, _, _ in done] == [0] * 4, done

@@ -68,13 +68,13 @@ def test_the_demo_runs_from_the_wheel(installed: Environment, tmp_path: Path) ->
 
 def test_the_first_commands_need_no_checkout(installed: Environment, tmp_path: Path) -> None:
     for words in (
-        ["recipes", "demo", "--out", "demo.yaml"],
+        ["list", "recipes", "demo", "--out", "demo.yaml"],
         ["plan", "demo.yaml", "--tokens-per-second", "10000"],
     ):
         done = installed.run(tmp_path, "-m", "kvatlas", *words)
         assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
-    again = installed.run(tmp_path, "-m", "kvatlas", "recipes", "demo", "--out", "demo.yaml")
-    assert (again.returncode, "is there already" in again.stderr) == (2, True)
+    again = installed.run(tmp_path, "-m", "kvatlas", "list", "recipes", "demo", "--out", "demo.yaml")
+    assert (again.returncode, "exists" in again.stderr) == (2, True)
 
 
 def test_the_command_and_its_completion(installed: Environment, tmp_path: Path) -> None:

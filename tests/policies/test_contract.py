@@ -77,12 +77,16 @@ def test_what_stays(
 
 
 def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> None:
-    values = {**EXPLAIN, "ratio": 0.25}
+    values = {**EXPLAIN, "ratio": 0.25, "ratio_over": "older"}
     usual, strict = (policies.of(Setting.of("window", **values, strict_budget=value)) for value in (False, True))
     assert usual.setting == policies.of(Setting.of("window", **values)).setting
     assert "strict_budget" not in usual.setting.values
     assert strict.setting.values == {**usual.setting.values, "strict_budget": True}
-    assert policies.of(strict.setting) == strict
+    assert (
+        policies.of(strict.setting)
+        == strict
+        == policies.of(Setting.of("window", **EXPLAIN | {"ratio": 0.25}, strict_budget=True))
+    )
     assert isinstance(usual, CompressingPolicy)
     assert isinstance(strict, CompressingPolicy)
     with pytest.raises(KvatlasError, match="expected budgets above 54"):
@@ -141,7 +145,7 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
         ({"local_window": 0}, "local_window is 0; expected an integer >= 1"),
         ({"kv_budget": 12.5}, "kv_budget is 12.5"),
         ({"local_window": 40}, "expected windows from 1 to 39"),
-        ({"ratio_over": "all"}, "expected 'older', 'thinking'"),
+        ({"ratio_over": "all"}, "expected 'thinking', 'older'"),
         ({"keep_prompt": 1}, "keep_prompt is 1"),
         ({"strict_budget": "yes"}, "strict_budget is 'yes'; expected true or false"),
         ({"strict_budget": True, "ratio_over": "thinking"}, "strict_budget is true and ratio_over is 'thinking'"),
@@ -184,7 +188,9 @@ def test_it_counts_what_a_compression_keeps(
 
 
 def setting(**changes: Any) -> Setting:
-    return Setting.of("window", **{"kv_budget": 5000, "local_window": 3000, "ratio": 0.1, **changes})
+    return Setting.of(
+        "window", **{"kv_budget": 5000, "local_window": 3000, "ratio": 0.1, "ratio_over": "older", **changes}
+    )
 
 
 def test_a_prompt_fills_the_places_of_the_published_rule() -> None:
@@ -220,12 +226,12 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
     given_ = cells({}, {"ratio": 0.5}, {"local_window": 500}, {"ratio": 0.0}, prompts=[100, 100, 250, 300])
     sentence = no_choice_sentence(given_)
     assert sentence is not None
-    assert sentence.startswith("In 1 of 4 cells all policies keep the same tokens in 50 % of problems: ")
-    assert "local_window 3000, ratio 0.1 on AIME25 (50 %). They can differ" in sentence
-    assert sentence.endswith("or with ratio_over thinking.")
+    assert sentence.startswith("In 1 of 4 cells all policies keep the same tokens in 50 % of problems, so choose ")
+    assert "local_window 3000, ratio 0.1 on AIME25 (50 %)." in sentence
+    assert "ratio, or ratio_over thinking for them: " in sentence
     assert no_choice_sentence(cells({"ratio": 0.5}, prompts=[100])) is None
     strict = no_choice_sentence(cells({"strict_budget": True}, prompts=[300]))
     assert strict is not None
-    assert strict.endswith("another kv_budget, local_window or ratio.")
+    assert "another kv_budget, local_window or ratio for them: " in strict
     many = cells(*({"ratio": n / 100} for n in range(1, 10)), prompts=[300])
     assert "; and 3 more." in (no_choice_sentence(many) or "")

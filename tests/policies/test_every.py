@@ -133,7 +133,7 @@ def test_kept_sets_are_those_of_the_references(
 def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
     published = policies.of(Setting.of("window", kv_budget=64, local_window=4, ratio=0.3))
     assert published.setting.id == (
-        '{"keep_prompt":true,"kv_budget":64,"local_window":4,"policy":"window","ratio":0.3,"ratio_over":"older"}'
+        '{"keep_prompt":true,"kv_budget":64,"local_window":4,"policy":"window","ratio":0.3,"ratio_over":"thinking"}'
     )
     engines = Setting.of("window", kv_budget=64, local_window=4, every=16, budget_over="thinking")
     result = policies.of(engines)
@@ -149,7 +149,7 @@ def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
         ({"every": -1}, "every is -1; expected an integer >= 0"),
         ({"every": True}, "every is True; expected an integer"),
         ({"every": 8, "ratio": 0.3}, "ratio is 0.3 beside every 8; leave ratio out"),
-        ({"every": 8, "ratio_over": "thinking"}, "ratio_over is 'thinking' beside every 8"),
+        ({"every": 8, "ratio_over": "older"}, "ratio_over is 'older' beside every 8"),
         ({"every": 8, "every_from": "now"}, "every_from is 'now'; expected 'budget', 'start', 'prompt'"),
         ({"ratio": 0.3, "every_from": "start"}, "every_from is 'start' without every"),
         ({"ratio": 0.3, "budget_over": "prompt"}, "budget_over is 'prompt'; expected 'cache', 'thinking'"),

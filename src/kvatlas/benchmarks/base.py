@@ -103,18 +103,20 @@ class Sized(ABC):
         return problem.question
 
 
-def nth(benchmark: Benchmark, index: int) -> Problem:
-    """Return the problem of an index from 0, generated alone where possible. Raises KvatlasError past the last one."""
-    problems: Sequence[Problem] = ()
-    if index <= MOST_INDEX:
-        if hasattr(benchmark, "problem"):
-            problem: Problem = benchmark.problem(index)
-            return problem
-        problems = benchmark.problems(index + 1)
-    if index >= len(problems):
-        last = f"{len(problems) or MOST_INDEX + 1:,}"
-        raise KvatlasError(f"There is no problem {index + 1} of {benchmark.name}; expected 1 to {last}.")
-    return problems[index]
+def problem_of(benchmark: Benchmark, name: str = "") -> Problem:
+    """Return the problem with an id, by default the first one; benchmarks that can draw one problem alone do so.
+
+    Raises KvatlasError for an id that the benchmark does not have.
+    """
+    alone: Callable[[int], Problem] | None = getattr(benchmark, "problem", None)
+    number = name.rpartition("-")[2] if name else "0"
+    known = number.isascii() and number.isdecimal() and len(number) < 10 and int(number) <= MOST_INDEX
+    problems = [alone(int(number) if known else 0)] if alone else list(benchmark.problems(None if name else 1))
+    problem = next((problem for problem in problems if problem.id == name or not name), None)
+    if problem is None:
+        first = alone(0) if alone else problems[0]
+        raise KvatlasError(f"{benchmark.name} has no problem {name!r}; its first is {first.id}.")
+    return problem
 
 
 def for_model(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:

@@ -204,8 +204,8 @@ def _column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, st
     if key is None:
         raise KvatlasError(
             f"{where} has no column for the {content}; there are: {', '.join(map(str, row))}; usual names are "
-            f"{', '.join(usual[:4])}; name another with columns: {{{content}: NAME}} in a spec, or --{content}-field "
-            "NAME of kvatlas run and kvatlas benchmarks."
+            f"{', '.join(usual[:4])}; name another with columns: {{{content}: NAME}} in a spec, or --column "
+            f"{content}=NAME of kvatlas run and kvatlas check."
         )
     return key
 

@@ -1,4 +1,4 @@
-"""The `kvatlas` command: nothing but argument handling. An error is one sentence and exit code 2."""
+"""The `kvatlas` command, which handles arguments only. An error is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvatlas.cli import figures, lists, results, serving, sweeps
 from kvatlas.core import KvatlasError, reason
 from kvatlas.text import VisibleStream, visible
 
-#: Characters of an error sentence, which may quote a value of any length.
+#: The longest error sentence in characters; sentences may quote values of any length.
 _LONGEST = 2000
-#: Errors of the system, SQLite and Python that unforeseen input raises: no traceback is printed for them.
+#: Errors of the system, SQLite and Python without a traceback, because unforeseen input raises them.
 _OUTSIDE = (OSError, UnicodeError, sqlite3.Error, RecursionError, OverflowError, MemoryError)
 
 app = typer.Typer(
@@ -31,8 +31,8 @@ for _module in (sweeps, figures, results, serving, lists):
     app.add_typer(_module.app)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         from kvatlas import __version__
 
         typer.echo(f"kvatlas {__version__}")
@@ -50,12 +50,12 @@ def _common(
 
 @functools.cache
 def command() -> Any:
-    """Return the command line as one command; it takes a quarter of a second to make, so it is made once."""
+    """Return the command line as one command, which takes a quarter of a second to build."""
     return typer.main.get_command(app)
 
 
 def main() -> None:
-    """Run the command line; wrong input ends in one sentence on standard error and exit code 2."""
+    """Run the command line; an error is one sentence on standard error and exit code 2."""
     usual = warnings.formatwarning
 
     def as_sentence(message: Warning | str, category: type[Warning], *rest: Any, **line: Any) -> str:
@@ -71,7 +71,7 @@ def main() -> None:
     except TyperException as error:
         from typer.rich_utils import rich_format_error
 
-        # Rich does not write out the marks that turn the direction of writing.
+        # Rich does not escape marks that change the direction of writing.
         error.message = visible(error.message)
         rich_format_error(error)  # type: ignore[arg-type]
         sys.exit(error.exit_code)
@@ -89,6 +89,6 @@ def main() -> None:
 def _end(sentence: str, code: int = 2) -> NoReturn:
     if len(sentence) > _LONGEST:
         sentence = f"{sentence[:_LONGEST]} ... ({len(sentence):,} characters)"
-    # Names that are not UTF-8 come as lone surrogates, which not every terminal can encode.
+    # Names that are not UTF-8 hold lone surrogates, which terminals may not encode.
     print(f"kvatlas: {visible(sentence)}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     sys.exit(code)

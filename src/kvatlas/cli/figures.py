@@ -1,4 +1,4 @@
-"""Commands that draw: map, compare, curves, maze. `context.obj` is the look that the figure options describe."""
+"""Commands that draw: map, compare, draw."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
     from kvatlas.core import Note
+    from kvatlas.figures.style import Look
     from kvatlas.stats.systems import ModelSetting
 
 app = typer.Typer()
 
 
-@app.command("map", cls=options.FigureCommand)
+@app.command("map")
 def map_(
-    context: typer.Context,
     inputs: options.Inputs,
     out: options.FigureFile,
     mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
@@ -40,6 +40,7 @@ def map_(
     lose_at_most: options.LoseAtMost = None,
     partial: options.Partial = False,
     fix: options.Fix = None,
+    look: options.LookOption = None,
 ) -> None:
     """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side.
 
@@ -60,7 +61,7 @@ def map_(
         against=against,
         frame=Frame(frame),
         lose_at_most=lose_at_most,
-        look=context.obj,
+        look=options.look(look),
         partial=partial,
         fix=options.assignments("--fix", fix),
     )
@@ -68,30 +69,36 @@ def map_(
         typer.echo(path)
 
 
-@app.command(cls=options.FigureCommand)
+@app.command()
 def compare(
-    context: typer.Context,
-    runs: options.Runs,
-    out: options.FigureFile,
-    metric: options.Metric = "progress",
-    only: options.Only = None,
+    inputs: options.Inputs,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw pairs of systems: PNG, SVG or PDF.")] = None,
+    metric: options.Metric = "pass@1",
+    policy: options.Systems = None,
     benchmark: Annotated[list[str] | None, typer.Option(help="Only this benchmark. Repeat it for more.")] = None,
-    density: Annotated[bool, typer.Option("--density", help="Densities also of a few common values.")] = False,
+    published: Annotated[str | None, typer.Option(metavar="M.csv", help="Published mean of two CSV maps.")] = None,
     partial: options.Partial = False,
     as_json: options.Json = False,
+    look: options.LookOption = None,
 ) -> None:
-    """Draw every two systems against each other, problem by problem, with the line where they are equal."""
+    """Compare systems problem by problem, two maps cell by cell, or two runs token by token.
+
+    With --out every two systems of the runs are drawn against each other. Without it two maps are compared with each
+    other and with a published mean; exit code 1 if two runs do not hold the same tokens.
+    """
+    if out is None:
+        _check(inputs, published, partial, as_json)
+        return
     from kvatlas.figures.pairwise import check_panels, names_of, pair_text, pairwise_figure, save_pairwise
     from kvatlas.figures.style import check_figure
     from kvatlas.stats.systems import pairs_of
 
     check_figure(out)
-    systems, notes = _systems(runs, metric, only, partial, benchmark)
+    systems, notes = _systems([Path(name) for name in inputs], metric, policy, partial, benchmark)
     check_panels(systems)
-    pairs = pairs_of(systems)
-    names = names_of(systems)
-    figure = pairwise_figure(systems, pairs, metric, notes, density=density, look=context.obj)
-    written = save_pairwise(figure, out, systems, metric, look=context.obj)
+    pairs, names, style = pairs_of(systems), names_of(systems), options.look(look)
+    figure = pairwise_figure(systems, pairs, metric, notes, look=style)
+    written = save_pairwise(figure, out, systems, metric, look=style)
     documents = [compared.to_json(names[i], names[j]) for i, j, compared in pairs]
     if as_json:
         typer.echo(json.dumps({"metric": metric, "pairs": documents, "files": list(map(str, written))}, indent=2))
@@ -102,76 +109,102 @@ def compare(
         typer.echo(pair_text(compared, names[i], names[j]))
 
 
-@app.command(cls=options.FigureCommand)
-def curves(
-    context: typer.Context,
-    runs: options.Runs,
+def _check(inputs: list[str], published: str | None, partial: bool, as_json: bool) -> None:
+    from kvatlas.report.check import compare_maps, compare_runs, maps_as_text, runs_as_text
+    from kvatlas.report.map_figure import MapSource
+
+    if len(inputs) != 2:
+        raise KvatlasError(f"compare: expected two runs or maps, or --out for a figure of systems, got {len(inputs)}.")
+    first, second = inputs
+    if Path(first).is_dir() and Path(second).is_dir():
+        compared = compare_runs(Path(first), Path(second))
+        typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
+        raise typer.Exit(0 if compared["same"] else 1)
+    maps = {name: MapSource.open(name, partial=partial).maps for name in inputs}
+    if len(maps) < 2:
+        maps = {"A": maps[first], "B": maps[first]}
+    means = MapSource.open(published, partial=True).maps if published else None
+    # Published values are rounded to a tenth of a point.
+    compared = compare_maps(maps, means, 0.0005)
+    typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
+
+
+def _systems(
+    runs: list[Path], metric: str, names: list[str] | None, partial: bool, benchmarks: list[str] | None = None
+) -> tuple[list[ModelSetting], list[Note]]:
+    from kvatlas.stats.run_data import RunData
+    from kvatlas.stats.systems import check_complete, choose, systems_of
+
+    chosen = choose(systems_of([RunData.open(run) for run in runs], metric, benchmarks), names or [])
+    return chosen, check_complete(chosen, partial)
+
+
+@app.command()
+def draw(
+    kind: Annotated[str, typer.Argument(metavar="curves|maze", help="Decay with depth, or an attempt at a maze.")],
+    sources: Annotated[list[str], typer.Argument(metavar="RUN... | SEQBENCH-... [RUN]", help="Runs, or a maze.")],
     out: options.FigureFile,
     by: Annotated[str, typer.Option(help="L (depth), B (locked doors), N (noise), S (shuffle), n (CHAIN).")] = "L",
-    only: options.Only = None,
-    published: Annotated[bool, typer.Option(help="Published decays as grey lines.")] = True,
+    problem: Annotated[str, typer.Option(metavar="ID", help="The maze; default: the first.")] = "",
+    sample: Annotated[int, typer.Option(min=0, help="The sample of the path.")] = 0,
+    policy: options.Systems = None,
     partial: options.Partial = False,
     as_json: options.Json = False,
+    look: options.LookOption = None,
 ) -> None:
-    """Draw success and progress against difficulty; against L with the fitted decay exp(-L / L0)."""
-    from kvatlas.figures.curves import depth_figure, depth_text
-    from kvatlas.figures.pairwise import names_of
-    from kvatlas.figures.style import check_figure, save
+    """Draw success and progress against difficulty, or a maze with the optimal path and a model's path.
+
+    Curves against L have the fitted decay exp(-L / L0) and published decays as grey lines. A maze with a run shows the
+    path of one trace and its first error.
+    """
+    from kvatlas.figures.style import check_figure
 
     check_figure(out)
-    success, notes = _systems(runs, "pass@1", only, partial)
-    progress, _ = _systems(runs, "progress", only, partial)
-    names = names_of(success)
-    figure, fits = depth_figure(success, progress, names, by=by, published=published, notes=notes, look=context.obj)
-    written = save(figure, out, look=context.obj)
+    if kind == "curves":
+        _curves([Path(name) for name in sources], out, by, policy, partial, as_json, options.look(look))
+    elif kind == "maze" and len(sources) <= 2:
+        _maze(sources[0], Path(sources[1]) if sources[1:] else None, out, problem, sample, policy, options.look(look))
+    else:
+        raise KvatlasError(f"draw: expected curves RUN... or maze SEQBENCH-... [RUN], got {kind!r}.")
+
+
+def _curves(
+    runs: list[Path], out: Path, by: str, names: list[str] | None, partial: bool, as_json: bool, look: Look
+) -> None:
+    from kvatlas.figures.curves import depth_figure, depth_text
+    from kvatlas.figures.pairwise import names_of
+    from kvatlas.figures.style import save
+
+    success, notes = _systems(runs, "pass@1", names, partial)
+    progress, _ = _systems(runs, "progress", names, partial)
+    titles = names_of(success)
+    figure, fits = depth_figure(success, progress, titles, by=by, published=True, notes=notes, look=look)
+    written = save(figure, out, look=look)
     if as_json:
-        data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(names, fits, strict=True)]
+        data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(titles, fits, strict=True)]
         typer.echo(json.dumps({"by": by, "curves": data, "files": list(map(str, written))}, indent=2))
         return
     for path in written:
         typer.echo(path)
-    for name, curve in zip(names, fits, strict=True):
+    for name, curve in zip(titles, fits, strict=True):
         if curve.decays:
             amplitude_one, free = curve.decays
             typer.echo(f"{name}: L0 {depth_text(amplitude_one)}; amplitude {free.amplitude:.2f}: L0 {depth_text(free)}")
 
 
-def _systems(
-    runs: list[Path], metric: str, only: list[str] | None, partial: bool, benchmarks: list[str] | None = None
-) -> tuple[list[ModelSetting], list[Note]]:
-    from kvatlas.stats.run_data import RunData
-    from kvatlas.stats.systems import check_complete, choose, systems_of
-
-    chosen = choose(systems_of([RunData.open(run) for run in runs], metric, benchmarks), only or [])
-    return chosen, check_complete(chosen, partial)
-
-
-@app.command(cls=options.FigureCommand)
-def maze(
-    context: typer.Context,
-    benchmark: Annotated[str, typer.Argument(metavar="SEQBENCH-...", help="A seqBench benchmark.")],
-    out: options.FigureFile,
-    problem: Annotated[str, typer.Option(help="Number of the maze from 0, or its id.")] = "0",
-    run: Annotated[Path | None, typer.Option(metavar="RUN", help="Draw a model's path from this run as well.")] = None,
-    only: Annotated[str | None, typer.Option(metavar="NAME", help="The system, if the run has several.")] = None,
-    sample: Annotated[int, typer.Option(min=0, help="The sample of its path.")] = 0,
+def _maze(
+    benchmark: str, run: Path | None, out: Path, problem: str, sample: int, names: list[str] | None, look: Look
 ) -> None:
-    """Draw one maze with the optimal path and, from a run, a model's path with its first error."""
-    from kvatlas.benchmarks import find, nth
+    from kvatlas.benchmarks import find, problem_of
     from kvatlas.figures.maze import maze_figure
-    from kvatlas.figures.style import check_figure, save
+    from kvatlas.figures.style import save
     from kvatlas.stats.run_data import RunData
     from kvatlas.stats.systems import trace_of
 
     if not benchmark.startswith("SEQBENCH"):
-        raise KvatlasError(f"{benchmark!r} has no mazes; expected the benchmarks SEQBENCH-...")
-    check_figure(out)
-    seqbench = find(benchmark)
-    is_number = problem.isascii() and problem.isdecimal() and len(problem) < 10
-    problems = [nth(seqbench, int(problem))] if is_number else seqbench.problems()
-    chosen = next((candidate for candidate in problems if is_number or candidate.id == problem), None)
-    if chosen is None:
-        raise KvatlasError(f"{seqbench.name} has no maze {problem!r}; its first is {problems[0].id}.")
-    trace = None if run is None else trace_of(RunData.open(run), chosen.id, sample, only)
-    for path in save(maze_figure(chosen, trace, look=context.obj), out, look=context.obj):
+        raise KvatlasError(f"{benchmark!r} has no mazes; expected a benchmark SEQBENCH-...")
+    maze = problem_of(find(benchmark), problem)
+    name = names[0] if names else None
+    trace = None if run is None else trace_of(RunData.open(run), maze.id, sample, name)
+    for path in save(maze_figure(maze, trace, look=look), out, look=look):
         typer.echo(path)

@@ -1,30 +1,29 @@
-"""The options that several commands share, each declared once, and the reading of `NAME=VALUE`."""
+"""Options that several commands share, and the reading of NAME=VALUE."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import fields, make_dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
-from kvatlas.core import KvatlasError
-from kvatlas.figures.style import OPTIONS, Look
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.figures.style import Look
+from kvatlas.text import read_value, spelled
 
 
 def finite(value: float | None) -> float | None:
-    """Return the value of an option, unless it is infinite or no number."""
+    """Return the value of an option; BadParameter if it is infinite or not a number."""
     if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no finite number.")
+        raise typer.BadParameter(f"{value} is not a finite number.")
     return value
 
 
 def positive(value: float | None) -> float | None:
-    """Return the value of an option, unless it is infinite, no number, 0 or less."""
+    """Return the value of an option; BadParameter if it is infinite, not a number, 0 or negative."""
     if finite(value) is not None and value is not None and value <= 0:
         raise typer.BadParameter(f"{value:g} is not above 0.")
     return value
@@ -34,77 +33,82 @@ Json = Annotated[bool, typer.Option("--json", help="Print data instead of text."
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 # A model and its problems.
-Model = Annotated[str, typer.Argument(help="embedded:NAME, hf:FOLDER, hf:FILE.gguf or hf:OWNER/NAME.")]
+Model = Annotated[str, typer.Argument(help="embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.")]
 ModelOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME=VALUE", help="dtype, device, revision, think_close, ...")
 ]
-Benchmark = Annotated[str, typer.Argument(metavar="BENCHMARK", help="CHAIN12, AIME24, AIME24@FILE, file:FILE.")]
-QuestionField = Annotated[str, typer.Option(help="Column of the question in a problem file with unusual names.")]
-AnswerField = Annotated[str, typer.Option(help="Column of the reference answer in such a file.")]
+Template = Annotated[str, typer.Option(metavar="FILE", help="Jinja chat template, for a base model.")]
+System = Annotated[str, typer.Option(metavar="TEXT", help="System message of every prompt.")]
+Benchmarks = Annotated[
+    list[str], typer.Argument(metavar="BENCHMARK|FILE...", help="Names, or files: JSON lines, JSON, CSV, Parquet.")
+]
+Column = Annotated[
+    list[str] | None, typer.Option(metavar="question|answer=NAME", help="Column of a problem file with other names.")
+]
 FirstProblems = Annotated[int | None, typer.Option(min=1, help="Only the first problems of each benchmark.")]
 Seed = Annotated[int, typer.Option(min=0, help="Another seed gives other traces.")]
 Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Default: what fits the model, at most 16384.")]
 
 # A cell: one setting of a policy.
-Policy = Annotated[str, typer.Option(help="KV-cache token selection.")]
+Policy = Annotated[str, typer.Option(help="A policy, FILE.py:CLASS, or a cell as 'dynts ratio=0.3'.")]
 KvBudget = Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")]
 LocalWindow = Annotated[int | None, typer.Option(help="Newest tokens that a compression always keeps.")]
-Ratio = Annotated[float | None, typer.Option(help="Share of the older tokens that a compression keeps.")]
+Ratio = Annotated[float | None, typer.Option(help="Share of the older thinking tokens that a compression keeps.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another parameter of the policy.")]
-StrictBudget = Annotated[bool, typer.Option("--strict-budget", help="Drop prompt tokens that exceed the ratio.")]
-Cell = Annotated[str, typer.Option(help="The cell, as 'dynts ratio=0.3'; default: the recommended one.")]
+Cell = Annotated[str, typer.Option("--policy", help="The cell, as 'dynts ratio=0.3'; default: the recommended one.")]
 
 # Decoding.
-Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes of one thread each; default: what pays.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: what pays, one for each GPU.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a batch; default: what fits, 64 on CPUs.")]
-Executor = Annotated[str, typer.Option(help="Where problems are decoded: local or ray.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the run; other traces stay stored.")]
 
-# Runs and maps, and what is read from them.
+# Runs and maps.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, imported ones too.")]
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")]
 Inputs = Annotated[list[str], typer.Argument(metavar="RUN|CSV...", help="Runs, CSV maps, or published:NAME.")]
 Metric = Annotated[str, typer.Option(help="pass@1, progress, pass@K, avg@K, maj@K, or one of the benchmark itself.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept missing traces; maps and figures say so.")]
 Fix = Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")]
 OnlyPolicy = Annotated[str | None, typer.Option("--policy", help="Only this policy's maps.")]
-LoseAtMost = Annotated[float | None, typer.Option(metavar="POINTS", help="Margin; default: the sweep's own, 3.")]
-Only = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="A system, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it.")
+Systems = Annotated[
+    list[str] | None,
+    typer.Option("--policy", metavar="CELL", help="A system, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it."),
 ]
+LoseAtMost = Annotated[float | None, typer.Option(metavar="POINTS", help="Margin; default: the sweep's own, 3.")]
 FigureFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="PNG, SVG or PDF by its suffix.")]
+LookOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--look",
+        metavar="NAME=VALUE",
+        help="columns=1, layout=1x4, dark=true, font=NAME, intervals=true|false, notes=false, caption=FILE.tex, or "
+        "NAME=TEXT to rename what a figure shows. Repeat it.",
+    ),
+]
 
 
-@functools.cache
-def _figure_options() -> list[Any]:
-    """Return the options of a `Look` as typer makes them."""
-    types, annotated = get_type_hints(Look), Annotated  # type: Any, Any
-    defaults = {item.name: item.default for item in fields(Look)}
-    declared: list[tuple[str, Any, Any]] = []
-    for name, (metavar, text) in OPTIONS.items():
-        flags = [f" /--no-{name}" if defaults[name] else f"--{name}"] if types[name] is bool else []
-        option = typer.Option(*flags, metavar=metavar, help=text, show_default=False)
-        declared.append((name, annotated[types[name], option], defaults[name]))
-    app = typer.Typer(add_completion=False)
-    app.command()(make_dataclass("FigureOptions", declared))
-    return list(typer.main.get_command(app).params)
-
-
-class FigureCommand(TyperCommand):
-    """A command with the options of figures beside its own; it finds the `Look` that they make in `context.obj`."""
-
-    def __init__(self, *args: Any, params: Sequence[Any], **settings: Any) -> None:
-        self.of_look = _figure_options()
-        super().__init__(*args, params=[*params, *self.of_look], **settings)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command with the figure options taken out of its parameters."""
-        ctx.obj = Look(**{option.name: ctx.params.pop(option.name) for option in self.of_look})
-        return super().invoke(ctx)
+def look(texts: Sequence[str] | None) -> Look:
+    """Return the look of a figure; names that are not fields of `Look` are labels."""
+    known = {item.name: item for item in fields(Look) if item.init and item.name != "label"}
+    values: dict[str, Any] = {}
+    labels = []
+    for name, text in assignments("--look", texts).items():
+        if name not in known:
+            labels.append(f"{name}={text}")
+            continue
+        kind, value = str(known[name].type), text if name in ("layout", "font") else spelled(text)
+        if (kind.startswith("bool") and not isinstance(value, bool)) or (
+            name == "columns" and not isinstance(value, int)
+        ):
+            expected = "true or false" if kind.startswith("bool") else "1 or 2"
+            raise KvatlasError(f"--look {name}: expected {expected}, got {text!r}.")
+        values[name] = Path(text) if name == "caption" else value
+    return Look(**values, label=labels or None)
 
 
 def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Return the names and values, as they were written, of an option that is given as NAME=VALUE."""
+    """Return the names and values of an option that is given as NAME=VALUE."""
     pairs = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
@@ -114,7 +118,29 @@ def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     return pairs
 
 
-def problem_columns(question_field: str, answer_field: str) -> dict[str, Any]:
-    """Return the column names of a problem file as options of its benchmark."""
-    columns = {name: field for name, field in (("question", question_field), ("answer", answer_field)) if field}
-    return {"columns": columns} if columns else {}
+def cell(
+    policy: str, kv_budget: int | None, local_window: int | None, ratio: float | None, texts: Sequence[str] | None
+) -> Setting:
+    """Return the setting that `--policy` and its parameters name, each value read by its declared type."""
+    from kvatlas.policies import policies
+
+    name, *words = policy.split() or [""]
+    pairs = {**assignments("--policy", words), **assignments("--set", texts)}
+    owner = policies.get(name)
+    common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
+    values = {key: read_value(owner, key, value) for key, value in pairs.items()}
+    return Setting.of(name, **values, **{key: value for key, value in common.items() if value is not None})
+
+
+def model_options(texts: Sequence[str] | None, template: str = "", system: str = "") -> dict[str, str]:
+    """Return the options of a model from `--model-option`, `--template` and `--system`."""
+    own = {name: value for name, value in (("template", template), ("system", system)) if value}
+    return assignments("--model-option", texts) | own
+
+
+def columns(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Return the column names of a problem file as an option of its benchmark."""
+    names = assignments("--column", texts)
+    if unknown := set(names) - {"question", "answer"}:
+        raise KvatlasError(f"--column: expected question=NAME or answer=NAME, got {min(unknown)!r}.")
+    return {"columns": names} if names else {}

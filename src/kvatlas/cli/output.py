@@ -1,4 +1,4 @@
-"""Text that commands print: tables, findings, budget audits, runs, and the progress of a sweep."""
+"""The output of commands: tables, findings, budget audits, runs, and the progress of a sweep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NO_EDGE, _NARROW = 10_000, 12
 #: Verdicts that are always counted; others (a grader's timeout) only where there are any.
 VERDICTS = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
-#: Seconds between two lines of progress in a file or a pipe, and between two pictures of the bar in a terminal.
+#: Seconds between two lines of progress in a file or a pipe, and between two updates of the bar in a terminal.
 INTERVAL, REFRESH = 15.0, 0.5
 
 
@@ -43,8 +43,14 @@ def warn(sentences: Iterable[str]) -> None:
         note(f"Warning: {sentence}")
 
 
-def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: bool = False) -> None:
-    """Print rows with equal keys as a table, or as JSON; a terminal wraps long texts, or cuts them to `one_line`."""
+def print_rows(
+    rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: bool = False, order: Sequence[str] = ()
+) -> None:
+    """Print rows with equal keys as a table, or as JSON.
+
+    In a terminal long texts wrap, or are cut to `one_line`. A table that is too wide loses columns in the given
+    `order`, then from the right, and names them below; the first column is never cut.
+    """
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
@@ -83,7 +89,7 @@ def _cell_text(value: Any) -> str:
 
 
 def table_console() -> Console:
-    """Return a console that wraps tables at the edge of a terminal and nowhere in files and pipes."""
+    """Return a console as wide as the terminal; tables of files and pipes do not wrap."""
     from rich.console import Console
 
     console = Console()
@@ -91,7 +97,7 @@ def table_console() -> Console:
 
 
 def print_markdown(text: str) -> None:
-    """Print Markdown as it is, or laid out where a terminal shows it."""
+    """Print Markdown, formatted in a terminal."""
     if not sys.stdout.isatty():
         typer.echo(text)
         return
@@ -118,7 +124,7 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
 
 
 def print_audit(cells: Sequence[AuditedCell]) -> None:
-    """Print a table for each model: rules in rows, one for all policies that share it, and benchmarks in columns."""
+    """Print a table for each model, with the rules that policies share in rows and benchmarks in columns."""
     from kvatlas.policies.audit import varying
 
     for model in dict.fromkeys(cell.model for cell in cells):
@@ -138,9 +144,9 @@ def print_audit(cells: Sequence[AuditedCell]) -> None:
 
 
 def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting | None = None) -> None:
-    """Print Pass@1, interval and cost of each benchmark and the beginning of a few traces, or all of it as JSON.
+    """Print Pass@1, interval and cost of each benchmark and the beginning of a few traces; as JSON whole traces.
 
-    JSON has the traces whole. Of a run of several settings one is named.
+    `setting` selects one of several settings of the run.
     """
     from rich.console import Console
     from rich.text import Text
@@ -186,7 +192,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
                 "output tokens": round(row["output_tokens_mean"]),
             }
             for row in rows
-        ]
+        ],
     )
     console = Console()
     for _, trace in traces:
@@ -220,8 +226,8 @@ def print_demo(folder: Path) -> None:
 
 
 @contextmanager
-def progress_display(quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Yield the function that a sweep calls after each trace: a bar in a terminal, a line now and then elsewhere."""
+def progress_display(quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
+    """Yield the function that a sweep calls after each trace: a bar in a terminal, lines elsewhere."""
     if quiet:
         yield lambda _: None
         return
@@ -257,11 +263,11 @@ def _bar() -> Any:
     return bar
 
 
-def answers_display(name: str, quiet: bool) -> Callable[[int, int], None]:
-    """Return the function that is called after each answer of an endpoint; it prints every tenth part."""
+def answers_display(name: str) -> Callable[[int, int], None]:
+    """Return the function that is called after each answer of an endpoint; it prints ten lines."""
 
     def on_answer(done: int, total: int) -> None:
-        if not quiet and (done == total or done % max(1, total // 10) == 0):
+        if done == total or done % max(1, total // 10) == 0:
             note(f"{name}: {done:,} of {total:,} answers")
 
     return on_answer

@@ -1,4 +1,4 @@
-"""Commands that read, grade and bring in results: describe, check, report, export, view, grade, import."""
+"""Commands that read, grade and import results: describe, view, grade, export, import."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def describe(
     fix: options.Fix = None,
     policy: options.OnlyPolicy = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Problems of a CSV map without them.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples a problem of a CSV map without them.")] = None,
     lose_at_most: options.LoseAtMost = None,
     long: Annotated[bool, typer.Option("--long", help="Every map, test and comparison instead of one page.")] = False,
     as_json: options.Json = False,
@@ -41,7 +40,6 @@ def describe(
         fix=options.assignments("--fix", fix),
         policy=policy,
         problems=problems,
-        samples=samples,
         lose_at_most=lose_at_most,
     )
     if as_json:
@@ -51,88 +49,71 @@ def describe(
 
 
 @app.command()
-def check(
-    first: Annotated[str, typer.Argument(metavar="A", help="A CSV map, published:NAME, or the folder of a run.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
-    mean: Annotated[str | None, typer.Option("--mean", metavar="M.csv", help="Their mean over benchmarks.")] = None,
-    tolerance: Annotated[float, typer.Option(min=0, callback=options.finite, help="Points of rounding.")] = 0.05,
-    partial: options.Partial = False,
-    as_json: options.Json = False,
-) -> None:
-    """Compare maps cell by cell, and with a published mean; of two runs compare the tokens of every trace.
-
-    Exit code 1 where two runs do not hold the same tokens.
-    """
-    from kvatlas.report.check import compare_maps, compare_runs, maps_as_text, runs_as_text
-
-    if Path(first).is_dir() and Path(second).is_dir():
-        compared = compare_runs(Path(first), Path(second))
-        typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
-        raise typer.Exit(0 if compared["same"] else 1)
-    from kvatlas.report.map_figure import MapSource
-
-    maps = {name: MapSource.open(name, partial=partial).maps for name in (first, second)}
-    if len(maps) < 2:
-        maps = {"A": maps[first], "B": maps[first]}
-    means = MapSource.open(mean, partial=True).maps if mean else None
-    compared = compare_maps(maps, means, tolerance / 100)
-    typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
-
-
-@app.command()
-def report(
-    run: options.Run,
-    out: Annotated[Path, typer.Option(metavar="FILE.html", help="The page to write.")],
+def view(
+    runs: options.Runs,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.html|FOLDER", help="Write one page, or files for a web server.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on this machine; 0 takes a free one.")] = 0,
     metric: options.Metric = "pass@1",
-    traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in the page, where not all fit.")] = 2,
-    megabytes: Annotated[
-        float, typer.Option(min=0, callback=options.finite, help="Limit for traces in the page.")
-    ] = 4.0,
-    attention: Annotated[int, typer.Option(min=0, help="Traces to measure attention of, with the model.")] = 4,
-    folder: Annotated[bool, typer.Option(help="All traces in a folder beside the page, if they do not fit.")] = True,
+    traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in a page that cannot hold all.")] = 2,
     partial: options.Partial = False,
     fix: options.Fix = None,
     lose_at_most: options.LoseAtMost = None,
 ) -> None:
-    """Write one self-contained HTML page of a run: from the map to the single token."""
-    from kvatlas.report.app.page import check_page, write_report
+    """Show runs in the browser, from the map to the single token, live while a sweep runs; or write them as HTML.
 
-    check_page(out)
-    from kvatlas.stats.run_analysis import RunAnalysis
-    from kvatlas.stats.run_data import RunData
+    A page of one run is self-contained; traces that it cannot hold are written in a folder beside it.
+    """
+    held = options.assignments("--fix", fix)
+    if out is not None and out.suffix in (".html", ".htm"):
+        from kvatlas.report.app.page import check_page, write_report
 
-    analysis = RunAnalysis(RunData.open(run, metric, partial, options.assignments("--fix", fix), lose_at_most))
-    limit = int(megabytes * 1e6)
-    written = write_report(
-        analysis, out, per_cell=traces, measure=attention, limit=limit, trace_pages=folder and traces > 0
-    )
-    typer.echo(written[0])
-    if len(written) > 1:
-        typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")
+        check_page(out)
+        if len(runs) > 1:
+            raise KvatlasError("--out: a page holds one run; name a folder for several.")
+        from kvatlas.stats.run_analysis import RunAnalysis
+        from kvatlas.stats.run_data import RunData
+
+        analysis = RunAnalysis(RunData.open(runs[0], metric, partial, held, lose_at_most))
+        written = write_report(analysis, out, per_cell=traces, measure=4 if traces else 0, trace_pages=traces > 0)
+        typer.echo(written[0])
+        if len(written) > 1:
+            typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")
+        return
+    from kvatlas.report.app.page import write_bundle
+    from kvatlas.report.app.run import open_runs
+    from kvatlas.report.app.server import serve
+
+    opened = open_runs([run.absolute() for run in runs], held)
+    if out is None:
+        serve(opened, port)
+    else:
+        typer.echo(f"{out}: {write_bundle(opened, out):,} files; any web server can host them.")
 
 
 @app.command()
 def export(
     run: options.Run,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file, with --store a folder.")] = None,
-    format_: Annotated[str, typer.Option("--format", help="csv (maps), jsonl or parquet (traces).")] = "csv",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; for a run a new folder.")] = None,
+    format_: Annotated[
+        str, typer.Option("--format", help="csv (maps), jsonl or parquet (traces), run (a copy of all).")
+    ] = "csv",
     metric: options.Metric = "pass@1",
     partial: options.Partial = False,
     fix: options.Fix = None,
-    store: Annotated[bool, typer.Option("--store", help="The run itself, into a new folder.")] = False,
 ) -> None:
     """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
     from kvatlas.results import Store
-
-    if out is None and (store or format_ == "parquet"):
-        raise KvatlasError(f"{'--store' if store else 'parquet'} cannot go to standard output; name it with --out.")
-    if store and out is not None:
-        with Store.open(run) as source:
-            typer.echo(f"{out}: {source.copy(out):,} traces")
-        return
     from kvatlas.results.export import check_format, check_target, csv_text, json_lines
     from kvatlas.results.export import export as write
 
+    if out is None and format_ in ("run", "parquet"):
+        raise KvatlasError(f"--format {format_} cannot go to standard output; name it with --out.")
+    if format_ == "run" and out is not None:
+        with Store.open(run) as source:
+            typer.echo(f"{out}: {source.copy(out):,} traces")
+        return
     check_format(format_)
     if out is not None:
         check_target(out)
@@ -151,25 +132,6 @@ def export(
         with Store.open(run) as source:
             for line in json_lines(source):
                 typer.echo(line)
-
-
-@app.command()
-def view(
-    runs: options.Runs,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on this machine; 0 takes a free one.")] = 0,
-    bundle: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Write files for a static host.")] = None,
-    fix: options.Fix = None,
-) -> None:
-    """Show runs in the browser: maps, cells, problems and every trace, live while a sweep runs."""
-    from kvatlas.report.app.page import write_bundle
-    from kvatlas.report.app.run import open_runs
-    from kvatlas.report.app.server import serve
-
-    opened = open_runs([run.absolute() for run in runs], options.assignments("--fix", fix))
-    if bundle is None:
-        serve(opened, port)
-    else:
-        typer.echo(f"{bundle}: {write_bundle(opened, bundle):,} files; any web server can host them.")
 
 
 @app.command()
@@ -201,7 +163,7 @@ def grade(
         typer.echo(f"\n{disagreement}")
     if audit:
         typer.echo(
-            f"\nmath-verify judges {len(disagreements)} answers otherwise: {run / 'audit.csv'}. Correct its column "
+            f"\nmath-verify judges {len(disagreements)} answers differently: {run / 'audit.csv'}. Correct its column "
             "`correct` where a verdict is wrong, and grade again with --overrule."
         )
     changed = sum(cell.to_right + cell.to_wrong for cell in cells)
@@ -214,7 +176,7 @@ def import_(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run, new or existing.")],
     scorer: Annotated[str, typer.Option(help="The score to take where a log has several; default: its first.")] = "",
 ) -> None:
-    """Bring Inspect's logs into a run, to compare remote models with local ones."""
+    """Import logs of Inspect into a run, to compare remote models with local ones."""
     from kvatlas.integrations.inspect_logs import import_log
 
     for log in logs:

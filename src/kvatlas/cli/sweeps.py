@@ -1,4 +1,4 @@
-"""Commands that decode: demo, plan, run, sweep, screen, predictor, calibrate."""
+"""Commands that decode: demo, plan, run, sweep, predictor."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,27 +14,27 @@ from kvatlas.cli import options
 from kvatlas.cli.output import note, print_audit, print_demo, print_run, progress_display, warn
 from kvatlas.core import KvatlasError, Setting
 
+if TYPE_CHECKING:
+    from kvatlas.sweeps import Spec
+
 #: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
 FIRST_PROBLEMS = 12
 
 app = typer.Typer()
 predictor = typer.Typer(no_args_is_help=True)
-app.add_typer(predictor, name="predictor", help="The DynTS importance predictor.")
+app.add_typer(predictor, name="predictor", help="What dynts and triattention need to know of a model.")
 
-SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml", help="The sweep spec.")]
+SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml|RECIPE", help="A sweep spec, or a recipe's name.")]
 
 
 @app.command()
 def demo(
     quick: Annotated[bool, typer.Option("--quick", help="A smaller grid on fewer problems.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Default: runs/demo or runs/demo-quick.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Another seed gives other traces.")] = None,
-    replace: options.Replace = False,
     workers: options.Workers = None,
-    batch_size: options.BatchSize = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run the main job on an embedded model: sweep, maps, report."""
+    """Run the main job on the embedded models: sweep, maps, report."""
     import yaml
 
     from kvatlas.report.demo import first_look
@@ -45,24 +45,22 @@ def demo(
 
     name = "demo-quick" if quick else "demo"
     data = yaml.safe_load(recipes()[name])
-    if seed is not None:
-        data["seed"] = seed
     folder = out or Path("runs") / name
     _check_start(folder)
     plan = make_plan(parse_spec(data, f"{name}.yaml"))
     if not quiet:
         warn(plan.warnings)
     with WorkerPool(workers) as pool:
-        if data["problems"] > FIRST_PROBLEMS and (replace or not (folder / FILE).exists()):
-            # A coarse grid on the first of the same problems: maps within the first minute.
+        if data["problems"] > FIRST_PROBLEMS and not (folder / FILE).exists():
+            # A coarse grid on the first of the same problems gives maps within the first minute.
             axes = {axis: values[::2] for axis, values in data["axes"].items()}
             coarse = make_plan(parse_spec(data | {"problems": FIRST_PROBLEMS, "axes": axes}, f"{name}.yaml"))
-            _decode(coarse, folder, replace=replace, pool=pool, batch_size=batch_size, quiet=quiet)
+            _decode(coarse, folder, pool=pool, quiet=quiet)
             pictures = ", ".join(map(str, first_look(folder)))
             if not quiet:
                 count = f"{FIRST_PROBLEMS} of {data['problems']} problems"
                 note(f"First maps, of every second step and {count}: {pictures}")
-        _decode(plan, folder, replace=replace, pool=pool, batch_size=batch_size, quiet=quiet)
+        _decode(plan, folder, pool=pool, quiet=quiet)
     if not quiet:
         warn(_limits(folder))
         note("Drawing the figures and the report.")
@@ -72,29 +70,27 @@ def demo(
 @app.command()
 def plan(
     spec: SpecFile,
-    tokens_per_second: Annotated[float | None, typer.Option(callback=options.positive, help="Decoding rate.")] = None,
-    rate_of: Annotated[Path | None, typer.Option(metavar="RUN", help="The rate of one worker in this run.")] = None,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(callback=options.positive, help="Decoding rate; default: a few steps are timed.")
+    ] = None,
     memory: Annotated[float | None, typer.Option(callback=options.positive, help="GiB for a batch.")] = None,
-    strict_budget: options.StrictBudget = False,
     detect: Annotated[float | None, typer.Option(metavar="POINTS", help="Count the problems that show them.")] = None,
-    discordance: Annotated[list[float] | None, typer.Option(help="Share of problems with unlike grades.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Check a spec and estimate its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
-    from kvatlas.results import Store
     from kvatlas.stats.inference import designs
-    from kvatlas.sweeps import make_plan, read_spec
+    from kvatlas.sweeps import make_plan, measure, read_spec
 
-    if rate_of is not None:
-        with Store.open(rate_of) as store:
-            tokens_per_second = store.tokens_per_second()
-    planned = make_plan(read_spec(spec, strict_budget))
+    planned = make_plan(read_spec(spec))
     for sentence in planned.notes:
         note(sentence)
-    estimate = planned.estimate(tokens_per_second, int(memory * 2**30) if memory else None)
+    rate = tokens_per_second or measure(planned)
+    if rate is None:
+        note("No steps of a model on the hub are timed; give a rate with --tokens-per-second, or name a local folder.")
+    estimate = planned.estimate(rate, int(memory * 2**30) if memory else None)
     rows = []
     if detect is not None:
-        rows = designs([len(problems) for problems in planned.problems.values()], detect, discordance or ())
+        rows = designs([len(problems) for problems in planned.problems.values()], detect, ())
     if as_json:
         typer.echo(json.dumps({**estimate, **({"detect": rows} if detect is not None else {})}))
         return
@@ -107,7 +103,10 @@ def plan(
         "KV bytes per sequence": (estimate["kv_bytes_per_sequence"], "(at the largest budget)"),
         "peak bytes of a worker": (peak["total"], f"({weights})"),
         "batch size": (estimate["batch_size"], "(fits into the memory)"),
-        "seconds": (estimate["seconds"], f"({(estimate['seconds'] or 0) / 3600:,.1f} hours)"),
+        "hours": (
+            None if estimate["seconds"] is None else round(estimate["seconds"] / 3600, 2),
+            f"({'at' if tokens_per_second else 'this machine decodes'} {rate or 0:,.0f} tokens/s)",
+        ),
     }
     for name, (number, remark) in lines.items():
         if number is not None:
@@ -126,9 +125,7 @@ def plan(
 @app.command()
 def run(
     model: options.Model,
-    benchmarks: Annotated[
-        list[str], typer.Argument(metavar="BENCHMARK|FILE...", help="Names, or files: JSON lines, JSON, CSV, Parquet.")
-    ],
+    benchmarks: options.Benchmarks,
     policy: options.Policy = "full",
     kv_budget: options.KvBudget = None,
     local_window: options.LocalWindow = None,
@@ -138,11 +135,11 @@ def run(
     samples: Annotated[int, typer.Option(min=1, help="Generations for each problem.")] = 1,
     seed: options.Seed = 0,
     temperature: options.Temperature = 0.6,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Default: 16384, or what the model can.")] = None,
+    max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
-    strict_budget: options.StrictBudget = False,
-    question_field: options.QuestionField = "",
-    answer_field: options.AnswerField = "",
+    template: options.Template = "",
+    system: options.System = "",
+    column: options.Column = None,
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
     as_json: options.Json = False,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder, or add to it.")] = None,
@@ -154,28 +151,27 @@ def run(
     """Run one setting: Pass@1 with its interval, its cost, a few traces."""
     import tempfile
 
+    from kvatlas.policies.audit import check_choice
     from kvatlas.sweeps import make_plan, parse_spec
     from kvatlas.sweeps.spec import setting_spec
 
     if out is not None:
         _check_start(out)
-    common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
-    parameters = {name: value for name, value in common.items() if value is not None}
     spec = setting_spec(
         model,
-        [{"name": name, **options.problem_columns(question_field, answer_field)} for name in benchmarks],
-        Setting.of(policy, **parameters, **policy_parameters(policy, set_)),
+        [{"name": name, **options.columns(column)} for name in benchmarks],
+        options.cell(policy, kv_budget, local_window, ratio, set_),
         problems=problems,
         samples=samples,
         seed=seed,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
-        model_options=options.assignments("--model-option", model_option),
-        strict_budget=strict_budget,
+        model_options=options.model_options(model_option, template, system),
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"
         plan = make_plan(parse_spec(spec, "the options"))
+        check_choice(plan.audit)
         _drive(plan, folder, replace=replace, workers=workers, batch_size=batch_size, quiet=quiet)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
@@ -184,70 +180,46 @@ def run(
 def sweep(
     spec: SpecFile,
     out: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run: new, to be resumed or added to.")],
+    screen: Annotated[
+        bool, typer.Option("--screen", help="Read full-cache traces under each setting instead.")
+    ] = False,
+    from_: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="Full-cache traces of a screen.")] = None,
     replace: options.Replace = False,
-    executor: options.Executor = "local",
-    ray_address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Ray cluster; default: one is started.")] = "",
+    executor: Annotated[str, typer.Option(help="local, ray, or ray@HOST:PORT for a running cluster.")] = "local",
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
-    strict_budget: options.StrictBudget = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Run a sweep, resume it, or add it to a run of the same models and benchmarks: missing traces are decoded."""
-    _check_start(out, executor)
-    from kvatlas.sweeps import make_plan, read_spec
+    """Run a sweep, resume it, or add it to a run of the same models and benchmarks: missing traces are decoded.
 
-    _drive(
-        make_plan(read_spec(spec, strict_budget)),
-        out,
-        replace=replace,
-        executor=executor,
-        workers=workers,
-        address=ray_address,
-        batch_size=batch_size,
-        quiet=quiet,
-    )
-
-
-@app.command()
-def screen(
-    spec: SpecFile,
-    out: Annotated[Path, typer.Option(metavar="SCREEN", help="Folder of the screen: new, to be resumed or added to.")],
-    traces: Annotated[Path | None, typer.Option(metavar="RUN", help="A run with its full-cache traces.")] = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Fewer than the spec's: the first of each.")] = None,
-    replace: options.Replace = False,
-    executor: options.Executor = "local",
-    workers: options.Workers = None,
-    batch_size: options.BatchSize = 64,
-    strict_budget: options.StrictBudget = False,
-    quiet: options.Quiet = False,
-) -> None:
-    """Show where each setting would depart from the full cache: reads its traces, decodes nothing, has no Pass@1."""
+    With --screen every setting reads the full cache's traces: the run then shows where settings would depart from
+    them, without decoding and without Pass@1.
+    """
+    executor, _, address = executor.partition("@")
     _check_start(out, executor)
     from kvatlas.stats.metrics import SCREENED
     from kvatlas.sweeps import make_plan, read_spec, screening
     from kvatlas.sweeps import screen as read_all
     from kvatlas.sweeps.screen import unanswered
 
-    asked = read_spec(spec, strict_budget)
-    if problems is not None:
-        asked = asked.model_copy(update={"problems": min(problems, asked.problems or problems)})
-    _drive(
-        screening(make_plan(asked)),
-        out,
-        partial(read_all, traces=traces),
-        replace=replace,
-        executor=executor,
-        workers=workers,
-        batch_size=batch_size,
-        quiet=quiet,
-    )
-    if not quiet:
+    if from_ is not None and not screen:
+        raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
+    plan = make_plan(read_spec(spec))
+    work = partial(read_all, traces=from_) if screen else None
+    how: dict[str, Any] = {"replace": replace, "executor": executor, "address": address, "workers": workers}
+    size = batch_size or (64 if screen else None)
+    _drive(screening(plan) if screen else plan, out, work, batch_size=size, quiet=quiet, **how)
+    if quiet:
+        return
+    if screen:
         for sentence in unanswered(out):
             note(sentence)
         note(
             f"{out} is a screen: it says where settings depart from the full cache, not how often they are right. "
             f"Draw it with kvatlas map {out} --metric {SCREENED[0]} (or {', '.join(SCREENED[1:])})."
         )
+    else:
+        note(f"Finished. Next: kvatlas describe {out}, or kvatlas view {out}")
 
 
 def _check_start(folder: Path, executor: str = "local") -> None:
@@ -260,7 +232,7 @@ def _check_start(folder: Path, executor: str = "local") -> None:
 
 
 def _drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
-    """Sweep (or other `work`), after the plan's warnings and before the run's own."""
+    """Sweep, or do other `work`, between the warnings of the plan and those of the run."""
     if not quiet:
         warn(plan.warnings)
     _decode(plan, folder, work, quiet=quiet, **options)
@@ -277,12 +249,12 @@ def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *,
             on_message = (lambda _: None) if quiet else note
             (work or decode_all)(plan, folder, on_trace=on_trace, on_message=on_message, **options)
     except KeyboardInterrupt:
-        note(f"Stopped. Everything finished is kept in {folder}; the same command goes on from there.")
+        note(f"Stopped. Finished traces are kept in {folder}; the same command goes on from there.")
         raise typer.Exit(130) from None
 
 
 def _limits(folder: Path) -> list[str]:
-    """Return what limits the conclusions from a finished run, beyond the warnings of its plan."""
+    """Return the limits of conclusions from a finished run, beyond the warnings of its plan."""
     from kvatlas.stats.run_data import RunData
     from kvatlas.stats.validity import Kind, findings
 
@@ -290,126 +262,99 @@ def _limits(folder: Path) -> list[str]:
     return [finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE]
 
 
-def policy_parameters(policy: str, texts: list[str] | None) -> dict[str, Any]:
-    """Return the parameters of a policy from its `--set` options, each read by its declared type."""
-    from kvatlas.policies import policies
-    from kvatlas.text import read_value
-
-    pairs = options.assignments("--set", texts)
-    return {name: read_value(policies.get(policy), name, value) for name, value in pairs.items()}
-
-
-# The predictor: what `dynts` and `triattention` need to know of a model.
-
-ModelName = Annotated[str, typer.Option("--model", help="embedded:NAME, hf:FOLDER or hf:OWNER/NAME.")]
-Benchmarks = Annotated[list[str], typer.Option("--benchmark", help="A benchmark. Repeat it for more.")]
+Head = Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The head of dynts.")]
 Skip = Annotated[int, typer.Option(min=0, help="Leave out the first problems, which a map is to be drawn from.")]
 Samples = Annotated[int, typer.Option(min=1, help="Traces of each problem.")]
-MaxNewTokens = Annotated[int, typer.Option(min=1, help="The longest trace.")]
 Work = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for traces and hidden states, to use again.")]
+
+
+def _full_cache(
+    model: str, benchmarks: list[str], model_option: list[str] | None, problems: int | None, skip: int, **others: Any
+) -> Spec:
+    from kvatlas.sweeps import parse_spec
+    from kvatlas.sweeps.spec import setting_spec
+
+    own = options.model_options(model_option)
+    count = None if problems is None else skip + problems
+    spec = setting_spec(
+        model, benchmarks, Setting("full"), temperature=0.6, model_options=own, problems=count, **others
+    )
+    return parse_spec(spec, "the options")
 
 
 @predictor.command()
 def train(
-    model: ModelName,
-    benchmark: Benchmarks,
-    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="The head, for `dynts`.")],
+    out: Head,
+    model: options.Model,
+    benchmarks: options.Benchmarks,
     problems: options.FirstProblems = None,
     skip: Skip = 0,
     held_out: Annotated[int | None, typer.Option(min=0, help="Last problems, to judge on; default: a fifth.")] = None,
     samples: Samples = 1,
     tokens_per_trace: Annotated[int, typer.Option(min=0, help="Thinking tokens sampled of each trace; 0: all.")] = 2048,
-    layout: Annotated[str, typer.Option(help="ours (biases, GELU) or authors (no biases, softplus).")] = "ours",
+    head: Annotated[str, typer.Option(help="ours (biases, GELU) or authors (no biases, softplus).")] = "ours",
     loss: Annotated[
         str, typer.Option(help="ranked (ours), scaled (the authors' for R1-Llama) or power (theirs for R1-Qwen).")
     ] = "",
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3000,
     seed: options.Seed = 0,
-    temperature: options.Temperature = 0.6,
-    max_new_tokens: MaxNewTokens = 16_384,
+    max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
     work: Work = None,
-    workers: options.Workers = None,
-    batch_size: options.BatchSize = None,
-    quiet: options.Quiet = False,
 ) -> None:
-    """Train a head on the answer's attention in correct full-cache traces; prints provenance and quality as JSON."""
-    from kvatlas.sweeps.learning import Material, full_cache_spec, learn, left_out_as_text
+    """Train a head on the answer's attention in correct full-cache traces; print provenance and quality as JSON."""
+    from kvatlas.sweeps.learning import Material, learn, left_out_as_text
 
     if out.suffix != ".safetensors":
-        raise KvatlasError(f"--out: expected a name that ends in .safetensors, got {str(out)!r}.")
-    model_options = options.assignments("--model-option", model_option)
-    count = None if problems is None else skip + problems
-    spec = full_cache_spec(model, model_options, benchmark, count, samples, seed, temperature, max_new_tokens)
+        raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
+    limits = {"samples": samples, "seed": seed, "max_new_tokens": max_new_tokens}
+    spec = _full_cache(model, benchmarks, model_option, problems, skip, **limits)
     if held_out is None:
         # A fifth of the smallest benchmark, at least one problem.
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
-    with progress_display(quiet) as on_trace:
-        provenance = learn(
-            Material(spec, skip, held_out, tokens_per_trace),
-            work or out.with_suffix(".work"),
-            out,
-            steps=steps,
-            layout=layout,
-            loss=loss,
-            workers=workers,
-            batch_size=batch_size,
-            on_trace=on_trace,
-        )
-    left_out = left_out_as_text(provenance["left_out"])
-    note(f"learned from {provenance['traces']} traces; left out: {left_out}")
+    material = Material(spec, skip, held_out, tokens_per_trace)
+    with progress_display() as on_trace:
+        folder = work or out.with_suffix(".work")
+        provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, on_trace=on_trace)
+    note(f"learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
     typer.echo(json.dumps(provenance, indent=2))
 
 
 @predictor.command("eval")
 def evaluate(
-    head: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The head to judge.")],
-    model: ModelName,
-    benchmark: Benchmarks,
+    head: Head,
+    model: options.Model,
+    benchmarks: options.Benchmarks,
     problems: options.FirstProblems = None,
     skip: Skip = 0,
-    samples: Samples = 1,
     seed: options.Seed = 1,
-    temperature: options.Temperature = 0.6,
-    max_new_tokens: MaxNewTokens = 16_384,
+    max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
     work: Work = None,
-    workers: options.Workers = None,
-    batch_size: options.BatchSize = None,
-    quiet: options.Quiet = False,
 ) -> None:
-    """Judge a head on traces that it was not trained on: rank correlation, overlap of the top 20 %; prints JSON."""
-    from kvatlas.sweeps.learning import Material, full_cache_spec, judge
+    """Judge a head on other traces than those of its training: rank correlation, overlap of the top 20 %, as JSON."""
+    from kvatlas.sweeps.learning import Material, judge
 
     if not head.is_file():
-        raise KvatlasError(f"The predictor {str(head)!r} is not there.")
-    model_options = options.assignments("--model-option", model_option)
-    count = None if problems is None else skip + problems
-    spec = full_cache_spec(model, model_options, benchmark, count, samples, seed, temperature, max_new_tokens)
-    folder = work or head.with_suffix(".eval")
-    with progress_display(quiet) as on_trace:
-        quality = judge(head, Material(spec, skip), folder, workers=workers, batch_size=batch_size, on_trace=on_trace)
+        raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
+    spec = _full_cache(model, benchmarks, model_option, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
+    with progress_display() as on_trace:
+        quality = judge(head, Material(spec, skip), work or head.with_suffix(".eval"), on_trace=on_trace)
     typer.echo(json.dumps(quality, indent=2))
 
 
-@app.command()
+@predictor.command()
 def calibrate(
+    out: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="File for the statistics.")],
     model: options.Model,
-    benchmarks: Annotated[list[str], typer.Argument(metavar="BENCHMARK...")],
-    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="File for the statistics.")],
+    benchmarks: options.Benchmarks,
     problems: Annotated[int, typer.Option(min=1, help="The number of problems of each benchmark.")] = 20,
-    max_new_tokens: MaxNewTokens = 2048,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of a trace.")] = 2048,
     model_option: options.ModelOption = None,
 ) -> None:
-    """Make the statistics of queries that the policy triattention needs, from prompts and the model's own traces."""
+    """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
     from kvatlas.sweeps.learning import calibrate as write
 
-    tokens = write(
-        model,
-        benchmarks,
-        out,
-        problems=problems,
-        max_new_tokens=max_new_tokens,
-        model_options=options.assignments("--model-option", model_option),
-    )
+    own = options.model_options(model_option)
+    tokens = write(model, benchmarks, out, problems=problems, max_new_tokens=max_new_tokens, model_options=own)
     typer.echo(f"{out}: means over the queries of {tokens:,} tokens")

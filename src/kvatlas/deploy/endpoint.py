@@ -136,7 +136,11 @@ class Endpoint:
     def _refusal(self, path: str, code: int, message: str) -> str:
         refusal = f"refuses the request: {reason(ValueError(message))}"
         if code in (401, 403):
-            refusal = "does not accept the key" if self.key else "asks for a key; name its variable with --key-env"
+            refusal = (
+                "does not accept the key"
+                if self.key
+                else "asks for a key; set the environment variable KVATLAS_API_KEY"
+            )
         elif 300 <= code < 400:
             refusal = "redirects to another address; give that one, keys are not sent on"
         elif code == 404 and path == "models":

@@ -38,7 +38,7 @@ class MeasuredCell:
 
     @classmethod
     def of(cls, folder: Path, name: str = "") -> MeasuredCell:
-        """Return the cell that words name (as `compare --only`), else the recommended one.
+        """Return the cell that words name (as `compare --policy`), else the recommended one.
 
         Raises KvatlasError if there is not exactly one such cell, or if the run is not a sweep.
         """
@@ -54,7 +54,9 @@ class MeasuredCell:
             choices = [(choice.model, choice.by_memory) for choice in RunAnalysis(run).choices if choice.by_memory]
             if len(choices) != 1:
                 found = "; ".join(f"{model} {cell.setting}" for model, cell in choices) or "none"
-                raise KvatlasError(f"Expected one recommended setting, the run has: {found}. Name a cell with --cell.")
+                raise KvatlasError(
+                    f"Expected one recommended setting, the run has: {found}. Name a cell with --policy."
+                )
             model, setting = choices[0][0], choices[0][1].setting
         cells = tuple(cell for cell in run.manifest.expected if (cell.model, cell.setting) == (model, setting))
         return cls(run, model, setting, cells, run.manifest.spec["sampling"])

@@ -182,7 +182,7 @@ def _layout(panels: Sequence[Panel], names: Sequence[str], ends: Sequence[str], 
     whole = [across for across in range(kinds, most + 1, kinds) if count % across == 0] if kinds > 1 else []
     across = look.across(count, whole[-1] if whole else most, is_legible)
     if across == 0 and small:
-        raise KvatlasError("--intervals: the cells are too narrow for intervals in any layout; leave it out.")
+        raise KvatlasError("--look intervals=true: the cells are too narrow for intervals in any layout; leave it out.")
     natural = left + margins.right + across * max(_CELL * columns, _NARROWEST) + (across - 1) * between
     width = look.width or (min(max(natural, WIDTHS[1]), look.widest) if across else look.widest)
     value, interval = sizes(across, width) if across else (0.0, 0.0)

@@ -211,19 +211,6 @@ class Line(NamedTuple):
         return self.size * LINE
 
 
-#: The options of the command line by the field of `Look` that each of them sets: placeholder and help.
-OPTIONS: Mapping[str, tuple[str | None, str]] = {
-    "columns": (None, "Fill one or two columns of a paper (3.35 or 7 inches)."),
-    "layout": ("ROWSxPANELS", "Rows, and panels in a row, such as 1x4."),
-    "dark": (None, "On a dark ground."),
-    "font": ("NAME", "An installed font instead of DejaVu Sans."),
-    "label": ("NAME=TEXT", "The text for a name in the figure. Repeat it."),
-    "intervals": (None, "Intervals in the cells of maps too, or nowhere."),
-    "notes": (None, "Title and notes in the caption alone, but for warnings; needs --caption."),
-    "caption": ("FILE.tex", "Write title and notes as a LaTeX caption, too."),
-}
-
-
 @dataclass(frozen=True)
 class Look:
     """The options of all figures.
@@ -248,12 +235,12 @@ class Look:
         from kvatlas.results.export import check_target
 
         if self.columns not in (None, *WIDTHS):
-            raise KvatlasError(f"--columns: expected 1 or 2, got {self.columns}.")
+            raise KvatlasError(f"--look columns: expected 1 or 2, got {self.columns}.")
         if self.layout is not None and not re.fullmatch("[1-9][0-9]{0,2}x[1-9][0-9]{0,2}", self.layout):
-            raise KvatlasError(f"--layout: expected ROWSxPANELS, such as 1x4, got {self.layout!r}.")
+            raise KvatlasError(f"--look layout: expected ROWSxPANELS, such as 1x4, got {self.layout!r}.")
         for text in self.label or ():
             if "=" not in text:
-                raise KvatlasError(f"--label: expected NAME=TEXT, got {text!r}.")
+                raise KvatlasError(f"--look: expected NAME=TEXT, got {text!r}.")
         if self.font != FONT:
             from matplotlib import font_manager
 
@@ -263,7 +250,7 @@ class Look:
         if self.caption is not None:
             check_target(self.caption)
         elif not self.notes:
-            raise KvatlasError("--no-notes leaves notes to the caption alone; name its file with --caption FILE.tex.")
+            raise KvatlasError("notes=false leaves notes to the caption alone; name its file with caption=FILE.tex.")
 
     @property
     def colours(self) -> Palette:
@@ -305,11 +292,11 @@ class Look:
         for columns, width in WIDTHS.items():
             for across in range(min(count, 8), 0, -1) if width >= self.widest else ():
                 if fits(across, width):
-                    other = "" if width == self.widest else f" --columns {columns}"
-                    given = f"--layout {self.layout}" if self.layout else f"--columns {self.columns}"
+                    other = "" if width == self.widest else f" --look columns={columns}"
+                    given = f"--look layout={self.layout}" if self.layout else f"--look columns={self.columns}"
                     raise KvatlasError(
                         f"{given} leaves too little room for type of {LEAST_TYPE:g} points; use "
-                        f"--layout {math.ceil(count / across)}x{across}{other}."
+                        f"--look layout={math.ceil(count / across)}x{across}{other}."
                     )
         return 0
 

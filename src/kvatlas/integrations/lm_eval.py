@@ -1,6 +1,7 @@
 """Local models under token selection as the model class `kvatlas` of EleutherAI's lm-evaluation-harness.
 
-    kvatlas lm-eval run --model kvatlas --model_args pretrained=hf:OWNER/NAME,policy=dynts,kv_budget=5000,... --tasks T
+    python -m kvatlas.integrations.lm_eval run --model kvatlas --tasks T \\
+        --model_args pretrained=hf:OWNER/NAME,policy=dynts,kv_budget=5000,...
 
 `generate_until` runs on the engine, all requests of a task as one stream of batches. `loglikelihood` scores texts
 without generation, so no compression can fire: it is the harness's own, with the full cache.
@@ -160,3 +161,9 @@ def _until(text: Detokenizer) -> Callable[[Sequence[int]], bool]:
         return text.stopped
 
     return stopping_criterion
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

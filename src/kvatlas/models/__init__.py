@@ -3,6 +3,7 @@ adds our thinking adapter), `hf:FOLDER` is a folder, `hf:FILE.gguf` a file, `hf:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +25,16 @@ def embedded() -> list[str]:
     return [f"embedded:{path.parent.name}" for path in sorted(EMBEDDED.glob("*/config.json"))]
 
 
+def installed() -> list[str]:
+    """Return the models that are here without a download: the embedded ones, and those of installed packages."""
+    names = embedded()
+    for name in gguf.PACKAGED:
+        with suppress(KvatlasError):
+            gguf.packaged(name)
+            names.append(name)
+    return names
+
+
 def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     """Return the model of an address, with the `name` (default: the address); its weights are not yet loaded.
 
@@ -33,6 +44,8 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     chosen = Options.of(options)
     name = name or model
     kind, _, rest = model.partition(":")
+    if model not in gguf.PACKAGED and (model.endswith(".gguf") or Path(model).expanduser().is_dir()) and kind != "hf":
+        kind, rest = "hf", model
     if kind == "embedded" and model in embedded():
         # Small models run on the CPU by default, as for their published figures.
         chosen = chosen if chosen.device != "auto" else replace(chosen, device="cpu")
@@ -60,4 +73,4 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     return ModelHandle(name, cached, chosen, repository)
 
 
-__all__ = ["EMBEDDED", "ModelHandle", "Options", "Shape", "embedded", "find"]
+__all__ = ["EMBEDDED", "ModelHandle", "Options", "Shape", "embedded", "find", "installed"]

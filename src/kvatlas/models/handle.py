@@ -322,8 +322,16 @@ class ModelHandle:
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
         for path in self.adapter.templates.values():
             tokenizer.chat_template = path.read_text()
+        if self.options.template:
+            try:
+                tokenizer.chat_template = Path(self.options.template).expanduser().read_text("utf-8")
+            except (OSError, ValueError) as error:
+                raise KvatlasError(f"template: {self.options.template!r} cannot be read ({reason(error)}).") from error
         if not tokenizer.chat_template:
-            raise KvatlasError(f"The tokenizer of the model {self.name!r} has no chat template.")
+            raise KvatlasError(
+                f"The tokenizer of the model {self.name!r} has no chat template; give a Jinja file with --template, or "
+                "the model option template."
+            )
         return tokenizer
 
     @cached_property
@@ -399,6 +407,8 @@ class ModelHandle:
 
     def conversation(self, messages: Messages, values: Values | None = None) -> str:
         """Return the prompt of several messages, with further `values` for the template."""
+        if self.options.system and messages[0].get("role") != "system":
+            messages = [{"role": "system", "content": self.options.system}, *messages]
         text, opening = self.rendered(messages, values=values), self.options.think_open
         return text if not opening or text.endswith(opening) else f"{text}{opening}"
 
@@ -427,7 +437,10 @@ class ModelHandle:
     def prompt_identity(self) -> dict[str, Any]:
         """All that decides the prompt of messages, besides the tokenizer: part of the run key."""
         date = self.options.date if "strftime_now" in self._template else None
-        return {"template": self._template, "special": self._special, "date": date, "opening": self.options.think_open}
+        # Without a system message the keys of earlier runs stay.
+        system = {"system": self.options.system} if self.options.system else {}
+        opening = self.options.think_open
+        return {"template": self._template, "special": self._special, "date": date, "opening": opening, **system}
 
     @property
     def _special(self) -> dict[str, str]:

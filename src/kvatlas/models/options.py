@@ -24,6 +24,8 @@ class Options:
     think_close: the text that ends thinking, if it is not found; '' for a model without thinking.
     think_open: text added to the prompt unless it is there, as the R1 model card advises (`<think>`, a line break).
     date: YYYY-MM-DD, the date of today in chat templates, so that prompts do not change from day to day.
+    template: file of a Jinja chat template, in place of the tokenizer's own; a base model needs one.
+    system: text of a system message before every conversation without one.
     """
 
     dtype: str = "auto"
@@ -34,6 +36,8 @@ class Options:
     think_close: str | None = None
     think_open: str = ""
     date: str = "2024-07-26"
+    template: str = ""
+    system: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):

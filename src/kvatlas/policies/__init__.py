@@ -2,12 +2,15 @@
 
 import inspect
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError, Setting, refusal
 from kvatlas.policies.base import (
     CacheView,
     CompressingPolicy,
@@ -73,12 +76,40 @@ def _fault(name: str, value: object) -> str:
 
 
 class Policies(Registry[type[Policy]]):
-    """Policies by name; a preset METHOD@PAPER stands for its policy."""
+    """Policies by name; METHOD@PAPER is a preset of a policy, FILE.py:CLASS a class in a file."""
 
     def get(self, name: str) -> type[Policy]:
+        if ".py:" in name:
+            return _from_file(*name.rsplit(":", 1))
         if "@" in name and name not in PRESETS:
             raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.")
         return super().get(PRESETS[name].policy if name in PRESETS else name)
+
+
+@cache
+def _from_file(file: str, kind: str) -> type[Policy]:
+    """Return the class of a policy in a file, which is run once; KvatlasError if it is not a policy."""
+    with refusal(f"The policy {file}:{kind} cannot be loaded"):
+        spec = spec_from_file_location(f"kvatlas_policy_{Path(file).stem}", file)
+        if spec is None or spec.loader is None:
+            raise KvatlasError(f"{file!r} is not a Python file.")
+        module = sys.modules[spec.name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        value: Any = getattr(module, kind)
+        fault = _fault(getattr(value, "name", ""), value)
+    if fault:
+        raise KvatlasError(f"The policy {file}:{kind} cannot be used ({fault}).")
+    return cast(type[Policy], value)
+
+
+def register(policy: type[Policy]) -> type[Policy]:
+    """Make a policy known by its `name` in this process and its workers; also a decorator.
+
+    Workers import the class by its module, so a class of a notebook needs `workers=1`. Raises KvatlasError for a class
+    that is not a policy, and for a name that is taken.
+    """
+    policies.add(getattr(policy, "name", str(policy)), policy)
+    return policy
 
 
 #: Names, modules and classes.
@@ -104,7 +135,7 @@ def of(setting: Setting) -> Policy:
     kind = policies.get(setting.policy)
     preset = PRESETS.get(setting.policy)
     if preset is None:
-        return kind.of(setting)
+        return kind.of(setting, setting.policy if ".py:" in setting.policy else "")
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
             raise KvatlasError(
@@ -144,4 +175,4 @@ def about(name: str) -> dict[str, Any]:
 
 __all__ = ["PRESETS", "CacheView", "CompressingPolicy", "Policy", "ReferenceTrace", "Scope", "Signal", "Step", "about"]
 __all__ += ["choice_param", "float_param", "int_param", "of", "parameters", "policies", "scope_param", "select_tokens"]
-__all__ += ["share"]
+__all__ += ["register", "share"]

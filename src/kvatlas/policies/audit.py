@@ -27,7 +27,7 @@ class AuditedCell:
     def rule(self) -> tuple[tuple[str, object], ...]:
         """The parameters that decide the audit: equal for policies that differ only in their scores."""
         values = self.setting.values
-        usual = {"ratio_over": "older", "keep_prompt": True, **UNNAMED}
+        usual = {"ratio_over": "thinking", "keep_prompt": True, **UNNAMED}
         names = [name for name in usual if values.get(name, usual[name]) != usual[name]]
         return tuple((name, values[name]) for name in ("kv_budget", "local_window", "ratio", *names) if name in values)
 
@@ -55,7 +55,8 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
 
 def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | None:
     """Return the `audit` of a setting; None also for unknown policies (a remote model's, a plug-in's)."""
-    if "kv_budget" not in setting.values:
+    # Reading a run does not run code of a file.
+    if "kv_budget" not in setting.values or ".py:" in setting.policy:
         return None
     try:
         return audit(of(setting), prompts)
@@ -64,7 +65,7 @@ def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | Non
 
 
 def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
-    """Return two sentences about the cells in which all policies keep the same tokens; None without such cells."""
+    """Return a sentence that names the cells in which all policies keep the same tokens, or None."""
     rows = {(cell.model, cell.benchmark, cell.rule): cell for cell in cells}
     # A ratio of 0 or 1 leaves no choice by definition.
     blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values.get("ratio", 0.5) < 1]
@@ -79,13 +80,25 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
         for cell in blocked[:_NAMED]
     )
     more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
-    usual = not any({"ratio_over", "strict_budget"} & set(dict(cell.rule)) for cell in blocked)
+    older = any("ratio_over" in dict(cell.rule) and "strict_budget" not in dict(cell.rule) for cell in blocked)
+    over = ", or ratio_over thinking" if older else ""
     least, most = (f"{100 * cell.audit.no_choice:.0f}" for cell in (blocked[-1], blocked[0]))
     return (
         f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in "
-        f"{most if least == most else f'{least} to {most}'} % of problems: {listed}{more}. They can differ with "
-        f"another kv_budget, local_window or ratio{', or with ratio_over thinking' if usual else ''}."
+        f"{most if least == most else f'{least} to {most}'} % of problems, so choose another kv_budget, local_window "
+        f"or ratio{over} for them: {listed}{more}."
     )
+
+
+def check_choice(cells: Sequence[AuditedCell]) -> None:
+    """Raise KvatlasError if a setting keeps the same tokens under every policy, on all problems of all benchmarks."""
+    if cells and all(cell.audit.no_choice == 1 and 0 < cell.setting.values.get("ratio", 0.5) < 1 for cell in cells):
+        names = ", ".join(dict.fromkeys(cell.benchmark for cell in cells))
+        older = cells[0].setting.values.get("ratio_over") == "older"
+        raise KvatlasError(
+            f"{cells[0].setting} keeps the same tokens under every policy on all problems of {names}; choose another "
+            f"kv_budget, local_window or ratio{', or ratio_over thinking' if older else ''}."
+        )
 
 
 def varying(cells: Sequence[AuditedCell]) -> list[str]:

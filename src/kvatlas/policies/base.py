@@ -13,6 +13,8 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import KvatlasError, Setting
@@ -289,6 +291,8 @@ class Policy:
                     "kv_budget is what stays."
                 )
             values["ratio"] = 1.0
+        elif values.get("strict_budget") is True:
+            values.setdefault("ratio_over", "older")
         missing = [word for word in ("kv_budget", "local_window", "ratio") if word in names and word not in values]
         if missing:
             raise KvatlasError(f"The policy {name!r} needs a value for {', '.join(missing)}.")
@@ -316,7 +320,9 @@ class Policy:
 
     def identity(self, model: ModelHandle) -> dict[str, Any]:
         """Return all beside the parameters that can change the policy's choices on this model: part of the run key."""
-        return {"name": self.name, "version": self.version}
+        file, colon, _ = self.preset.rpartition(":")
+        code = {"code": sha256(Path(file).read_bytes()).hexdigest()} if colon else {}
+        return {"name": self.name, "version": self.version, **code}
 
     def observe(self, step: Step) -> None:
         """Note the signals of a step (and of prefill) in `columns`."""
@@ -347,8 +353,8 @@ class CompressingPolicy(Policy):
         after a compression.
     local_window: newest tokens that always stay, at least 1.
     ratio: share in [0, 1] of the older tokens that stay.
-    ratio_over: `older` (published rule: of all older tokens, prompt included) or `thinking` (of the older thinking
-        tokens alone, the prompt stays besides).
+    ratio_over: `thinking` (of the older thinking tokens alone, the prompt stays besides) or `older` (the published
+        rule: of all older tokens, prompt included).
     keep_prompt: prompt tokens have an infinite score; if false they compete with the others.
     strict_budget: exactly floor(ratio * older) older tokens stay even if prompt and answer are more: the youngest of
         these are then dropped. By default they all stay, above the ratio.
@@ -363,7 +369,7 @@ class CompressingPolicy(Policy):
     kv_budget: int = int_param(least=2)
     local_window: int = int_param(least=1)
     ratio: float = float_param(least=0, most=1)
-    ratio_over: str = choice_param("older", "thinking")
+    ratio_over: str = choice_param("thinking", "older")
     keep_prompt: bool = flag_param(True)
     strict_budget: bool = flag_param(False, kw_only=True)
     budget_over: str = choice_param("cache", "thinking", kw_only=True)
@@ -381,12 +387,12 @@ class CompressingPolicy(Policy):
         if self.every_from != "budget" and not self.every:
             raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
         for name, expected in (("ratio_over", "older"), ("budget_over", "cache")):
-            if self.strict_budget and getattr(self, name) != expected:
+            if self.strict_budget and getattr(self, name) != expected and not (self.every and name == "ratio_over"):
                 raise KvatlasError(
                     f"strict_budget is true and {name} is {getattr(self, name)!r}; expected {expected!r}, the rule "
                     "that counts the prompt."
                 )
-        if self.every and self.ratio_over != "older":
+        if self.every and self.ratio_over != "thinking":
             raise KvatlasError(f"ratio_over is {self.ratio_over!r} beside every {self.every}; leave it out, as ratio.")
         if self.budget_over == "thinking" and not self.keep_prompt:
             raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; expected true.")

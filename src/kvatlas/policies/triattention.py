@@ -31,10 +31,10 @@ class TriAttention(FilePolicy):
     planes that the rotation of positions turns, w_f its frequencies, q_f and k_f queries and keys before rotation as
     complex numbers, phi_f the angle between E q_f and k_f, D the distance from the key to the next token, d = 1, 2, 4,
     ... up to `reach`. Each query head's scores are standardised over the tokens after the prompt; the greatest over the
-    query heads of a KV head counts. E q_f and E |q_f| are means over a calibration text: `kvatlas calibrate` runs the
-    model on prompts of a benchmark and on its own full-cache traces; the paper finds that the text hardly matters. The
-    authors' default shares a head's choice over all layers, their paper's formulas do not: here each layer and KV head
-    chooses. Budget and pruning interval are replaced by kv_budget, ratio and local_window.
+    query heads of a KV head counts. E q_f and E |q_f| are means over a calibration text: `kvatlas predictor calibrate`
+    runs the model on prompts of a benchmark and on its own full-cache traces; the paper finds that the text hardly
+    matters. The authors' default shares a head's choice over all layers, their paper's formulas do not: here each layer
+    and KV head chooses. Budget and pruning interval are replaced by kv_budget, ratio and local_window.
 
     statistics: file of the means; empty for the one in the model's folder.
     reach: the farthest future distance that counts.
@@ -54,7 +54,7 @@ class TriAttention(FilePolicy):
         "local_window": "128",
     }
     file_parameter, file_name, file_key = "statistics", STATISTICS_FILE, "statistics"
-    file_about = "statistics of the queries (made by `kvatlas calibrate`)"
+    file_about = "statistics of the queries (made by `kvatlas predictor calibrate`)"
 
     def check_file(self, file: Path, model: ModelHandle) -> None:
         shape = tuple(load_statistics(str(file))["center_real"].shape)

@@ -336,7 +336,7 @@ def _check_distinct(maps: Sequence[Map]) -> None:
         if count > 1:
             raise KvatlasError(
                 f"The map {' | '.join(filter(None, name))} was given twice; compare two readings of one map with "
-                "`kvatlas check`."
+                "`kvatlas compare`."
             )
 
 

@@ -112,10 +112,10 @@ def regrade(
         manifest = store.manifest()
         if manifest.screened:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
-        handles, asked = _models(manifest), _benchmarks(manifest, grader)
+        handles, by_name = _models(manifest), _benchmarks(manifest, grader)
         limit = manifest.spec.get("problems")
         problems = {
-            (name, problem.id): problem for name, benchmark in asked.items() for problem in benchmark.problems(limit)
+            (name, problem.id): problem for name, benchmark in by_name.items() for problem in benchmark.problems(limit)
         }
         for entry in overruled:
             if (entry.benchmark, entry.problem) not in problems:
@@ -139,7 +139,7 @@ def regrade(
             if text is not None:
                 given = answers.setdefault(name, _Answers(problem))
                 if text not in given.grades:
-                    given.grades[text] = benchmarks.judge(asked[trace.benchmark], problem, text)
+                    given.grades[text] = benchmarks.judge(by_name[trace.benchmark], problem, text)
                 given.traces[text] += 1
                 grade = given.grades[text]
                 usual = grade.correct and grade.status is Status.OK
@@ -159,7 +159,7 @@ def regrade(
     record = {"kvatlas": __version__, "grader": grader, "overruled": [vars(entry) for entry in overruled]}
     with Store.create(folder) as store:
         store.put_grading(grader, record, metrics)
-    return list(cells.values()), _disagreements(asked, answers) if audit else []
+    return list(cells.values()), _disagreements(by_name, answers) if audit else []
 
 
 def read_overruled(path: Path) -> list[Overruled]:
@@ -222,13 +222,13 @@ def _named(grade: Grade, text: str) -> str:
     return grade.answer or text.strip()[-SHOWN:]
 
 
-def _disagreements(asked: Mapping[str, Benchmark], answers: Mapping[tuple[str, str], _Answers]) -> list[Disagreement]:
+def _disagreements(by_name: Mapping[str, Benchmark], answers: Mapping[tuple[str, str], _Answers]) -> list[Disagreement]:
     """Return answers that math-verify judges differently, except letters and problems without a short answer."""
     looked = [
         (name, given.problem, text, grade, given.traces[text])
         for (name, _), given in answers.items()
         for text, grade in given.grades.items()
-        if isinstance(asked[name], Questions) and not given.problem.about.get("choices")
+        if isinstance(by_name[name], Questions) and not given.problem.about.get("choices")
     ]
     with ThreadPoolExecutor(2) as pool:
         verdicts = list(pool.map(lambda item: judges.read(item[1].answer, item[2]), looked))

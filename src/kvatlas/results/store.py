@@ -251,17 +251,6 @@ class Store:
             rows = self._connection.execute("SELECT name, value FROM meta WHERE name LIKE ?", (GRADED + "%",))
             return {name: json.loads(value) for name, value in rows}
 
-    def tokens_per_second(self) -> float:
-        """Return the decoding rate of one worker over all traces; KvatlasError for a store without traces."""
-        tokens = seconds = 0.0
-        for columns in self.columns():
-            known = (columns.records["seconds"] > 0) & (columns.records["output_tokens"] >= 0)
-            tokens += float(columns.records["output_tokens"][known].sum())
-            seconds += float(columns.records["seconds"][known].sum())
-        if not seconds:
-            raise KvatlasError(f"The run {str(self.path.parent)!r} has no trace to measure a rate from.")
-        return tokens / seconds
-
     def keys(self) -> set[Key]:
         """Return the keys of all traces in the store."""
         with self._damage_sentences():

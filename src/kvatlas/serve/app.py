@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 import uuid
@@ -35,7 +36,9 @@ from kvatlas.serve.service import (
     stream_of,
 )
 from kvatlas.serve.text import Steering
+from kvatlas.text import visible
 
+_log = logging.getLogger("kvatlas.serve")
 #: Texts with more characters for each position of the model are refused before tokenization; five are usual.
 MOST_PER_TOKEN = 32
 #: Bucket limits of the histograms in seconds.
@@ -70,8 +73,9 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         redoc_url=None,
     )
     add_error_handlers(app)
-    _add_endpoints(app, CompletionHandler(service, name))
-    app.add_middleware(Gate, api_key=api_key, hosts=hosts)
+    handler = CompletionHandler(service, name)
+    _add_endpoints(app, handler)
+    app.add_middleware(Gate, api_key=api_key, hosts=hosts, on_response=handler.metrics.note)
     return app
 
 
@@ -123,8 +127,20 @@ class Metrics(Collector):
         self.answered = Counter(
             "kvatlas_requests", "Requests by how they ended.", ("endpoint", "outcome"), registry=self.registry
         )
+        self.refused = Counter(
+            "kvatlas_refused_requests", "Requests by HTTP status from 400 on.", ("endpoint", "status"),
+            registry=self.registry,
+        )  # fmt: skip
         self.seconds = Histogram("kvatlas_request_seconds", "From request to last token.", **own)
         self.first = Histogram("kvatlas_first_token_seconds", "From request to first piece of a stream.", **own)
+
+    def note(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Log a request, and count it if it is refused or fails."""
+        if path not in ("/health", "/metrics"):
+            _log.info("%s %s %d %.3f s", method, visible(path)[:200], status, seconds)
+        if status >= 400:
+            endpoint = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}.get(path, "other")
+            self.refused.labels(endpoint, str(status)).inc()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the state of the engine."""
@@ -239,12 +255,15 @@ class CompletionHandler:
     ) -> list[GenerationRequest]:
         self.check_model(body.model)
         service = self.service
-        room = room_for(service.model, service.policy, prompt, most)
+        policy = service.policy_for(body.policy)
+        room = room_for(service.model, policy, prompt, most)
         sampling = sampling_with(
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
         )
         streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
-        return [GenerationRequest(prompt, sampling, each, body.stops, split, opened, steering) for each in streams]
+        return [
+            GenerationRequest(prompt, sampling, each, body.stops, split, opened, steering, policy) for each in streams
+        ]
 
     async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import sys
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from types import FrameType
 from urllib.parse import urlsplit
 
@@ -42,8 +44,14 @@ class Gate:
     to the loopback address is refused (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, api_key: str | None = None, hosts: Collection[str] = ()) -> None:
-        self.app, self.api_key, self.hosts = app, api_key, hosts
+    def __init__(
+        self,
+        app: ASGIApp,
+        api_key: str | None = None,
+        hosts: Collection[str] = (),
+        on_response: Callable[[str, str, int, float], None] = lambda *_: None,
+    ) -> None:
+        self.app, self.api_key, self.hosts, self.on_response = app, api_key, hosts, on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse one request."""
@@ -56,7 +64,13 @@ class Gate:
         large = length.isdecimal() and (len(length) > 12 or int(length) > MAX_BYTES)
         refused = self._host(headers) or self._key(headers, scope["path"])
         refused = refused or (JSONResponse(error(_TOO_LARGE), 413, _CLOSE) if large else None)
-        size = 0
+        size, status, began = 0, 500, time.perf_counter()
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
 
         async def limited() -> Message:
             nonlocal size
@@ -66,7 +80,10 @@ class Gate:
                 raise HTTPException(413, _TOO_LARGE, _CLOSE)
             return message
 
-        await (refused or self.app)(scope, limited, send)
+        try:
+            await (refused or self.app)(scope, limited, noted)
+        finally:
+            self.on_response(scope["method"], scope["path"], status, time.perf_counter() - began)
 
     def _host(self, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
@@ -152,6 +169,10 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
         access_log=False,
         timeout_graceful_shutdown=int(grace) + _FAREWELL,
     )
+    log, handler = logging.getLogger("kvatlas.serve"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     server = _Server(config, service, grace)
     service.on_failure = server.fail
     try:

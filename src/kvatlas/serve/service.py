@@ -11,18 +11,18 @@ import contextlib
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
-from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
 from kvatlas.serve.text import Detokenizer, Steerer, Steering
 from kvatlas.text import read_value
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from kvatlas.engine import Engine, Generation, Request
 
-#: The default limit of new tokens of a request.
-MAX_NEW_TOKENS = Sampling().max_new_tokens
 #: Seconds between two pieces of a stream for each sequence that is being decoded. The event loop's work is then the
 #: same for any number of streams: under load a piece holds several tokens.
 PIECE_SECONDS = 0.0075
@@ -66,6 +64,8 @@ class GenerationRequest:
     split: bool = True
     opened: bool | None = None
     steering: Steering = field(default_factory=Steering)
+    #: None for that of the service.
+    policy: Policy | None = None
 
     def detokenizer(self, model: ModelHandle) -> Detokenizer:
         """Return a new detokenizer for its tokens."""
@@ -94,6 +94,11 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         )
     policy.check(model)
     return policy
+
+
+def _names_a_file(item: Field[Any]) -> bool:
+    # Parameters that are words declare them; other texts are names of files.
+    return isinstance(item.default, str) and not item.metadata
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
@@ -270,6 +275,29 @@ class Service:
             self._thread.start()
         return self
 
+    def policy_for(self, values: Mapping[str, Any] | None) -> Policy:
+        """Return the policy that a request names; parameters of the service's own method are its defaults.
+
+        Raises KvatlasError for a method with other signals than the engine collects, and for names of files.
+        """
+        if not values:
+            return self.policy
+        name, own = str(values.get("policy", self.policy.name)), {**values}
+        own.pop("policy", None)
+        if ".py:" in name and name != self.policy.name:
+            raise KvatlasError(f"policy: {name!r} names a file, which requests may not.")
+        files = [item.name for item in parameters(policies.policies.get(name)) if _names_a_file(item)]
+        if refused := next((word for word in own if word in files), None):
+            raise KvatlasError(f"policy: {refused} names a file, which requests may not.")
+        same = name == self.policy.name
+        policy = find_policy(self.model, name, {**(self.policy.setting.values if same else {}), **own})
+        if policy.observes and policy.observer != self.policy.observer:
+            raise KvatlasError(
+                f"policy: {name!r} needs signals that this server does not collect; expected {self.policy.name!r} with "
+                "its own parameters, full, or a method without signals."
+            )
+        return policy
+
     @property
     def rows(self) -> int:
         """The number of requests decoded at a time: `batch_size`, or fewer after memory ran out."""
@@ -380,7 +408,7 @@ class Service:
                 handle,
                 ask.prompt,
                 ask.stream,
-                (self.policy,),
+                (ask.policy or self.policy,),
                 sampling=ask.sampling,
                 stopping_criterion=handle.stopping_criterion,
                 logits_processor=handle.steerer,

@@ -1,8 +1,19 @@
 """Sweeps: the spec, the plan, and the run of it."""
 
 from kvatlas.sweeps.plan import Plan, make_plan
-from kvatlas.sweeps.run import Progress, sweep
+from kvatlas.sweeps.run import Progress, measure, sweep
 from kvatlas.sweeps.screen import screen, screening
 from kvatlas.sweeps.spec import Spec, parse_spec, read_spec
 
-__all__ = ["Plan", "Progress", "Spec", "make_plan", "parse_spec", "read_spec", "screen", "screening", "sweep"]
+__all__ = [
+    "Plan",
+    "Progress",
+    "Spec",
+    "make_plan",
+    "measure",
+    "parse_spec",
+    "read_spec",
+    "screen",
+    "screening",
+    "sweep",
+]

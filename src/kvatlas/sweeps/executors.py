@@ -9,7 +9,7 @@ import multiprocessing.connection
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -78,11 +78,29 @@ def worth(job: Job) -> int:
 
 
 def usual_workers(job: Job) -> int:
-    """Return the number of processes that pay and fit into the memory of this machine; one on a GPU."""
+    """Return the number of processes that pay and fit into the memory of this machine; one for each GPU."""
     if job.model.device != "cpu":
-        return 1
+        return len(devices(job))
     free, taken = free_memory(), PROCESS + (job.model.weight_bytes or 0)
     return max(1, min(cores(), worth(job), cores() if free is None else free // taken))
+
+
+def devices(job: Job) -> list[str]:
+    """Return the devices that workers take in turn: all GPUs, unless the model option `device` names one."""
+    if job.model.device == "cpu" or job.model.options.device not in ("auto", "cuda"):
+        return [job.model.device]
+    import torch
+
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+
+
+def shares(job: Job, workers: int) -> list[Job]:
+    """Return the job of each worker, on a device of its own if there are several."""
+    share, places = job.shared_by(workers), devices(job)
+    if len(places) < 2:
+        return [share] * workers
+    options = [replace(job.model.options, device=places[number % len(places)]) for number in range(workers)]
+    return [replace(share, model=replace(job.model, options=own)) for own in options]
 
 
 def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
@@ -94,12 +112,11 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))
         return
-    share = job.shared_by(workers)
     numbers = iter(range(len(job.units)))
     processes: dict[Connection, BaseProcess] = {}
     try:
         processes.update(_hired(pool) for _ in range(workers))
-        for line in processes:
+        for line, share in zip(processes, shares(job, workers), strict=True):
             with contextlib.suppress(OSError):  # a dead worker, which is handled below
                 line.send(share)
         busy = set(processes)

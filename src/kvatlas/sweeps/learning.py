@@ -6,7 +6,7 @@ A work folder keeps the traces as a resumable run, and the hidden states as shar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.metadata import version
@@ -18,8 +18,8 @@ from kvatlas.core import KvatlasError, Problem, Sampling, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import FULL, Plan, make_plan
-from kvatlas.sweeps.run import Progress, sweep
-from kvatlas.sweeps.spec import Spec, parse_spec
+from kvatlas.sweeps.run import sweep
+from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,31 +60,6 @@ class Material:
         return replace(plan, problems=problems, prompts=prompts)
 
 
-def full_cache_spec(
-    model: str,
-    model_options: Mapping[str, str],
-    benchmarks: Sequence[str],
-    problems: int | None,
-    samples: int,
-    seed: int,
-    temperature: float,
-    max_new_tokens: int,
-) -> Spec:
-    """Return the spec of the full-cache traces of one model."""
-    return parse_spec(
-        {
-            "models": [{"model": model, **model_options}],
-            "benchmarks": list(benchmarks),
-            "problems": problems,
-            "samples": samples,
-            "seed": seed,
-            "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens},
-            "baseline": {"policy": "full"},
-        },
-        "the options",
-    )
-
-
 def learn(
     material: Material,
     work: Path,
@@ -93,13 +68,12 @@ def learn(
     steps: int,
     layout: str = "ours",
     loss: str = "",
-    workers: int | None = None,
-    batch_size: int | None = None,
-    on_trace: Callable[[Progress], None] = lambda _: None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Train a head, evaluate it on the held-out problems, write it, and return its provenance.
 
     `layout` is ours or authors, `loss` ranked, scaled or power (empty: ranked for ours, scaled for the authors').
+    `options` are those of the sweep of the traces.
     """
     from kvatlas.policies.dynts import Layout
     from kvatlas.predictor import HeadLoss, evaluate, save_head, train
@@ -108,7 +82,7 @@ def learn(
     aim = _word(HeadLoss, "loss", loss or ("ranked" if form is Layout.OURS else "scaled"))
     plan = material.plan()
     (model,) = plan.models
-    sweep(plan, work / "run", replace=True, workers=workers, batch_size=batch_size, on_trace=on_trace)
+    sweep(plan, work / "run", replace=True, **options)
     data, left_out = _examples(material, plan, work, held_out=False)
     others = _examples(material, plan, work, held_out=True) if material.held_out else None
     head = train(data, layout=form, loss=aim, steps=steps, seed=material.spec.seed, device=model.device)
@@ -125,22 +99,17 @@ def learn(
     return provenance
 
 
-def judge(
-    head: Path,
-    material: Material,
-    work: Path,
-    *,
-    workers: int | None = None,
-    batch_size: int | None = None,
-    on_trace: Callable[[Progress], None] = lambda _: None,
-) -> dict[str, Any]:
-    """Return the quality of a head's ranking of the thinking tokens of correct traces, and the traces left out."""
+def judge(head: Path, material: Material, work: Path, **options: Any) -> dict[str, Any]:
+    """Return the quality of a head's ranking of the thinking tokens of correct traces, and the traces left out.
+
+    `options` are those of the sweep of these traces.
+    """
     from kvatlas.policies.dynts import load_head
     from kvatlas.predictor import evaluate
 
     weights = load_head(str(head))
     plan = material.plan()
-    sweep(plan, work / "run", replace=True, workers=workers, batch_size=batch_size, on_trace=on_trace)
+    sweep(plan, work / "run", replace=True, **options)
     whole = replace(material, tokens_per_trace=0)
     data, left_out = _examples(whole, plan, work, held_out=False)
     return asdict(evaluate(weights, data)) | {"left_out": left_out}
@@ -240,7 +209,7 @@ def _provenance(material: Material, plan: Plan) -> dict[str, Any]:
         "held_out_problems": material.held_out,
         "problems": material.spec.problems,
         "samples": material.spec.samples,
-        "sampling": material.spec.sampling.model_dump(),
+        "sampling": plan.spec.sampling.model_dump(),
         "seed": material.spec.seed,
         "tokens_per_trace": material.tokens_per_trace,
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
-from kvatlas.core import KvatlasError, Problem, Setting, digest
+from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, notes_for
 from kvatlas.native import why_not
@@ -269,6 +269,9 @@ def make_plan(spec: Spec) -> Plan:
     """Check the spec as far as possible without loading weights; KvatlasError for the first fault."""
     found_models = tuple(entry.find() for entry in spec.models)
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
+    if not spec.sampling.max_new_tokens:
+        most = min([MAX_NEW_TOKENS, *(model.positions // 4 * 3 for model in found_models if model.positions)])
+        spec = spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"max_new_tokens": most})})
     for what, names in (("model", [m.name for m in found_models]), ("benchmark", [b.name for b in found_benchmarks])):
         if len(set(names)) < len(names):
             raise KvatlasError(f"Two entries of the spec are the {what} {max(names, key=names.count)!r}; name it once.")
@@ -276,7 +279,7 @@ def make_plan(spec: Spec) -> Plan:
     for setting, baseline in spec.cells():
         policy = policies.of(setting)
         if spec.strict_budget and isinstance(policy, CompressingPolicy):
-            policy = replace(policy, strict_budget=True)
+            policy = policies.of(Setting.of(setting.policy, **{**setting.values, "strict_budget": True}))
         if policy.setting in cells:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = policy, baseline

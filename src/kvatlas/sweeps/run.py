@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvatlas import policies
 from kvatlas.benchmarks import for_model
 from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
+from kvatlas.policies import Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.sweeps.executors import Executor, WorkerPool, executors
+from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, executors
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
-from kvatlas.sweeps.worker import CPU_BATCH, Job
+from kvatlas.sweeps.worker import CPU_BATCH, Job, fitting
+
+if TYPE_CHECKING:
+    from kvatlas.engine import Engine
+
+#: Steps and rows that a plan times.
+TIMED_STEPS, TIMED_ROWS = 32, 32
 
 #: New traces, or a quarter of all, from which on the time left is estimated.
 ESTIMATED = 8
@@ -45,6 +54,51 @@ class Progress:
         if new >= min(ESTIMATED, (self.total - before) / 4):
             parts.append(f"{timedelta(seconds=round(seconds * (self.total - self.done) / new))} left")
         return ", ".join(parts)
+
+
+def measure(plan: Plan) -> float | None:
+    """Return the tokens per second that all workers of this machine decode, from a few timed steps of each model.
+
+    The rows are prompts of the plan under its policies. Returns None for models of the hub, which may need a download.
+    """
+    import torch
+
+    from kvatlas.engine import Engine
+
+    torch.set_num_threads(1)
+    seconds_per_token = 0.0
+    for model in plan.models:
+        if model.repository is not None:
+            return None
+        chosen = [policy for policy, _ in plan.policies if Signal.ANSWER not in policy.observes] or [FULL]
+        sampling, prompt = plan.spec.sampling.sampling(), plan.longest_prompt(model)
+        job = Job(model, "", plan.benchmarks, (), sampling, plan.spec.seed, prompt=prompt)
+        benchmark = for_model(plan.benchmarks[0], model.reads)
+        problems = plan.problems[benchmark.name][:TIMED_ROWS]
+        texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
+        engine = Engine(model, model.load(), chosen, sampling, min(fitting(job, chosen), TIMED_ROWS))
+        _timed(engine, chosen, texts, 1)
+        # Both read the prompts, one of them decodes more steps.
+        (prefill, first), (whole, last) = (_timed(engine, chosen, texts, 1 + steps) for steps in (0, TIMED_STEPS))
+        workers = cores() if model.device == "cpu" else len(devices(job))
+        seconds_per_token += max(whole - prefill, 1e-9) / max(1, last - first) / workers / len(plan.models)
+    return 1 / seconds_per_token
+
+
+def _timed(
+    engine: Engine, policies: Sequence[Policy], texts: Sequence[tuple[int, ...]], steps: int
+) -> tuple[float, int]:
+    """Return the seconds and the new tokens of a full batch with so many steps."""
+    from kvatlas.engine import Request
+
+    sampling = replace(engine.sampling, max_new_tokens=steps)
+    requests = [
+        Request(row, texts[row % len(texts)], row, (policies[row % len(policies)],), sampling=sampling)
+        for row in range(engine.batch_size)
+    ]
+    began = time.perf_counter()
+    tokens = sum(len(generation.tokens) for generation in engine.run(requests))
+    return time.perf_counter() - began, tokens
 
 
 def sweep(
@@ -163,6 +217,7 @@ class Driver:
                 identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
                 halvings=self.halvings,
                 prompt=plan.longest_prompt(model),
+                registered=tuple(policies.policies.added.values()),
             )
             before = self.finished
             for trace, own in self.run(job, self.pool):

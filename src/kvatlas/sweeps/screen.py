@@ -52,7 +52,7 @@ def screen(
             if store.keys() and not store.manifest().screened:
                 raise KvatlasError(
                     f"{str(folder)!r} holds a sweep, whose maps a screen would hide; name another folder for the "
-                    f"screen and give it the full-cache traces by --traces {folder}."
+                    f"screen and give it the full-cache traces by --from {folder}."
                 )
     for sentence in plan.notes:
         on_message(sentence)

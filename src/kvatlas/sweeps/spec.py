@@ -47,14 +47,17 @@ def _parameter(policy_names: Sequence[str], name: str, value: Any) -> Any:
 
 
 class SamplingSpec(BaseModel):
-    """The sampling of tokens; the defaults are the published ones (arXiv 2601.18383)."""
+    """The sampling of tokens; the defaults are the published ones (arXiv 2601.18383).
+
+    `max_new_tokens` is by default three quarters of the model's positions, at most `MAX_NEW_TOKENS`; a plan sets it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: Number = Field(default=0.6, ge=0)
     top_k: Integer = Field(default=20, ge=0, lt=2**31)
     top_p: Number = Field(default=0.95, gt=0, le=1)
-    max_new_tokens: Integer = Field(default=16_384, ge=1, lt=2**31)
+    max_new_tokens: Integer = Field(default=0, ge=1, lt=2**31)
 
     def sampling(self) -> Sampling:
         """Return the sampling as core data."""
@@ -145,7 +148,7 @@ class Spec(BaseModel):
     models: list[ModelSpec] = Field(min_length=1)
     benchmarks: list[BenchmarkSpec] = Field(min_length=1)
     problems: Integer | None = Field(default=None, ge=1, le=MAX_PROBLEMS)
-    samples: Integer = Field(default=5, ge=1, le=MAX_SAMPLES)
+    samples: Integer = Field(default=1, ge=1, le=MAX_SAMPLES)
     seed: Integer = Field(default=0, ge=0, lt=2**63)
     sampling: SamplingSpec = SamplingSpec()
     baseline: list[SettingSpec] = [SettingSpec(policy="full")]
@@ -228,11 +231,14 @@ def recipes() -> dict[str, str]:
     return {path.stem: path.read_text("utf-8") for path in paths}
 
 
-def read_spec(path: Path, strict_budget: bool = False) -> Spec:
-    """Read a spec file; with `strict_budget` all budgets are strict. Raises KvatlasError for every fault."""
+def read_spec(path: Path) -> Spec:
+    """Read a spec file or a recipe by its name; KvatlasError for every fault."""
     try:
-        with path.open(encoding="utf-8") as file:
-            data = _load(file.read(MAX_CHARACTERS + 1))
+        if not path.exists() and str(path) in recipes():
+            data = _load(recipes()[str(path)])
+        else:
+            with path.open(encoding="utf-8") as file:
+                data = _load(file.read(MAX_CHARACTERS + 1))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
@@ -242,8 +248,7 @@ def read_spec(path: Path, strict_budget: bool = False) -> Spec:
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
-    spec = parse_spec(data, str(path), _FILE)
-    return spec.model_copy(update={"strict_budget": True}) if strict_budget else spec
+    return parse_spec(data, str(path), _FILE)
 
 
 def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
@@ -264,15 +269,11 @@ def setting_spec(
     model_options: Mapping[str, Any],
     **others: Any,
 ) -> dict[str, Any]:
-    """Return the spec, as data, of a sweep with one setting; `others` are further keys of a spec.
-
-    New tokens are limited to 16,384 by default, or to three quarters of the model's positions.
-    """
-    room = models.find(model, **model_options).positions or 16_384 + 4096
+    """Return the spec, as data, of a sweep with one setting; `others` are further keys of a spec."""
     return {
         "models": [{"model": model, **model_options}],
         "benchmarks": list(benchmarks),
-        "sampling": {"temperature": temperature, "max_new_tokens": max_new_tokens or min(16_384, room // 4 * 3)},
+        "sampling": {"temperature": temperature, **({"max_new_tokens": max_new_tokens} if max_new_tokens else {})},
         "baseline": [{"policy": setting.policy, **setting.values}],
         **others,
     }

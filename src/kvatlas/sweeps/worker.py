@@ -54,6 +54,8 @@ class Job:
     screened: bool = False
     halvings: int = 0
     identities: Mapping[Setting, str] = field(default_factory=dict)
+    #: Policies that `kvatlas.register` added in the driver.
+    registered: tuple[type[Policy], ...] = ()
 
     def shared_by(self, workers: int) -> Job:
         """Return the job for one of so many workers, with a batch that leaves work for the others."""
@@ -64,6 +66,8 @@ class Job:
 
     def policies(self) -> dict[Setting, Policy]:
         """Return the policies of the settings; KvatlasError if a file of one changed since the run keys were made."""
+        for kind in self.registered:
+            policies.policies.added.setdefault(kind.name, kind)
         settings = dict.fromkeys(itertools.chain.from_iterable(unit.settings for unit in self.units))
         by_setting = {setting: policies.of(setting) for setting in settings}
         for setting, policy in by_setting.items():

@@ -1,0 +1,122 @@
+"""One's own parts: policies of a file and of Python, chat templates, system messages, folders, recipes, GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvatlas
+from kvatlas import models, policies
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.models import EMBEDDED
+from kvatlas.policies import CacheView, CompressingPolicy
+from kvatlas.sweeps import make_plan, parse_spec, read_spec
+from kvatlas.sweeps.executors import devices, shares, usual_workers
+from kvatlas.sweeps.worker import Job
+
+CODE = """
+from kvatlas.policies import CompressingPolicy
+
+class Newest(CompressingPolicy):
+    name = "newest"
+    summary = "keeps the newest tokens"
+
+    def score(self, cached):
+        return cached.positions
+"""
+
+
+class Newest(CompressingPolicy):
+    name = "newest"
+    summary = "keeps the newest tokens"
+
+    def score(self, cached: CacheView) -> Any:
+        return cached.positions
+
+
+def texts(policy: str, **options: Any) -> list[str]:
+    """The texts of a small run; each problem is compressed."""
+    values = {"kv_budget": 150, "local_window": 8, "ratio": 0.3}
+    run = kvatlas.run(
+        "embedded:tiny-llama", "CHAIN6", problems=2, policy=policy, max_new_tokens=120, **values, **options
+    )
+    assert all(trace.usage.compressions for trace in run.traces())
+    return [trace.text for trace in run.traces()]
+
+
+def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(CODE)
+    monkeypatch.setattr(policies.policies, "added", {})
+    expected = texts("window")
+    assert texts(f"{file}:Newest", workers=2) == expected
+    with pytest.raises(KvatlasError, match="Unknown policy 'newest'"):
+        texts("newest")
+    assert kvatlas.register(Newest) is Newest
+    assert texts("newest", workers=1) == expected
+    with pytest.raises(KvatlasError, match="the name is taken by kvatlas"):
+        kvatlas.register(type("Other", (Newest,), {"name": "window"}))
+    with pytest.raises(KvatlasError, match="cannot be registered"):
+        kvatlas.register(int)  # type: ignore[arg-type]
+    with pytest.raises(KvatlasError, match="has no attribute 'Other'"):
+        policies.of(Setting.of(f"{file}:Other"))
+    with pytest.raises(KvatlasError, match="cannot be loaded"):
+        policies.of(Setting.of(f"{tmp_path}/none.py:Other"))
+
+
+def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
+    file, model = tmp_path / "mine.py", models.find("embedded:tiny-llama")
+    file.write_text(CODE)
+    policy = policies.of(Setting.of(f"{file}:Newest", kv_budget=150, local_window=8, ratio=0.3))
+    before = policy.identity(model)
+    file.write_text(CODE + "\n# changed\n")
+    assert policy.identity(model) != before
+
+
+def test_templates_and_system_messages_are_options_of_a_model(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}")
+    plain = models.find("embedded:tiny-llama")
+    changed = models.find("embedded:tiny-llama", template=str(template), system="be brief")
+    assert changed.prompt("x") == "[system: be brief][user: x]"
+    assert changed.conversation([{"role": "system", "content": "own"}]) == "[system: own]"
+    assert changed.prompt_identity != replace(changed, options=replace(changed.options, system="")).prompt_identity
+    assert "system" not in plain.prompt_identity
+    with pytest.raises(KvatlasError, match="template: 'gone' cannot be read"):
+        _ = models.find("embedded:tiny-llama", template="gone").tokenizer
+
+
+def test_folders_need_no_prefix_and_recipes_no_file() -> None:
+    folder = str(EMBEDDED / "tiny-llama")
+    assert models.find(folder).weights_digest == models.find("embedded:tiny-llama").weights_digest
+    assert models.embedded() == [name for name in models.installed() if name.startswith("embedded:")]
+    assert read_spec(Path("demo-quick")).problems == 6
+
+
+def test_each_worker_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+
+    def job(device: str) -> Job:
+        model = models.find(str(EMBEDDED / "tiny-llama"), device=device)
+        return Job(model, "", (), (), Sampling(), 0)
+
+    assert usual_workers(job("auto")) == 2
+    assert [share.model.device for share in shares(job("cuda"), 3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert [share.model.device for share in shares(job("cuda:1"), 2)] == ["cuda:1"] * 2
+    assert devices(job("cpu")) == ["cpu"]
+
+
+def test_a_setting_without_a_choice_is_refused_in_a_run_and_named_in_a_sweep() -> None:
+    values = {"kv_budget": 150, "local_window": 8, "ratio": 0.1, "ratio_over": "older"}
+    with pytest.raises(
+        KvatlasError, match="keeps the same tokens under every policy on all problems of CHAIN6; choose"
+    ):
+        kvatlas.run("embedded:tiny-llama", "CHAIN6", policy="window", problems=1, **values)
+    spec = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "problems": 1}
+    plan = make_plan(parse_spec({**spec, "baseline": {"policy": "window", **values}}))
+    assert any("all policies keep the same tokens" in sentence for sentence in plan.warnings)
+    assert plan.spec.sampling.max_new_tokens == 768
