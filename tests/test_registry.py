@@ -66,28 +66,28 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 #: Commands where that package is installed, with parts of the lines that each ends with.
 WARNED: dict[str, list[str]] = {
-    "policies --json": [
+    "list policies --json": [
         "kvatlas: The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFoundError: No module "
         "named 'kvatlas_needs_this_module'). It is left out.",
         "'lost' of the plug-in third_kinds:Nothing cannot be used (AttributeError",
         "expected subclasses of kvatlas.policies.CompressingPolicy",
         "its name is 'other'; expected that of its entry point, 'misnamed'",
     ],
-    "benchmarks --json": [
+    "list benchmarks --json": [
         "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used",
         "The benchmark family 'BAD' of the plug-in third_kinds:run cannot be used",
     ],
 }
 REFUSED = {
-    "policies gone": "The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFound",
-    "benchmarks show GONE3": "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used",
+    "list policies gone": "The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFound",
+    "list benchmarks GONE3": "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used",
     "sweep spec.yaml --out run --executor gone": "The executor 'gone' of the plug-in third_party:run cannot be used",
     "sweep spec.yaml --out run --executor lonely": "expected a function of a kvatlas.sweeps",
 }
 #: Unknown names, with some that the sentence lists and those that it must not: entry points that cannot be used.
 UNKNOWN = {
-    "policies mine": ({"window", "good"}, {"gone", "lost", "number", "misnamed"}),
-    "benchmarks show MINE3": ({"CHAIN", "WELL"}, {"GONE", "BAD"}),
+    "list policies mine": ({"window", "good"}, {"gone", "lost", "number", "misnamed"}),
+    "list benchmarks MINE3": ({"CHAIN", "WELL"}, {"GONE", "BAD"}),
     "sweep x --out run --executor mine": ({"local", "well"}, {"gone", "lonely"}),
 }
 
@@ -107,7 +107,7 @@ def done(broken: Path) -> dict[str, tuple[int, str, str]]:
     return dict(zip(words, json.loads(process.stdout), strict=True))
 
 
-@pytest.mark.parametrize(("words", "good"), [("policies --json", "good"), ("benchmarks --json", "WELL")])
+@pytest.mark.parametrize(("words", "good"), [("list policies --json", "good"), ("list benchmarks --json", "WELL")])
 def test_broken_plugins_are_left_out_with_a_warning_each(done: dict[str, Any], words: str, good: str) -> None:
     code, out, err = done[words]
     assert code == 0

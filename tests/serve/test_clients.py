@@ -143,7 +143,7 @@ def test_a_request_names_its_own_policy(client: openai.OpenAI, server: Running) 
         ({"policy": "h2o", "kv_budget": 150, "local_window": 8, "ratio": 0.3}, "needs signals that this server"),
         ({"predictor": "/etc/passwd"}, "names a file"),
         ({"policy": "mine.py:Own"}, "names a file"),
-        ({"ratio": 3}, "ratio is 3; expected shares from 0 to 1"),
+        ({"ratio": 3}, "ratio is 3; expected a number from 0 to 1"),
     ):
         with pytest.raises(openai.BadRequestError, match=words):
             answer(**policy)
