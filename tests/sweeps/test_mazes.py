@@ -39,7 +39,7 @@ def test_a_model_gets_further_with_all_it_has_seen_than_with_a_tenth_of_it(
     (against,) = [pair for pair in pairs if {pair["x"], pair["y"]} == {"full", "window ratio=0.1"}]
     difference = against["difference"] if against["x"] == "full" else {"low": -against["difference"]["high"]}
     assert difference["low"] > 0
-    assert ": L0 " in succeed("curves", tmp_path / "run", "--only", "full", "--out", tmp_path / "curves.png")
+    assert ": L0 " in succeed("draw", "curves", tmp_path / "run", "--policy", "full", "--out", tmp_path / "curves.png")
 
 
 def test_models_that_can_read_the_task_are_told_it(tmp_path: Path) -> None:
