@@ -102,7 +102,8 @@ def test_what_a_target_cannot_express_is_named_with_the_nearest(target: str, cha
 
 
 def test_a_ratio_is_told_as_what_it_keeps() -> None:
-    values = {"policy": "triattention", "kv_budget": 2176, "local_window": 128, "ratio": 0.9375, "keep_prompt": False}
+    values = {"policy": "triattention", "kv_budget": 2176, "local_window": 128, "ratio": 0.9375}
+    values |= {"ratio_over": "older", "keep_prompt": False}
     made = export_setting(Setting.of(**values), "triattention-vllm")
     assert (made.setting.values["kv_budget"], made.setting.values["every"]) == (2048, 128)
     thinking = Setting.of(**{**values, "ratio_over": "thinking", "keep_prompt": True})

@@ -142,7 +142,7 @@ def test_without_native_kernels_a_command_says_so_once_and_writes_the_same_token
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stderr.count("The native CPU kernels are switched off (KVATLAS_NATIVE=off).") == 1
     kvatlas.succeed(*words, "--out", tmp_path / "on")
-    assert "hold the same tokens" in kvatlas.succeed("check", tmp_path / "off", tmp_path / "on")
+    assert "hold the same tokens" in kvatlas.succeed("compare", tmp_path / "off", tmp_path / "on")
 
 
 def test_an_unknown_backend_is_a_sentence() -> None:
