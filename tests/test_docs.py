@@ -52,7 +52,7 @@ def test_the_project_stays_within_its_budget() -> None:
     assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 150
     assert lines("tests/**/*.py") <= 20_700
     assert lines("bench/**/*.py") <= 3_000
-    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 15_000
+    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 15_200
     assert lines("README.md") <= 150
 
 

@@ -212,9 +212,10 @@ def test_a_plateau_is_framed_and_said(llama, tmp_path):
     assert "17 of 20 cells are shown to be worse than the best" in " ".join(words)
 
 
-def test_cells_in_which_policies_cannot_differ_have_a_corner(run, tmp_path):
+def test_cells_in_which_policies_cannot_differ_have_a_corner(tmp_path):
     """20 prompt tokens fill the places of ratio 0.1, and those of 0.3 under the widest window."""
-    item = run[2][0]
+    plan = manifest(grid("dynts", ratio_over="older"))
+    item = maps_of_run(RunData(plan, list(traces(plan, lambda _: 0.9))))[0]
     part = replace(item.cells[32, 0.3].audit, none=0.25, no_choice=0.25)
     cells = {**item.cells, (32, 0.3): replace(item.cells[32, 0.3], audit=part)}
     (panel,) = metric_panels([replace(item, cells=cells)])

@@ -151,7 +151,7 @@ def test_comparisons_baselines_and_notes_of_a_run():
 
 
 def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
-    plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
+    plan = manifest(grid("dynts", ratio_over="older"), benchmarks=("CHAIN6",))
     run = [
         (key, replace(item, usage=replace(item.usage, compressions=0), grade=Grade(False, 0.0, None, Status.NO_ANSWER)))
         for key, item in traces(plan)

@@ -13,12 +13,12 @@ RATIOS = (0.1, 0.3, 0.5)
 AXES = (("local_window", WINDOWS), ("ratio", RATIOS))
 
 
-def setting(policy: str, window: int, ratio: float) -> Setting:
-    return Setting.of(policy, kv_budget=96, local_window=window, ratio=ratio)
+def setting(policy: str, window: int, ratio: float, **fixed: str) -> Setting:
+    return Setting.of(policy, kv_budget=96, local_window=window, ratio=ratio, **fixed)
 
 
-def grid(*policies: str) -> list[Setting]:
-    return [setting(policy, window, ratio) for policy in policies for window in WINDOWS for ratio in RATIOS]
+def grid(*policies: str, **fixed: str) -> list[Setting]:
+    return [setting(policy, window, ratio, **fixed) for policy in policies for window in WINDOWS for ratio in RATIOS]
 
 
 def manifest(

@@ -56,7 +56,7 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
         return ModelHandle(name, gguf.converted(gguf.packaged(model), chosen.cache), chosen)
     if kind != "hf" or not rest:
         names = ", ".join((*embedded(), *gguf.PACKAGED))
-        raise KvatlasError(f"Unknown model {model!r}; expected {names}, hf:FOLDER, hf:FILE.gguf and hf:OWNER/NAME.")
+        raise KvatlasError(f"Unknown model {model!r}; expected {names}, a folder, FILE.gguf or hf:OWNER/NAME.")
     folder = Path(rest).expanduser()
     if rest.endswith(".gguf"):
         return ModelHandle(name, gguf.converted(folder, chosen.cache), chosen)
