@@ -20,7 +20,7 @@ NO_ANSWER = Grade(False, 0.0, None, Status.NO_ANSWER)
 
 
 def cells(change: Any = lambda trace: trace, **plan: Any) -> Any:
-    made = manifest(grid("dynts", "random"), **plan)
+    made = manifest(grid("dynts", "random", ratio_over="older"), **plan)
     return RunData(made, [(key, change(trace)) for key, trace in traces(made)])
 
 
