@@ -241,6 +241,6 @@ def test_workers_that_always_die_end_the_sweep(
 ) -> None:
     halvings: list[int] = []
     monkeypatch.setattr(driver.executors, "get", lambda _: lambda job, _: iter(halvings.append(job.halvings) or ()))
-    with pytest.raises(KvatlasError, match="with one sequence at a time, too"):
+    with pytest.raises(KvatlasError, match="even with one sequence at a time"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path / "run", batch_size=8)
     assert halvings == [0, 1, 2, 3]
