@@ -235,3 +235,8 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
     assert "another kv_budget, local_window or ratio for them: " in strict
     many = cells(*({"ratio": n / 100} for n in range(1, 10)), prompts=[300])
     assert "; and 3 more." in (no_choice_sentence(many) or "")
+
+
+def test_a_parameter_without_a_name_is_refused() -> None:
+    with pytest.raises(KvatlasError, match="'full' has no parameter ''"):
+        policies.of(Setting.of("full", **{"": False}))

@@ -280,7 +280,7 @@ class Policy:
         names = [item.name for item in parameters(cls)]
         values, name = setting.values, preset or cls.name
         unknown = next((word for word in values if word not in names), None)
-        if unknown:
+        if unknown is not None:
             raise KvatlasError(
                 f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names) or 'none'}."
             )
