@@ -1,4 +1,4 @@
-"""Pairwise maps: one panel for every two systems, the number of problems at each pair of values, and who is ahead.
+"""Pairwise maps: one panel for every two systems, the number of problems at each pair of values, and the system ahead.
 
 After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place of densities where values are few.
 """
@@ -193,7 +193,7 @@ def _points(share: float) -> str:
 
 
 def _head(pair: Pair, x: str, y: str, inches: float, look: Look) -> list[Line]:
-    """The lines over a panel: who is ahead by how much, and the shares of problems above and below the line."""
+    """The lines over a panel: the system ahead and its lead, and the shares of problems above and below the line."""
     value = pair.difference
     half = f" ± {_points((value.high - value.low) / 2)}" if look.intervals is not False else ""
     ahead = f"{'x' if value.value > 0 else 'y'} ahead by {_points(abs(value.value))} points{half}"
