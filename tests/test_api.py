@@ -103,5 +103,5 @@ def test_the_package_imports_at_once_and_says_what_it_has() -> None:
         "import sys, kvatlas; heavy = {'numpy', 'scipy', 'torch', 'pandas'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert {"open_run", "sweep", "run", "Run", "Map"} <= set(dir(kvatlas))
+    assert {"open_run", "sweep", "run", "Run", "Heatmap"} <= set(dir(kvatlas))
     assert callable(kvatlas.sweep)

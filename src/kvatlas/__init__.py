@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
-    from kvatlas.api import Description, Map, Run, open_run, run, sweep
+    from kvatlas.api import Description, Heatmap, Run, open_run, run, sweep
     from kvatlas.integrations.transformers import generate
     from kvatlas.policies import register
 
 __version__ = "0.1.0"
 __all__ = [
     "Description",
+    "Heatmap",
     "KvatlasError",
-    "Map",
     "Run",
     "__version__",
     "generate",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 #: Statistics and transformers take seconds to import, so both are imported at first use.
-_HOMES = dict.fromkeys(("Description", "Map", "Run", "open_run", "run", "sweep"), "kvatlas.api")
+_HOMES = dict.fromkeys(("Description", "Heatmap", "Run", "open_run", "run", "sweep"), "kvatlas.api")
 _HOMES |= {"generate": "kvatlas.integrations.transformers", "register": "kvatlas.policies"}
 
 

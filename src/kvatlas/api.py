@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Map(core.Map):
+class Heatmap(core.Map):
     """A map with a plot; notebooks show it as a heatmap. Values are shares in [0, 1]."""
 
     def plot(self, path: str | Path | None = None, *, columns: int | None = None, dark: bool = False) -> Figure:
@@ -97,10 +97,10 @@ class Run:
         }
         return Run(replace(self.data, metric=metric, **changes), self._scratch)
 
-    def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Map]:
+    def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Heatmap]:
         """Return a map for each model, benchmark and policy with its plateau, or with `mean` the benchmarks' means."""
         maps = self._analysis.means if mean else self._analysis.maps
-        return [_as(Map, map_) for map_ in of_policy(maps, policy)]
+        return [_as(Heatmap, map_) for map_ in of_policy(maps, policy)]
 
     def cells(self) -> pd.DataFrame:
         """Return a row for each setting of each model and benchmark, baselines included.
@@ -273,4 +273,4 @@ def _row(expected: Expected, cell: core.Cell) -> dict[str, Any]:
     }
 
 
-__all__ = ["Description", "KvatlasError", "Map", "Run", "open_run", "run", "sweep"]
+__all__ = ["Description", "Heatmap", "KvatlasError", "Run", "open_run", "run", "sweep"]
