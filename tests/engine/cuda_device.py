@@ -1,4 +1,4 @@
-"""Fake tensors on `cuda:0` in a build of torch without CUDA."""
+"""Fake tensors on `cuda:0` where there is no GPU."""
 
 import ctypes
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ CUDA, META = 1, 14
 
 @contextmanager
 def without_cuda() -> Iterator[None]:
-    """Provide what fake tensors need in a build without CUDA: a guard of devices, and tensors that are made on the host
-    first.
+    """Provide what fake tensors need without a GPU: a guard of devices, and tensors that are made on the host first.
 
-    Meta tensors have a guard that does nothing. Devices must be named with their number.
+    Meta tensors have a guard that does nothing; that of a build with CUDA asks for a driver. Devices must be named with
+    their number.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 32).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     guard, lifted = guards[CUDA], torch._C._only_lift_cpu_tensors()
-    guards[CUDA] = guard or guards[META]
+    guards[CUDA] = guards[META]
     torch._C._set_only_lift_cpu_tensors(True)
     try:
         yield
