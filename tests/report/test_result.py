@@ -1,6 +1,7 @@
 """The result: the JSON's shape and numbers, and the two texts that `describe` prints of it."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -270,12 +271,14 @@ def test_where_nothing_is_proven_it_says_whether_more_problems_would_help():
     (choice,) = close.to_dict()["recommendation"]["all"]
     assert (choice["setting"], choice["loses"], choice["shown"]) == (None, None, False)
     lost = next(loss for loss in choice["losses"] if loss["setting"] == choice["nearest"]["setting"])["loses"]
-    page = one_page(close)
+    page, loss = one_page(close), close.choices[0].least[1]
+    assert loss.high == min(loss.high for loss in close.choices[0].losses.values())
+    assert f"is proven to stay within {math.ceil(100 * loss.high)} points" in page
     assert f"would take about {choice['nearest']['more_problems']:,} more problem" in page
     assert f"if the true loss is the {abs(lost):.1f} points observed" in page
     far = of_run(lambda one: 1.0 if one.policy == "full" else 0.7, problems=40)
     assert far.choices[0].nearest is None
-    assert "More problems would not help: the best setting lost" in one_page(far)
+    assert "More problems would not help: it lost 30.0 points" in one_page(far)
     assert of_run(nearly_full, problems=40, margin=30.0).choices[0].shown is True
     # An adaptive sweep has no losses before its first block is complete.
     before = recommendation(replace(far.choices[0], losses={}))

@@ -215,12 +215,12 @@ def print_demo(folder: Path) -> None:
     console = Console()
     print_maps(analysis.means, table_console())
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")
-    lines = {
-        "Found": " ".join(map(recommendation, analysis.choices)),
-        "Open": f"{folder / 'report.html'} (or: kvatlas view {folder})",
-        "Figures": f"{pictures} (and svg, pdf) in {folder}, their numbers in maps.csv",
-    }
-    for name, text in lines.items():
+    lines = [
+        *(("Found", recommendation(choice)) for choice in analysis.choices),
+        ("Open", f"{folder / 'report.html'} (or: kvatlas view {folder})"),
+        ("Figures", f"{pictures} (and svg, pdf) in {folder}, their numbers in maps.csv"),
+    ]
+    for name, text in lines:
         # Not wrapped: paths are copied.
         console.print(Text(visible(f"{name:<9}{text}")), soft_wrap=True)
 

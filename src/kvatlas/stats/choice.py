@@ -29,7 +29,8 @@ class Choice:
     levels of an axis that are shown to be worse. `by_memory` and `by_time` are None where the cost is unknown or none
     may be chosen. `tied` and `tied_by_time` count the other settings that are not shown to cost over 1 % more.
     `may_lose`, by setting id, is the most that one of the plateau lies below the best; `against` the difference of a
-    chosen one to each baseline. `vacuous` is the reason, as a clause, why nothing is chosen.
+    chosen one to each baseline. `vacuous` is the reason, as a clause, why nothing is chosen. `saved` is the share
+    of the full cache's KV tokens that `by_memory`, or else `least`, does without; None if unknown.
     """
 
     model: str
@@ -47,6 +48,7 @@ class Choice:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     tied: int = 0
     tied_by_time: int = 0
+    saved: float | None = None
 
     @property
     def loss(self) -> SettingLoss | None:
@@ -61,11 +63,11 @@ class Choice:
 
     @property
     def least(self) -> tuple[Setting, SettingLoss] | None:
-        """The setting with the smallest loss that was observed; None where there is no full cache."""
+        """The setting whose loss is proven to be the smallest, and the loss; None where there is no full cache."""
         if not self.losses:
             return None
-        setting, loss = min(self.losses.items(), key=lambda item: item[1].value)
-        return self.settings[setting], loss
+        setting = _safest(self.losses)
+        return self.settings[setting], self.losses[setting]
 
     @property
     def nearest(self) -> tuple[Setting, int] | None:
@@ -136,6 +138,9 @@ def choice_of(
             if difference is not None:
                 against[setting][baseline] = difference
     shown = [cell for setting in means for cell in own[setting]]
+    full = [cell for cell in baselines if cell.setting.policy == "full" and cell.stored]
+    offered = own[_safest(losses) if fewest is None else fewest.setting.id]
+    pair = [mean_cell([cell.cell() for cell in part]).mean_kv_tokens for part in (offered, full) if part]
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return Choice(
         model,
@@ -151,7 +156,13 @@ def choice_of(
         settings={id_of(cell): cell.setting for cell in cells},
         tied=_ties(fewest, shown, "mean_kv_tokens"),
         tied_by_time=_ties(fastest, shown, "seconds"),
+        saved=1 - pair[0] / pair[1] if len(pair) == 2 and pair[0] is not None and pair[1] else None,
     )
+
+
+def _safest(losses: Mapping[str, SettingLoss]) -> str:
+    """Return the setting with the smallest upper limit of its loss; of equal ones that with the smallest loss."""
+    return min(losses, key=lambda setting: (losses[setting].high, losses[setting].value))
 
 
 def choices_of_maps(

@@ -163,7 +163,7 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
 
 
 def _card(choice: Choice, every: Sequence[Map], cells: Cells) -> Json:
-    """The chosen setting of a model (`shown`), else the one with the least loss, and the sentence that says why.
+    """The chosen setting of a model (`shown`), else the one proven to lose least, and the sentence that says why.
 
     `saved` is the percent of the full cache's mean KV tokens that the setting saves; `loss` is in points.
     """
@@ -172,17 +172,13 @@ def _card(choice: Choice, every: Sequence[Map], cells: Cells) -> Json:
     if cell is None and choice.least is not None and choice.vacuous is None:
         least, _ = choice.least
         cell = next((cell for map_ in maps for cell in map_.cells.values() if cell.setting == least), None)
-    full = next((map_.full for map_ in maps if map_.full), None)
     loss = (choice.losses or {}).get(cell.setting.id) if cell is not None else None
-    saved = None
-    if cell is not None and full is not None and cell.mean_kv_tokens and full.mean_kv_tokens:
-        saved = rounded(100 * (1 - cell.mean_kv_tokens / full.mean_kv_tokens), 1)
     return {
         "model": style.model(choice.model),
         "benchmark": choice.benchmark,
         "shown": chosen is not None,
         "cell": None if cell is None else cells.numbers.get((choice.model, choice.benchmark, cell.setting.id)),
-        "saved": saved,
+        "saved": None if choice.saved is None else rounded(100 * choice.saved, 1),
         "loss": None if loss is None else _interval(loss),
         "margin": percent(choice.margin),
         "words": recommendation(choice),

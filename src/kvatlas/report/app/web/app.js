@@ -131,7 +131,7 @@ function verdictCard(card) {
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
   return el("article", { class: "card" }, el("h3", {}, `${card.model} | ${card.benchmark}`),
-    cell && !card.shown ? el("p", { class: "closest" }, "The least loss:") : null,
+    cell && !card.shown ? el("p", { class: "closest" }, "Closest to the full cache:") : null,
     cell ? el("p", { class: "setting" }, el("button", { onclick: () => openCell(card.cell) }, cell.short)) : null,
     el("dl", {}, ...numbers.map(([name, value, about]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
     el("p", { class: "soft" }, card.words));
