@@ -62,7 +62,6 @@ MAPS: dict[str, tuple[str | bytes, str]] = {
     "missing cell": (MAP.replace("M,AIME24,1000,0.2,43\n", ""), "lacks 1 of 4 cells (local_window 1000, ratio 0.2)"),
     "unquoted comma": (HEAD + "R1, the large one,AIME24,10,0.5,40\n", ""),
     "digits of another script": (HEAD + "R1,AIME24,١٠,0.5,٤٠\n", ""),
-    "null byte": (HEAD + "R1\0,AIME24,10,0.5,40\n", ""),
     "binary": (bytes(range(256)) * 20, ""),
     "huge window": (HEAD + "R1,AIME24,1e308,0.5,40\n", ""),
 }

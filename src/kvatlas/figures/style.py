@@ -517,7 +517,6 @@ def save(
     `look` names is written, too. Equal figures give equal bytes. Raises KvatlasError for another suffix and for a path
     that cannot be written.
     """
-    from kvatlas.results.csv_maps import VALUE_COLUMNS
     from kvatlas.results.export import csv_text, replacing
 
     check_figure(path)
@@ -525,7 +524,7 @@ def save(
     with replacing(path) as part:
         part.write_bytes(content)
     if data is None and len({(map_.metric, *(name for name, _ in map_.axes)) for map_ in maps}) == 1:
-        data = csv_text(maps) if maps[0].metric in VALUE_COLUMNS else None
+        data = csv_text(maps)
     written = {} if data is None else {path.with_suffix(".data.csv"): data}
     if look is not None and look.caption is not None:
         written[look.caption] = f"\\caption{{{visible(str(figure.get_label())).translate(_LATEX)}}}\n"

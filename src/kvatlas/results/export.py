@@ -60,7 +60,7 @@ def write_maps(maps: Sequence[Map], out: Path) -> None:
 
 
 def csv_text(maps: Sequence[Map]) -> str:
-    """Return the maps as a CSV map in percent, largest vertical value first, with all columns of `read_maps`.
+    """Return the maps as a CSV map in percent, largest vertical value first, in the form of `read_maps`.
 
     Baselines are rows without axis values, once for each benchmark; their policy is the text of the setting. Raises
     KvatlasError if the maps differ in axes or metric.
