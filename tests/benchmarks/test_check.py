@@ -40,32 +40,6 @@ def first(rows: list[Row], **changes: Callable[[Row], Any]) -> list[Row]:
 
 
 DAMAGED: dict[str, tuple[list[Row], str]] = {
-    "decoded wrongly": (
-        first(SUMS, question=lambda r: (r["question"] + " It’s easy.").encode().decode("cp1252")),
-        "1 of 40 problems hold characters that were decoded wrongly",
-    ),
-    "backslashes eaten": (
-        changed(SUMS, question=lambda r: r["question"].replace("\\frac", "\frac").replace("\\times", "\times")),
-        "control characters where LaTeX commands begin",
-    ),
-    "backslashes doubled": (
-        changed(SUMS, question=lambda r: r["question"].replace("\\", "\\\\")),
-        "LaTeX commands with two backslashes",
-    ),
-    "HTML": (first(SUMS, question=lambda r: r["question"] + " Say if $x &lt; y$."), "hold HTML entities"),
-    "chat template": (
-        changed(SUMS, question=lambda r: f"<|im_start|>user\n{r['question']}<|im_end|>"),
-        "hold a chat template",
-    ),
-    "told how to answer": (
-        changed(SUMS, question=lambda r: r["question"] + " Put your final answer within \\boxed{}."),
-        "40 of 40 problems say how to answer",
-    ),
-    "answer in the question": (
-        changed(SUMS, question=lambda r: f"{r['question']}\nAnswer: {r['answer']}"),
-        "40 of 40 problems end with their answer",
-    ),
-    "questions cut": (changed(SUMS, question=lambda r: r["question"][:56]), "exactly 56 characters long"),
     "a question twice": ([*SUMS, SUMS[3]], "1 of 41 problems are there before"),
     "a question twice with two answers": (
         [*SUMS, {**SUMS[3], "answer": "5"}],
@@ -75,14 +49,17 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         changed(SUMS, answer=lambda r: f"We add them. Then we get $\\boxed{{{r['answer']}}}$."),
         "40 of 40 problems have a whole solution for a reference answer",
     ),
-    "a reference cut": (first(SUMS, answer=lambda r: r["answer"][:-1]), "whose braces or $ do not close"),
+    "a reference cut": (first(SUMS, answer=lambda r: r["answer"][:-1]), "1 of 40 reference answers are graded wrong"),
     "no reference": (first(SUMS, answer=lambda _: ""), "1 without one are left out"),
-    "two columns of answers": (changed(SUMS, target=lambda r: r["answer"] + "1"), "'target' could be the answer, too"),
     "letters without choices": (
         [{"question": row["question"], "answer": row["answer"]} for row in CHOICES],
         "have a letter for a reference answer and no choices",
     ),
     "an option twice": (first(CHOICES, options=lambda r: r["options"][:3] + r["options"][:1]), "have an option twice"),
+    "an empty option": (
+        first(CHOICES, options=lambda r: [*r["options"][:3], ""], answer=lambda _: "A"),
+        "or an empty one",
+    ),
     "a letter beyond the options": (first(CHOICES, answer=lambda _: "E"), "'E'; expected one of its options"),
     "an index from 1": (
         changed(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1),

@@ -79,7 +79,7 @@ class Questions:
     """A set of questions with short answers, or with choices, in a prompt format.
 
     `file` replaces the hub; `prompt_format` is the name of a format or a template with {question}; `columns` names
-    columns (question, answer, id, options) with unusual names; `grader` is one of benchmarks/answers.py.
+    columns (question, answer, options) with unusual names; `grader` is one of benchmarks/answers.py.
     """
 
     name: str
@@ -96,9 +96,9 @@ class Questions:
                 "{question}."
             )
         answers.check_grader(self.grader)
-        unknown = [name for name, _ in self.columns if name not in ("question", "answer", "id", "options")]
+        unknown = [name for name, _ in self.columns if name not in ("question", "answer", "options")]
         if unknown:
-            raise KvatlasError(f"Unknown column {unknown[0]!r} of {self.name}; expected question, answer, id, options.")
+            raise KvatlasError(f"Unknown column {unknown[0]!r} of {self.name}; expected question, answer, options.")
 
     @property
     def typical_output_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Problem files in usual layouts: JSON lines, JSON, CSV, Parquet; columns are found by their usual names."""
+"""Problem files: JSON lines, a JSON list, CSV, Parquet; columns are found by their usual names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,10 @@ from kvatlas.core import KvatlasError, Problem, digest, reason
 Row = Mapping[str, Any]
 
 #: Usual names of columns, the likeliest first; case and underscores do not matter.
-QUESTION = ("problem", "question", "prompt", "input", "query", "instruction")
-ANSWER = ("answer", "final answer", "expected answer", "target", "gold", "label", "correct answer", "solution answer")
-IDENTITY = ("id", "unique id", "problem id", "problem idx", "question id", "record id", "uuid", "idx")
+QUESTION = ("problem", "question", "prompt")
+ANSWER = ("answer", "final answer")
 OPTIONS = ("options", "choices")
 CORRECT, INCORRECT = "correct answer", tuple(f"incorrect answer {i}" for i in range(1, 10))
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 #: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
 CHOICE_SEED = 0
 #: The mark of a choice inside a question.
@@ -34,19 +32,18 @@ _MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
 def read_rows(path: Path) -> list[Row]:
     """Return all rows of a file. Raises KvatlasError for a missing, empty or unreadable one."""
     where = f"The problem file {str(path)!r}"
-    suffixes = [suffix for suffix in path.suffixes if suffix != ".gz"]
-    suffix = suffixes[-1].lower() if suffixes else ""
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in SUFFIXES:
         raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(SUFFIXES)} (also with .gz).")
     if not path.is_file():
         raise KvatlasError(f"{where} is not there.")
     try:
-        rows = _parquet(path) if suffix == ".parquet" else _text_rows(read_text(path), suffix)
+        rows = _parquet(path) if suffix == ".parquet" else _READERS[suffix](read_text(path))
     except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:
         raise KvatlasError(f"{where} cannot be read ({reason(error)}).") from error
     if not rows:
         raise KvatlasError(f"{where} holds no problems.")
-    if not all(isinstance(row, dict) for row in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
     return rows
 
@@ -71,104 +68,65 @@ def _parquet(path: Path) -> list[Row]:
     return rows
 
 
-def _text_rows(text: str, suffix: str) -> list[Row]:
-    if suffix in (".csv", ".tsv"):
-        # The limit holds for the whole process, and other readers rely on theirs.
-        before = csv.field_size_limit(2**27)
-        try:
-            return _table(csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if suffix == ".tsv" else ","))
-        finally:
-            csv.field_size_limit(before)
-    if suffix == ".jsonl":
-        return json_lines(text, parse_constant=_no_number)
-    rows = json.loads(text, parse_constant=_no_number) if text.strip() else []
-    if isinstance(rows, dict):
-        # {"data": [...]}, {"test": [...]}, or columns as lists.
-        lists = [value for value in rows.values() if isinstance(value, list)]
-        if lists and all(isinstance(item, dict) for item in lists[0]):
-            return lists[0]
-        if lists and len({len(values) for values in lists}) == 1 and len(lists) == len(rows):
-            return [dict(zip(rows, values, strict=True)) for values in zip(*lists, strict=True)]
-        return list(rows.values())
-    if not isinstance(rows, list):
-        raise ValueError("it is neither a list nor an object")
-    return rows
+def _json(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no number of JSON")
+
+    return json.loads(text, parse_constant=refuse) if text.strip() else []
 
 
-def json_lines(text: str, **options: Any) -> list[Any]:
+def json_lines(text: str) -> list[Any]:
     """Return the value of each line that is not blank. Raises ValueError with the number of a faulty line."""
     values = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            values += [json.loads(line, **options)] if line.strip() else []
+            values += [_json(line)] if line.strip() else []
         except ValueError as error:
             raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from error
     return values
 
 
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is no number that JSON knows")
-
-
-def _table(reader: csv.DictReader[str]) -> list[Row]:
+def _csv(text: str) -> list[Row]:
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     rows: list[Row] = []
     for row in reader:
         if None in row or None in row.values():
             many = "more" if None in row else "fewer"
             raise ValueError(
-                f"line {reader.line_num} has {many} fields than the header; a text that holds the separator or the "
-                "end of a line needs quotes"
+                f"line {reader.line_num} has {many} fields than the header; a text with a comma or the end of a line "
+                "in it needs quotes"
             )
         rows.append(row)
     return rows
 
 
+_READERS: dict[str, Callable[[str], Any]] = {".jsonl": json_lines, ".json": _json, ".csv": _csv}
+SUFFIXES = (*_READERS, ".parquet")
+
+
 def find(row: Row, *names: str) -> str | None:
     """Return the row's column with the first of these names that exists."""
-
-    def plain(name: object) -> str:
-        return str(name).strip().casefold().replace("_", " ").replace("-", " ")
-
-    columns = {plain(key): key for key in row}
-    return next((columns[plain(name)] for name in names if plain(name) in columns), None)
-
-
-def lettered(row: Row) -> list[str]:
-    """Return the columns A, B, ... (or `option A`, `choice_a`) with a row's options, in order; empty below two."""
-    for prefix in ("", "option ", "choice ", "option", "op"):
-        columns = [find(row, prefix + letter) or "" for letter in "abcdefghijk"]
-        columns = [at for at in columns[: [*columns, ""].index("")] if row[at] not in (None, "")]
-        if len(columns) > 1:
-            return columns
-    return []
+    columns = {str(key).strip().casefold().replace("_", " "): key for key in row}
+    return next((columns[name] for name in names if name in columns), None)
 
 
 def as_text(value: Any) -> str:
     """Return an answer as text: 27.0 is 27, a list of one is its item, None is empty."""
     if isinstance(value, list | tuple):
         return ", ".join(as_text(item) for item in value)
-    if isinstance(value, bool) or value is None:
-        return "" if value is None else str(value)
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else repr(value)
-    text = str(value).strip()
+    text = "" if value is None else str(value).strip()
     # CSV files hold texts: 27.0 there is the same float.
-    whole, point, zero = text.partition(".")
-    return whole if point and zero and set(zero) == {"0"} and whole.lstrip("-").isdecimal() else text
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
 def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
     """Return the problem in a row. Raises KvatlasError, beginning with `where`, for a missing or wrong field.
 
-    `named` are the user's names of columns (question, answer, id, options).
+    `named` are the user's names of columns (question, answer, options).
     """
     question = str(row[_column(row, "question", QUESTION, named, where)] or "").strip()
     if not question:
         raise KvatlasError(f"{where} has an empty question ({id_}).")
-    about: dict[str, Any] = {}
-    identity_at = named.get("id") or find(row, *IDENTITY)
-    if identity_at:
-        about["source_id"] = str(row.get(identity_at))
     correct_at = find(row, CORRECT)
     wrong = [str(row[at]).strip() for name in INCORRECT if (at := find(row, name)) and row[at]]
     if correct_at and wrong:
@@ -177,37 +135,33 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
         seed = int(digest(["choices", CHOICE_SEED, id_])[:8], 16)
         choices = [correct, *wrong]
         random.Random(seed).shuffle(choices)
-        about |= {"choices": choices, "choice_seed": seed}
+        about = {"choices": choices, "choice_seed": seed}
         return Problem(id_, question, _letter(choices.index(correct)), about)
     value = row[_column(row, "answer", ANSWER, named, where)]
     # GSM8K's references are whole solutions with this end.
     answer = as_text(value).rpartition("\n#### ")[2].strip()
-    options_at = named.get("options") or find(row, *OPTIONS)
-    options = row.get(options_at) if options_at else [row[at] for at in lettered(row)]
+    options = row.get(named.get("options") or find(row, *OPTIONS) or "")
     if options:
         by_index = isinstance(value, int | float) and not isinstance(value, bool)
-        about["choices"], answer = _options(options, answer, where, by_index)
-    elif answer and (choices := _choices_inside(question)) and (letter := _chosen(answer, choices)):
-        about |= {"choices": choices, "choices_in_question": True}
-        answer = letter
-    return Problem(id_, question, answer, about)
+        choices, letter = _options(options, answer, where, by_index)
+        return Problem(id_, question, letter, {"choices": choices})
+    inside = _choices_inside(question)
+    letter = _chosen(answer, inside)
+    if letter:
+        return Problem(id_, question, letter, {"choices": inside, "choices_in_question": True})
+    return Problem(id_, question, answer)
 
 
 def _column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
     """Return the row's column with this content: the user's, else the first usual one."""
-    name = named.get(content)
-    if name:
-        if name not in row:
-            raise KvatlasError(f"{where} has no column {name!r} for the {content}; there are: {', '.join(row)}.")
-        return name
-    key = find(row, *usual)
-    if key is None:
+    name = named.get(content) or find(row, *usual)
+    if name not in row:
+        expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
         raise KvatlasError(
-            f"{where} has no column for the {content}; there are: {', '.join(map(str, row))}; usual names are "
-            f"{', '.join(usual[:4])}; name another with columns: {{{content}: NAME}} in a spec, or --column "
-            f"{content}=NAME of kvatlas run and kvatlas check."
+            f"{where} has no {expected}; there are: {', '.join(map(str, row))}; usual names are {', '.join(usual)}; "
+            f"name another with columns: {{{content}: NAME}} in a spec, or --column {content}=NAME."
         )
-    return key
+    return name
 
 
 def _letter(index: int) -> str:
@@ -239,18 +193,11 @@ def _options(value: Any, answer: str, where: str, by_index: bool) -> tuple[list[
 
     A number (`by_index`) counts from 0 even if it is the text of an option, too.
     """
-    if isinstance(value, dict):
-        value = [value[key] for key in sorted(value)] if "text" not in value else value["text"]
     if not isinstance(value, list | tuple):
-        raise KvatlasError(f"{where} has options that are no list.")
+        raise KvatlasError(f"{where} has the options {value!r}; expected a list.")
     choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", str(option)).strip() for option in value]
-    letter = reference_letter(answer)
-    if letter and ord(letter) - ord("A") >= len(choices):
-        letter = ""
-    elif not letter and answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices):
-        letter = _letter(int(answer))
-    if not letter and answer in choices:
-        letter = _letter(choices.index(answer))
+    is_index = answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices)
+    letter = _letter(int(answer)) if is_index else _chosen(answer, choices)
     if not letter:
         raise KvatlasError(f"{where} has the answer {answer!r}; expected one of its options.")
     return choices, letter

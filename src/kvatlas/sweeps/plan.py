@@ -318,8 +318,7 @@ def make_plan(spec: Spec) -> Plan:
 
 def _content(prompt: str, problem: Problem) -> str:
     """Return a digest of the rendered prompt, the reference answer, and the other data of the grader."""
-    judged = {name: value for name, value in problem.about.items() if name != "source_id"}
-    about = json.dumps(judged, sort_keys=True, default=lambda value: type(value).__qualname__)
+    about = json.dumps(dict(problem.about), sort_keys=True, default=lambda value: type(value).__qualname__)
     return digest([prompt, problem.answer, about])[:32]
 
 
