@@ -155,7 +155,7 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
 def _column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
     """Return the row's column with this content: the user's, else the first usual one."""
     name = named.get(content) or find(row, *usual)
-    if name not in row:
+    if name is None or name not in row:
         expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
         raise KvatlasError(
             f"{where} has no {expected}; there are: {', '.join(map(str, row))}; usual names are {', '.join(usual)}; "
