@@ -87,7 +87,7 @@ def drawn(result: list[dict[str, Any]], path: Path) -> None:
         panels[0].set_ylabel("percent")
         panels[0].legend(frameon=False, fontsize=7)
         settle(figure, look)
-    save(figure, path, look=look)
+    save(figure, path)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("options", "texts"),
     [
         ([], ["CHAIN6, dynts", "Pass@1 in %", "each panel has its own colour scale", "proven to stay within 3 points"]),
-        (["--shared", "--frame", "none", "--look", "dark=true"], ["CHAIN8, random", "#12161b", "Pass@1 from"]),
+        (["--shared", "--look", "dark=true"], ["CHAIN8, random", "#12161b"]),
         (["--mean", "--look", "columns=2"], ["mean of 2 benchmarks"]),
         (["--against", "full", "--policy", "dynts"], ["Pass@1 minus full", "paired"]),
         (["--mean", "--against", "full", "--look", "intervals=true"], ["mean of 2", "to −"]),
@@ -36,8 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--metric", "mean_kv_tokens", "--against", "random"], ["Mean KV cache against random in %"]),
         (
             [
-                *("--look", "layout=1x4", "--look", "intervals=false"),
-                *("--look", "CHAIN6=Six", "--look", "font=DejaVu Serif"),
+                *("--look", "intervals=false", "--look", "CHAIN6=Six"),
             ],
             ["Six, dynts"],
         ),
@@ -103,15 +102,8 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
         (("--against", "nothing"), "no baseline, policy or model 'nothing' to compare with"),
         (("--against", "nothing"), "there are: full, dynts, random, tiny"),
         (("--against", "tiny"), "No map has the model, benchmark, policy and axes of a map of tiny"),
-        (("--look", "layout=4"), "--look layout: expected ROWSxPANELS, such as 1x4, got '4'"),
-        (("--look", "layout=1x2"), "The layout 1x2 has room for 2 panels, and the figure has 4"),
         (("--look", "CHAIN6"), "--look: expected NAME=VALUE, got 'CHAIN6'"),
         (("--look", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, dynts"),
-        (("--look", "font=Nope"), "There is no font 'Nope' here"),
-        (
-            ("--look", "notes=false"),
-            "notes=false leaves notes to the caption alone; name its file with caption=FILE.tex",
-        ),
         (("--look", "dark=maybe"), "--look dark: expected true or false, got 'maybe'"),
         (("--metric", "kv_memory"), "Unknown model 'tiny'"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),

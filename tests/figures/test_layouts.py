@@ -1,9 +1,7 @@
-"""Texts of figures over a grid of layouts: none overlap, none leave the canvas, or the layout is refused."""
+"""Texts of figures over a grid of panels and looks: none overlap, none leave the canvas."""
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import replace
 from itertools import product
 
@@ -12,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas.core import Cell, Estimate, Map, Setting
 from kvatlas.figures.curves import depth_figure, line_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import names_of, pairwise_figure
@@ -67,29 +65,9 @@ def maps(llama: list[Map], panels: int, baselines: int) -> list[Map]:
 
 
 @pytest.mark.parametrize(("panels", "baselines"), list(product(range(1, 9), (0, 1, 3, 6))))
-def test_maps_without_a_layout_have_one_without_overlaps(llama, panels: int, baselines: int) -> None:
-    for look in LOOKS:
+def test_maps_have_no_overlaps(llama, panels: int, baselines: int) -> None:
+    for look in (*LOOKS, Look(2, intervals=True)):
         assert faults(map_figure(maps(llama, panels, baselines), look=look)) == [], look
-
-
-def test_a_layout_is_drawn_without_overlaps_or_refused_with_one_that_is(llama) -> None:
-    refused = 0
-    for panels, across, look in product(
-        (4, 8), (1, 2, 4, 8), (*LOOKS, Look(1, intervals=True), Look(2, intervals=True))
-    ):
-        look = replace(look, layout=f"{math.ceil(panels / across)}x{across}")
-        figure, sentence = None, ""
-        try:
-            figure = map_figure(maps(llama, panels, 4), look=look)
-        except KvatlasError as error:
-            refused, sentence = refused + 1, str(error)
-        if figure is None:
-            named = re.search(r"use --look layout=(\d+x\d+)(?: --look columns=(\d))?\.$", sentence)
-            assert named, sentence
-            look = replace(look, layout=named[1], columns=int(named[2] or look.columns or 2))
-            figure = map_figure(maps(llama, panels, 4), look=look)
-        assert faults(figure) == [], look
-    assert refused >= 6
 
 
 def test_names_of_narrow_columns_stand_apart(llama) -> None:
@@ -116,7 +94,6 @@ def test_lines_pairs_and_depths_have_no_overlaps() -> None:
         own = systems[:count]
         assert faults(line_figure(curves, look=look)) == [], look
         assert faults(pairwise_figure(own, pairs_of(own), "progress", look=look)) == [], (look, count)
-        assert faults(pairwise_figure(own, pairs_of(own), "progress", density=True, look=look)) == [], (look, count)
         success = [
             replace(one, outcomes={key: {0: float(v[0] > 0.4)} for key, v in one.outcomes.items()}) for one in own
         ]

@@ -1,4 +1,4 @@
-"""Shared parts of all figures: their options, the smallest type on paper, the caption."""
+"""Shared parts of all figures: their options, the smallest type on paper, numbers as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from kvatlas.benchmarks import find
-from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
+from kvatlas.core import SERVED, KvatlasError, Setting
 from kvatlas.figures import style
 from kvatlas.figures.curves import depth_figure, line_figure
 from kvatlas.figures.heatmap import map_figure
@@ -100,75 +100,32 @@ def _linear(channels):
 
 
 def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
-    look = Look(dark=True, font="DejaVu Serif", intervals=False, notes=False, caption=tmp_path / "c.tex")
+    look = Look(dark=True, intervals=False)
     made = figures(look, llama, mazes, line)
     for kind in ("series", "line", "curves", "counts", "maze"):
         figure = made[kind]()
-        path, *_ = save(figure, tmp_path / "f.svg", look=look)
+        path, *_ = save(figure, tmp_path / "f.svg")
         svg = path.read_text()
         assert look.colours.ground in svg, kind
-        assert "font-family: 'DejaVu Serif'" in svg, kind
-        assert "95 %" not in svg, kind
-        assert (tmp_path / "c.tex").read_text().startswith(r"\caption{"), kind
+        assert "95 % intervals" not in svg, kind
         shown = {text.get_text() for text in figure.findobj(Text)}
-        assert not any(" to +" in text or "bold" in text or "±" in text for text in shown), kind
-
-
-def test_a_layout_says_how_panels_stand(llama):
-    def rows(layout, columns=2):
-        figure = map_figure(llama, look=Look(columns, layout=layout))
-        return len({round(axes.get_position().y0, 6) for axes in figure.axes if axes.get_label() != "bar"})
-
-    assert [rows("1x4"), rows("2x2"), rows("4x1"), rows("2x3")] == [1, 2, 4, 2]
-    with pytest.raises(KvatlasError, match="The layout 1x3 has room for 3 panels, and the figure has 4"):
-        rows("1x3")
-    with pytest.raises(
-        KvatlasError, match=r"--look layout=1x4 leaves too little room for type of 5 points; use --look layout=4x1\."
-    ):
-        rows("1x4", 1)
-    row = map_figure(llama, look=Look(2, layout="1x4"))
-    assert [axes.get_ylabel() for axes in row.axes[:4]] == ["Local Window Size", "", "", ""]
+        assert not any(" to +" in text or "±" in text for text in shown), kind
 
 
 def test_labels_stand_for_names(llama):
-    look = Look(label=["AIME24=AIME 2024", "Ratio=Share kept", "R1-Llama=Llama 8B"])
+    look = Look(labels={"AIME24": "AIME 2024", "Ratio": "Share kept", "R1-Llama": "Llama 8B"})
     figure = map_figure(llama[:1], look=look)
     assert figure.axes[0].get_xlabel() == "Share kept"
     words = [text.get_text() for text in figure.findobj(Text)]
     assert "AIME 2024" in words
     assert any(word.startswith("Llama 8B under dynts") for word in words)
     with pytest.raises(KvatlasError, match=r"does not show the name 'AIME99'; it shows: R1-Llama, dynts, "):
-        map_figure(llama[:1], look=Look(label=["AIME99=x"]))
+        map_figure(llama[:1], look=Look(labels={"AIME99": "x"}))
 
 
-def test_notes_go_to_the_caption_and_warnings_stay(tmp_path: Path, llama):
-    look = Look(notes=False, caption=tmp_path / "c.tex")
-    vacuous = replace(llama[0], notes=(), validity=None)
-    save(map_figure([vacuous], look=look), tmp_path / "f.png", look=look)
-    caption = (tmp_path / "c.tex").read_text()
-    assert caption == (
-        r"\caption{R1-Llama under dynts: Pass@1 from 39.3 to 49.3 \%. Pass@1 in \%; bold: highest; ±: half the 95 \% "
-        "interval of the median cell.}\n"
-    )
-    partial = replace(llama[0], notes=(Note(NoteKind.PARTIAL, "PARTIAL: 3_000 traces"),))
-    figure = map_figure([partial], look=look)
-    assert [text.get_text() for text in figure.texts] == ["PARTIAL: 3_000 traces"]
-    save(figure, tmp_path / "f.png", look=look)
-    assert r"PARTIAL: 3\_000 traces." in (tmp_path / "c.tex").read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"columns": 3}, "--look columns: expected 1 or 2, got 3"),
-        ({"layout": "0x4"}, "--look layout: expected ROWSxPANELS, such as 1x4, got '0x4'"),
-        ({"font": "No Such Font"}, "There is no font 'No Such Font' here; there are: .*DejaVu Sans"),
-        ({"notes": False}, "notes=false leaves notes to the caption alone"),
-    ],
-)
-def test_what_is_not_valid_is_said(options, sentence):
-    with pytest.raises(KvatlasError, match=sentence):
-        Look(**options)
+def test_a_paper_has_one_or_two_columns():
+    with pytest.raises(KvatlasError, match="--look columns: expected 1 or 2, got 3"):
+        Look(3)
 
 
 def test_values_are_written_as_on_the_page() -> None:

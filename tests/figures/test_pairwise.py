@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.collections import QuadMesh
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting, Trace, Usage
 from kvatlas.figures.curves import depth_figure
 from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
-from kvatlas.figures.pairwise import check_panels, density, names_of, pairwise_figure, save_pairwise
+from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
 from kvatlas.stats.decay import PUBLISHED_L0, depth_curve
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
@@ -71,16 +70,6 @@ def test_zero_and_one_are_bins_of_their_own_and_the_others_equal(run: Path, tmp_
     assert [t.get_text() for t in figure.axes[0].get_xticklabels()] == ["0", ".2", ".4", ".6", ".8", "1"]
 
 
-def test_many_distinct_values_are_a_density_and_few_are_counted(run: Path) -> None:
-    two = systems(run)[:2]
-    pair = pairs_of(two)[0][2]
-    for distinct, is_density in ((20, False), (21, True)):
-        values = np.arange(distinct) / (distinct - 1)
-        figure = pairwise_figure(two, [(0, 1, replace(pair, x=values, y=values))], "progress")
-        meshes = [collection for collection in figure.axes[0].collections if isinstance(collection, QuadMesh)]
-        assert bool(meshes) != is_density
-
-
 def test_dots_are_in_the_data_beside_the_figure(run: Path, tmp_path: Path) -> None:
     two = systems(run)[:2]
     figure = pairwise_figure(two, pairs_of(two), "progress")
@@ -91,20 +80,6 @@ def test_dots_are_in_the_data_beside_the_figure(run: Path, tmp_path: Path) -> No
     assert len(rows) == 150
     assert float(rows[0]["progress: A full"]) == pytest.approx(two[0].means()[rows[0]["benchmark"], rows[0]["problem"]])
     assert int(rows[0]["L"]) > 4
-
-
-def test_density_is_where_the_data_are_and_none_where_they_are_not() -> None:
-    generator = np.random.default_rng(0)
-    x, y = 0.2 + 0.05 * generator.random(200), 0.7 + 0.05 * generator.random(200)
-    shares = density(x, y)
-    row, column = np.unravel_index(shares.argmax(), shares.shape)
-    assert shares.max() == 1
-    assert 0.2 < column / shares.shape[1] < 0.25
-    assert 0.7 < row / shares.shape[0] < 0.75
-    assert shares[:60].max() < 0.05
-    # All problems at one point, at an edge: no bandwidth to estimate, nothing lost over the edge.
-    corner = density(np.ones(50), np.ones(50))
-    assert corner[-1, -1] == 1
 
 
 def test_names_are_as_short_as_they_can_be() -> None:

@@ -34,9 +34,6 @@ def map_(
     against: Annotated[
         str | None, typer.Option(metavar="NAME|RUN|CSV", help="Paired differences to a policy, model, run or map.")
     ] = None,
-    frame: Annotated[
-        str, typer.Option(metavar="margin|plateau|none", help="Outline cells shown to keep the margin, or tied.")
-    ] = "margin",
     lose_at_most: options.LoseAtMost = None,
     partial: options.Partial = False,
     fix: options.Fix = None,
@@ -46,11 +43,8 @@ def map_(
 
     Runs that vary one parameter, or only the policy, become line charts. The data is written next to the figure.
     """
-    from kvatlas.figures.panels import Frame
     from kvatlas.report.map_figure import plot_sources
 
-    if frame not in list(Frame):
-        raise KvatlasError(f"--frame: expected one of {', '.join(Frame)}, got {frame!r}.")
     written = plot_sources(
         inputs,
         out,
@@ -59,7 +53,6 @@ def map_(
         policy=policy,
         metric=metric,
         against=against,
-        frame=Frame(frame),
         lose_at_most=lose_at_most,
         look=options.look(look),
         partial=partial,
@@ -96,9 +89,9 @@ def compare(
     check_figure(out)
     systems, notes = _systems([Path(name) for name in inputs], metric, policy, partial, benchmark)
     check_panels(systems)
-    pairs, names, style = pairs_of(systems), names_of(systems), options.look(look)
-    figure = pairwise_figure(systems, pairs, metric, notes, look=style)
-    written = save_pairwise(figure, out, systems, metric, look=style)
+    pairs, names = pairs_of(systems), names_of(systems)
+    figure = pairwise_figure(systems, pairs, metric, notes, look=options.look(look))
+    written = save_pairwise(figure, out, systems, metric)
     documents = [compared.to_json(names[i], names[j]) for i, j, compared in pairs]
     if as_json:
         typer.echo(json.dumps({"metric": metric, "pairs": documents, "files": list(map(str, written))}, indent=2))
@@ -179,7 +172,7 @@ def _curves(
     progress, _ = _systems(runs, "progress", names, partial)
     titles = names_of(success)
     figure, fits = depth_figure(success, progress, titles, by=by, published=True, notes=notes, look=look)
-    written = save(figure, out, look=look)
+    written = save(figure, out)
     if as_json:
         data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(titles, fits, strict=True)]
         typer.echo(json.dumps({"by": by, "curves": data, "files": list(map(str, written))}, indent=2))
@@ -206,5 +199,5 @@ def _maze(
     maze = problem_of(find(benchmark), problem)
     name = names[0] if names else None
     trace = None if run is None else trace_of(RunData.open(run), maze.id, sample, name)
-    for path in save(maze_figure(maze, trace, look=look), out, look=look):
+    for path in save(maze_figure(maze, trace, look=look), out):
         typer.echo(path)

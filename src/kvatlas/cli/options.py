@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,29 +81,24 @@ LookOption = Annotated[
     typer.Option(
         "--look",
         metavar="NAME=VALUE",
-        help="columns=1, layout=1x4, dark=true, font=NAME, intervals=true|false, notes=false, caption=FILE.tex, or "
-        "NAME=TEXT to rename what a figure shows. Repeat it.",
+        help="columns=1|2, dark=true, intervals=true|false, or NAME=TEXT to rename what a figure shows. Repeat it.",
     ),
 ]
 
 
+#: The options of a figure's look: their type, and the values to expect.
+_LOOK = {"columns": (int, "1 or 2"), "dark": (bool, "true or false"), "intervals": (bool, "true or false")}
+
+
 def look(texts: Sequence[str] | None) -> Look:
-    """Return the look of a figure; names that are not fields of `Look` are labels."""
-    known = {item.name: item for item in fields(Look) if item.init and item.name != "label"}
-    values: dict[str, Any] = {}
-    labels = []
-    for name, text in assignments("--look", texts).items():
-        if name not in known:
-            labels.append(f"{name}={text}")
-            continue
-        kind, value = str(known[name].type), text if name in ("layout", "font") else spelled(text)
-        if (kind.startswith("bool") and not isinstance(value, bool)) or (
-            name == "columns" and not isinstance(value, int)
-        ):
-            expected = "true or false" if kind.startswith("bool") else "1 or 2"
-            raise KvatlasError(f"--look {name}: expected {expected}, got {text!r}.")
-        values[name] = Path(text) if name == "caption" else value
-    return Look(**values, label=labels or None)
+    """Return the look of a figure; names that are not options are labels."""
+    labels = assignments("--look", texts)
+    values: dict[str, Any] = {name: spelled(labels.pop(name)) for name in _LOOK if name in labels}
+    for name, value in values.items():
+        kind, expected = _LOOK[name]
+        if type(value) is not kind:
+            raise KvatlasError(f"--look {name}: expected {expected}, got {str(value)!r}.")
+    return Look(**values, labels=labels)
 
 
 def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:

@@ -100,7 +100,7 @@ def _panels(
 ) -> tuple[Figure, list[Axes], float]:
     """Panels with titles, a label below, and room for the names of lines at their right; the inches of that room."""
     count = len(titles)
-    across = look.across(count, 1 if look.columns == 1 else 2 if count <= 8 else 3)
+    across = style.across(count, 1 if look.columns == 1 else 2 if count <= 8 else 3)
     width, room = look.width or min(across * _WIDE, look.widest), min(_NAMES, max(map(text_width, names)) + 0.03)
     margins = Margins(_LEFT, room + 0.12, room + 0.12 + _LEFT, 0, 0)
     inner = margins.inner(width, across)

@@ -41,15 +41,13 @@ _CELL, _NARROWEST, _ROW, _ROW_OF_TWO, _LOWEST = 0.44, 1.6, 0.25, 0.34, 0.8
 _VALUE, _INTERVAL, _LABEL = 8.0, 5.6, 7.0
 #: Inches between panels; from a panel to its colour bar, and of the bar.
 _GAP, _BAR = 0.12, (0.06, 0.07)
-#: Square points of the mark in the corner of a cell.
-_CORNER = 108
 
 
 class _Layout(NamedTuple):
     """Panels in a row; inches of the figure's width and of a panel's height.
 
     Points are those of the vertical axis' label, of values and of intervals, 0 for none. Panels of a row are `joined`
-    if they share the vertical axis. `above` has the lines over each panel, and the one at the right of the first.
+    if they share the vertical axis. `above` has the lines over each panel.
     """
 
     across: int
@@ -57,7 +55,7 @@ class _Layout(NamedTuple):
     high: float
     margins: Margins
     joined: bool
-    above: Sequence[tuple[Sequence[Line], Line | None]]
+    above: Sequence[Sequence[Line]]
     label: float
     value: float
     interval: float
@@ -76,8 +74,8 @@ def plot(
     """Panels as one figure, on one colour scale with `shared` or `one_bar`, else each on its own.
 
     A scale is at least as wide as an interval on average; with `shared=False` it goes from the lowest to the highest
-    cell. Differences are always on one scale around 0. Raises KvatlasError for no panels, panels without cells, one
-    scale for unlike measures, and a layout without room for the numbers.
+    cell. Differences are always on one scale around 0. Numbers that are not legible are left out. Raises KvatlasError
+    for no panels, panels without cells, one scale for unlike measures, and cells without room for intervals.
     """
     look = look or Look()
     if not panels:
@@ -124,7 +122,7 @@ def plot(
             if layout.joined and number % layout.across:
                 axes.set_ylabel("")
                 axes.set_yticks([])
-            write_above(axes, *layout.above[number])
+            write_above(axes, layout.above[number])
             if not one_scale or (number + 1) % layout.across == 0 or number + 1 == len(panels):
                 _bar(figure, axes, mesh, scale, ends[number])
         settle(figure, look)
@@ -173,66 +171,45 @@ def _layout(panels: Sequence[Panel], names: Sequence[str], ends: Sequence[str], 
         cell = margins.inner(width, across) / columns
         return fitting(cell, values, _VALUE, True), fitting(cell, small, _INTERVAL)
 
-    def is_legible(across: int, width: float) -> bool:
-        return min(sizes(across, width)) >= LEAST_TYPE
-
     count, kinds = len(panels), len({panel.map.policy for panel in panels})
     most = 4 if count <= 8 else math.ceil(math.sqrt(count))
     # Rows that begin with the same policy, if there are several.
-    whole = [across for across in range(kinds, most + 1, kinds) if count % across == 0] if kinds > 1 else []
-    across = look.across(count, whole[-1] if whole else most, is_legible)
+    whole = [number for number in range(kinds, most + 1, kinds) if count % number == 0] if kinds > 1 else []
+    across = style.across(
+        count, whole[-1] if whole else most, lambda number: min(sizes(number, look.widest)) >= LEAST_TYPE
+    )
     if across == 0 and small:
-        raise KvatlasError("--look intervals=true: the cells are too narrow for intervals in any layout; leave it out.")
+        raise KvatlasError("--look intervals=true: the cells are too narrow for intervals; leave it out.")
     natural = left + margins.right + across * max(_CELL * columns, _NARROWEST) + (across - 1) * between
     width = look.width or (min(max(natural, WIDTHS[1]), look.widest) if across else look.widest)
     value, interval = sizes(across, width) if across else (0.0, 0.0)
-    across = across or (int(look.layout.partition("x")[2]) if look.layout else 1)
+    across = max(across, 1)
     inner = margins.inner(width, across)
-    above = _above(panels, names, inner, look)
-    over = max(sum(line.high for line in lines) for lines, _ in above) + 0.1
-    tick, turned = _tick_type([str(column) for panel in panels for column in panel.map.axes[1][1]], inner / columns)
-    tall = max(text_width(str(column), tick) for panel in panels for column in panel.map.axes[1][1])
+    above = [_above(panel, name, inner, look) for panel, name in zip(panels, names, strict=True)]
+    over = max(sum(line.high for line in lines) for lines in above) + 0.1
     lines = max(len(wrapped(look.named(style.label(panel.map.axes[1][0])), inner, _LABEL)) for panel in panels)
-    under = 0.06 + (tall if turned else tick / 72) + 0.04 + lines * _LABEL * LINE + 0.02
+    under = 0.12 + _LABEL / 72 + lines * _LABEL * LINE
     margins = margins._replace(above=over, below=under)
     return _Layout(across, width, high, margins, joined, above, label, value, interval if small else 0.0)
 
 
-def _tick_type(texts: Sequence[str], inches: float) -> tuple[float, bool]:
-    """Points of the values under columns of a width, and True if they are turned."""
-    size = fitting(inches, texts, _LABEL)
-    return (size, False) if size >= LEAST_TYPE else (LEAST_TYPE, True)
-
-
-def _above(
-    panels: Sequence[Panel], names: Sequence[str], inner: float, look: Look
-) -> list[tuple[list[Line], Line | None]]:
-    """The lines over each panel: its name, n and ±, baselines; n and ± beside the names if all have room there."""
-    colours, above = look.colours, []
-    for panel, name in zip(panels, names, strict=True):
-        half = f"± {panel.half_interval:.0f}" if panel.half_interval and look.intervals is None else ""
-        facts = ", ".join(filter(None, (f"n {panel.problems}" if panel.problems else "", half)))
-        title = [Line(text, NAME_TYPE, colours.ink, "bold") for text in wrapped(name, inner, NAME_TYPE, True)]
-        baselines = [f"{text} ({between})" if between and look.intervals else text for text, between in panel.baselines]
-        lines = [
-            Line(text, SMALL_TYPE, colours.soft)
-            for text in wrapped(", ".join(text.replace(" ", "\u00a0") for text in baselines), inner)
-        ]
-        above.append((title, Line(facts, SMALL_TYPE, colours.soft), lines))
-    beside = all(
-        len(title) == 1 and text_width(title[0].text, NAME_TYPE, True) + text_width(facts.text) + 0.08 <= inner
-        for title, facts, _ in above
-    )
-    return [
-        ([*title, *lines], facts) if beside else ([*title, *([facts] if facts.text else []), *lines], None)
-        for title, facts, lines in above
+def _above(panel: Panel, name: str, inner: float, look: Look) -> list[Line]:
+    """The lines over a panel: its name, then n, ± and the baselines."""
+    colours = look.colours
+    facts = [f"n {panel.problems}"] if panel.problems else []
+    facts += [f"± {panel.half_interval:.0f}"] if panel.half_interval and look.intervals is None else []
+    facts += [f"{text} ({between})" if between and look.intervals else text for text, between in panel.baselines]
+    # A fact breaks only where it is wider than the panel.
+    small = wrapped(", ".join(fact.replace(" ", "\u00a0") for fact in facts), inner)
+    return [Line(text, NAME_TYPE, colours.ink, "bold") for text in wrapped(name, inner, NAME_TYPE, True)] + [
+        Line(text, SMALL_TYPE, colours.soft) for text in small
     ]
 
 
 def _cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout, look: Look) -> QuadMesh:
     """The cells in their colours with their numbers, the largest vertical value on top; missing ones are hatched.
 
-    Best cells are bold, outlined ones have a frame, and corners mark cells in which all policies keep the same tokens.
+    Best cells are bold, outlined ones have a frame.
     """
     from matplotlib.patches import Rectangle
 
@@ -252,14 +229,6 @@ def _cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout
             frame = Rectangle((x + 0.04, y + 0.05), 0.92, 0.9, gid="framed")
             axes.add_patch(frame)
             frame.set(facecolor="none", edgecolor=style.ON_COLOUR, linewidth=1.1)
-        if coord in panel.cornered:
-            # A triangle in the upper right; hollow unless in most problems.
-            corner: Any = [(-0.25, -0.25), (-1.25, -0.25), (-0.25, -1.25), (-0.25, -0.25)]
-            face = style.ON_COLOUR if panel.cornered[coord] > 0.5 else "none"
-            axes.scatter(
-                x + 1, y + 1, _CORNER, face, marker=corner, edgecolors=style.ON_COLOUR, linewidths=0.5, zorder=2,
-                gid="no-choice",
-            )  # fmt: skip
     return axes.pcolormesh(
         np.ma.masked_invalid(values), cmap=style.colour_map(panel.colours), vmin=scale[0], vmax=scale[1],
         edgecolors=look.colours.ground, linewidth=0.8, snap=True,
@@ -269,14 +238,14 @@ def _cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout
 def _labels(axes: Axes, panel: Panel, layout: _Layout, look: Look) -> None:
     (vertical, rows), (horizontal, columns) = panel.map.axes
     inner = layout.margins.inner(layout.width, layout.across)
-    size, turned = _tick_type([str(value) for value in columns], inner / len(columns))
-    # Turned, a value is as wide as its type is high; of narrower columns only some are named.
-    step = math.ceil(1.2 * LEAST_TYPE / 72 / (inner / len(columns))) if turned else 1
-    named = range(0, len(columns), step)
-    axes.set_xticks([x + 0.5 for x in named], [visible(str(columns[x])) for x in named])
+    texts = [visible(str(value)) for value in columns]
+    size = max(LEAST_TYPE, fitting(inner / len(columns), texts, _LABEL))
+    # Of columns that are narrower than their values only some are named.
+    step = math.ceil(max(text_width(text, size) for text in texts) / (inner / len(columns)))
+    axes.set_xticks([x + 0.5 for x in range(0, len(columns), step)], texts[::step])
     axes.set_yticks([y + 0.5 for y in range(len(rows))], [visible(str(value)) for value in rows])
     axes.tick_params(length=0, pad=3, labelsize=_LABEL)
-    axes.tick_params(axis="x", labelsize=size, labelrotation=90 if turned else 0)
+    axes.tick_params(axis="x", labelsize=size)
     across, up = (look.named(style.label(name)) for name in (horizontal, vertical))
     axes.set_xlabel("\n".join(wrapped(across, inner, _LABEL)), labelpad=2, fontsize=_LABEL)
     axes.set_ylabel("\n".join(wrapped(up, layout.high, layout.label)), labelpad=3, fontsize=layout.label)

@@ -57,7 +57,6 @@ def maze_figure(problem: Problem, trace: Trace | None = None, *, look: Look | No
     xs, ys = [x for x, _ in spots.values()], [y for _, y in spots.values()]
     columns, rows = max(xs) - min(xs) + 1, max(ys) - min(ys) + 1
     look = look or Look()
-    look.across(1, 1)
     side = min(_LARGEST, (look.widest - 0.3) / max(columns, rows))
     width = look.width or max(columns * side + 0.3, 4.6)
     sentences = _sentences(maze, reference, trace)

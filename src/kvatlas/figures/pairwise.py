@@ -1,6 +1,6 @@
 """Pairwise maps: one panel for every two systems, the number of problems at each pair of values, and the system ahead.
 
-After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place of densities where values are few.
+After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place of densities.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from kvatlas.stats.systems import ModelSetting, Pair
 from kvatlas.text import guarded
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_PANELS = 28
@@ -44,13 +43,6 @@ _WIDEST, _HIGHEST, _TICKS = 2.1, 3.0, 0.24
 #: Values are counted in bins: 0, equal ones up to 1, and 1.
 _INNER = 5
 _BINS = _INNER + 2
-#: More distinct values than these on a side are continuous, and drawn as a density.
-_DISTINCT = 20
-#: Density is shown from this share of a panel's densest point on; below, the paper stays white.
-_LEVELS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_GRID = 120
-#: The least bandwidth (Scott's rule gives 0 where all problems agree), in units of the metric.
-_NARROWEST = 0.025
 
 
 def names_of(systems: Sequence[ModelSetting]) -> list[str]:
@@ -99,13 +91,11 @@ def pairwise_figure(
     metric: str,
     notes: Sequence[Note] = (),
     *,
-    density: bool = False,
     look: Look | None = None,
 ) -> Figure:
     """One panel for every pair, three in a row for up to nine, with counts on one colour scale.
 
-    If all values are continuous, and with `density`, problems are drawn as dots and their density. Raises KvatlasError
-    for more than 28 panels and a layout without room for the counts.
+    Raises KvatlasError for more than 28 panels.
     """
     from matplotlib.colors import PowerNorm
 
@@ -113,8 +103,6 @@ def pairwise_figure(
     look = look or Look()
     short = [look.named(name) for name in names_of(systems)]
     names = [_whole_name(name, system) for name, system in zip(short, systems, strict=True)]
-    # One kind of panel in a figure, so that panels can be compared.
-    is_smooth = density or all(_is_continuous(pair) for _, _, pair in pairs)
     counts = [_counts(pair) for _, _, pair in pairs]
     most = max(int(own.max()) for own in counts)
     problems = {len(pair.places) for _, _, pair in pairs}
@@ -126,7 +114,7 @@ def pairwise_figure(
         title = f"{label}: {ahead} is ahead by {_points(abs(pair.difference.value))} points"
         title += "" if pair.difference.low <= 0 <= pair.difference.high else ", proven"
     about = [f"{problems.pop():,} problems in each panel" if len(problems) == 1 else ""]
-    about.append("dots: problems, shades: their density" if is_smooth else "numbers: problems at these values")
+    about.append("numbers: problems at these values")
     about.append("±: half a 95 % interval over problems" if look.intervals is not False else "")
     with look.applied():
 
@@ -142,11 +130,11 @@ def pairwise_figure(
                     return own, wrapping
                 lines += 1
 
-        def is_legible(across: int, width: float) -> bool:
-            inner = margins(across, width)[0].inner(width, across)
+        def is_legible(across: int) -> bool:
+            inner = margins(across, look.widest)[0].inner(look.widest, across)
             return inner >= 0.7 and fitting(inner / _BINS, [str(most)], SMALL_TYPE) >= LEAST_TYPE
 
-        across = look.across(len(pairs), 3 if len(pairs) <= 9 else 4, is_legible) or 1
+        across = style.across(len(pairs), 3 if len(pairs) <= 9 else 4, is_legible) or 1
         width = look.width or min(max(across * (_WIDEST + 0.5), WIDTHS[1]), look.widest)
         own, axis_labels = margins(across, width)
         # One panel alone needs no whole page.
@@ -156,24 +144,19 @@ def pairwise_figure(
         own = own._replace(above=max(sum(line.high for line in lines) for lines in heads) + 0.1)
         figure, panels = sheet(look, (width, inner), len(pairs), across, own, title=title, about=about, notes=notes)
         norm, size = PowerNorm(0.5, 0, most), fitting(inner / _BINS, [str(most)], 7.0)
-        for panel, (i, j, pair), own_counts, lines in zip(panels, pairs, counts, heads, strict=True):
-            if is_smooth:
-                _draw_density(panel, pair)
-            else:
-                panel.pcolormesh(
-                    np.ma.masked_equal(own_counts, 0), cmap=style.colour_map(style.COUNTS), norm=norm, snap=True
-                )
-                for row, column in np.argwhere(own_counts > 0):
-                    panel.text(
-                        column + 0.5, row + 0.5, f"{own_counts[row, column]:.0f}", fontsize=size,
-                        color=style.ON_COLOUR, ha="center", va="center", zorder=4,
-                    )  # fmt: skip
-                panel.set(xticks=_PLACES, xticklabels=_VALUES, yticks=_PLACES, yticklabels=_VALUES)
-            end = 1 if is_smooth else _BINS
-            panel.plot(
-                [0, end], [0, end], linestyle=(0, (4, 3)), color=look.colours.soft, linewidth=0.7, alpha=0.7, zorder=3
+        for panel, (i, j, _), own_counts, lines in zip(panels, pairs, counts, heads, strict=True):
+            panel.pcolormesh(
+                np.ma.masked_equal(own_counts, 0), cmap=style.colour_map(style.COUNTS), norm=norm, snap=True
             )
-            panel.set(xlim=(0, end), ylim=(0, end), facecolor="#ffffff")
+            for row, column in np.argwhere(own_counts > 0):
+                panel.text(
+                    column + 0.5, row + 0.5, f"{own_counts[row, column]:.0f}", fontsize=size,
+                    color=style.ON_COLOUR, ha="center", va="center", zorder=4,
+                )  # fmt: skip
+            panel.set(xticks=_PLACES, xticklabels=_VALUES, yticks=_PLACES, yticklabels=_VALUES)
+            ends = (0, _BINS)
+            panel.plot(ends, ends, linestyle=(0, (4, 3)), color=look.colours.soft, linewidth=0.7, alpha=0.7, zorder=3)
+            panel.set(xlim=ends, ylim=ends, facecolor="#ffffff")
             panel.tick_params(length=2, width=0.5, pad=2, labelsize=SMALL_TYPE - 0.5)
             panel.set_xlabel("\n".join(axis_labels[i]), labelpad=2, fontsize=SMALL_TYPE)
             panel.set_ylabel("\n".join(axis_labels[j]), labelpad=2, fontsize=SMALL_TYPE)
@@ -213,9 +196,7 @@ def pair_text(pair: Pair, first: str, second: str) -> str:
     )
 
 
-def save_pairwise(
-    figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str, *, look: Look | None = None
-) -> list[Path]:
+def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str) -> list[Path]:
     """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
     means = [system.means() for system in systems]
     about = {key: facts for system in reversed(systems) for key, facts in system.about.items()}
@@ -223,11 +204,7 @@ def save_pairwise(
     for key in dict.fromkeys(key for values in means for key in values):
         values = ["" if key not in own else round(own[key], 6) for own in means]
         rows.append([*key, about.get(key, {}).get("L", ""), *values])
-    return save(figure, path, data=style.rows_csv([list(map(guarded, row)) for row in rows]), look=look)
-
-
-def _is_continuous(pair: Pair) -> bool:
-    return min(len(np.unique(values.round(9))) for values in (pair.x, pair.y)) > _DISTINCT
+    return save(figure, path, data=style.rows_csv([list(map(guarded, row)) for row in rows]))
 
 
 def _counts(pair: Pair) -> Floats:
@@ -239,25 +216,3 @@ def _counts(pair: Pair) -> Floats:
     counts = np.zeros((_BINS, _BINS))
     np.add.at(counts, (bins[1].astype(int), bins[0].astype(int)), 1)
     return counts
-
-
-def density(x: Floats, y: Floats) -> Floats:
-    """[grid, grid] (rows: y) Gaussian kernel density over the unit square, as a share of its densest point.
-
-    Bandwidths follow Scott's rule for each axis; the part of a kernel outside the square is reflected into it.
-    """
-    from scipy.ndimage import gaussian_filter
-
-    counts, _, _ = np.histogram2d(y, x, bins=_GRID, range=((0, 1), (0, 1)))
-    bandwidths = [max(_NARROWEST, float(row.std(ddof=1)) * len(row) ** (-1 / 6)) * _GRID for row in (y, x)]
-    smooth = gaussian_filter(counts, bandwidths, mode="reflect", truncate=5.0)
-    return np.asarray(smooth / smooth.max(), float)
-
-
-def _draw_density(panel: Axes, pair: Pair) -> None:
-    grid = (np.arange(_GRID) + 0.5) / _GRID
-    # The outermost centres stand for the edges, so that colour reaches the frame.
-    grid[0], grid[-1] = 0.0, 1.0
-    panel.contourf(grid, grid, density(pair.x, pair.y), levels=_LEVELS, cmap=style.colour_map(style.COUNTS), zorder=1)
-    panel.scatter(pair.x, pair.y, s=5, color="#555555", alpha=0.4, edgecolors="none", zorder=4, clip_on=False)
-    panel.set(xticks=(0, 0.2, 0.4, 0.6, 0.8, 1), yticks=(0, 0.2, 0.4, 0.6, 0.8, 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from kvatlas.text import guarded
 #: The least distance of the ends of a scale that are the lowest and the highest cell.
 NARROWEST = 1.0
 BEST = "bold: highest"
-CORNER = "open corner: in some problems every policy keeps the same tokens, filled: in most"
 WORSE = "shown to be worse than the best"
 
 
@@ -39,8 +37,7 @@ class Panel:
     With `centred` 0 has the middle colour; the ends of the scale are `least` apart at least, so that colours do not
     show noise, and are printed with `digits` decimals. `claim` is what was tested of each cell and `proven` the cells
     of which it is proven. `half_interval` is half the interval of the median cell, in points. `baselines` stand over
-    the cells, each with its interval. `outlined` cells are framed. `cornered` gives the share of problems in which
-    policies have nothing to choose.
+    the cells, each with its interval. `outlined` cells are framed.
     """
 
     map: Map
@@ -58,7 +55,6 @@ class Panel:
     baselines: tuple[tuple[str, str], ...] = ()
     notes: tuple[Note, ...] = ()
     outlined: frozenset[CellCoord] = frozenset()
-    cornered: Mapping[CellCoord, float] = field(default_factory=dict)
 
     @property
     def problems(self) -> int | None:
@@ -83,23 +79,14 @@ def finding(panels: Sequence[Panel]) -> str:
     return f"{proven} of {count} cells {'is' if proven == 1 else 'are'} {claim}"
 
 
-class Frame(StrEnum):
-    """The cells of a map that are framed; on a map without a full cache `margin` frames the plateau."""
-
-    MARGIN = "margin"
-    PLATEAU = "plateau"
-    NONE = "none"
-
-
-def framed(map_: Map, frame: Frame = Frame.MARGIN) -> tuple[frozenset[CellCoord], str]:
-    """The cells in the frame, and what they have in common."""
-    if frame is Frame.MARGIN and map_.keeps is not None and map_.margin is not None:
+def framed(map_: Map) -> tuple[frozenset[CellCoord], str]:
+    """The cells in the frame, and what they have in common: the margin is kept; without a full cache, the plateau."""
+    if map_.keeps is not None and map_.margin is not None:
         return map_.keeps, f"proven to stay within {round(100 * map_.margin, 4):g} points of the full cache"
-    region = frozenset[CellCoord]() if frame is Frame.NONE else map_.plateau or frozenset()
-    return region, "statistically tied with the best"
+    return map_.plateau or frozenset(), "statistically tied with the best"
 
 
-def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Panel]:
+def metric_panels(maps: Sequence[Map]) -> list[Panel]:
     """Maps of a metric: percent with the 95 % interval, highest cells in bold, and a frame around proven ones."""
     panels = []
     for map_ in maps:
@@ -109,9 +96,11 @@ def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Pane
             coord: CellText(100 * e.value, style.percent(e.value), style.interval(e), e.value > best - 1e-9)
             for coord, e in estimates.items()
         }
-        region, common = framed(map_, frame)
-        claim, proven = (common, region) if region is map_.keeps else ("", frozenset[CellCoord]())
-        if frame is not Frame.NONE and region is not map_.keeps and map_.plateau is not None:
+        region, common = framed(map_)
+        claim, proven = "", frozenset[CellCoord]()
+        if map_.keeps is not None:
+            claim, proven = common, region
+        elif map_.plateau is not None:
             claim, proven = WORSE, frozenset(cells) - region
         if any(note.kind is NoteKind.VACUOUS for note in map_.remarks):
             claim = ""
@@ -124,7 +113,7 @@ def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Pane
                 cells,
                 style.label(map_.metric),
                 "in %",
-                (BEST, *[f"framed: {common}"] * bool(outlined), *[CORNER] * bool(_cornered(map_))),
+                (BEST, *[f"framed: {common}"] * bool(outlined)),
                 least=max(NARROWEST, fmean(widths or [0])),
                 claim=claim,
                 proven=proven,
@@ -132,7 +121,6 @@ def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Pane
                 baselines=style.baseline_texts(map_.baselines),
                 notes=map_.remarks,
                 outlined=outlined,
-                cornered=_cornered(map_),
             )
         )
     return panels
@@ -141,11 +129,6 @@ def metric_panels(maps: Sequence[Map], frame: Frame = Frame.MARGIN) -> list[Pane
 def _widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
     """The widths of intervals in points: a scale narrower than their mean would show noise."""
     return [100 * (e.high - e.low) for e in estimates if e.low is not None and e.high is not None]
-
-
-def _cornered(map_: Map) -> dict[CellCoord, float]:
-    """The share of problems in which policies have nothing to choose, where there are any."""
-    return {coord: cell.audit.no_choice for coord, cell in map_.cells.items() if cell.audit and cell.audit.no_choice}
 
 
 class Unit(NamedTuple):
@@ -288,10 +271,7 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: Ag
                 cells,
                 f"{style.label(map_.metric)} minus {against.name}",
                 "in points",
-                (
-                    *(["paired by problem", "bold: a difference is proven"] if paired else ["not paired"]),
-                    *[CORNER] * bool(base and _cornered(map_)),
-                ),
+                ("paired by problem", "bold: a difference is proven") if paired else ("not paired",),
                 style.DIFFERENCES,
                 centred=True,
                 least=max(NARROWEST, fmean(widths or [0])) / 2,
@@ -300,7 +280,6 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: Ag
                 half_interval=median(widths) / 2 if widths else None,
                 baselines=style.baseline_texts(base),
                 notes=map_.remarks,
-                cornered=_cornered(map_) if base else {},
             )
         )
     return panels

@@ -183,8 +183,8 @@ def colour(value: float, low: float, high: float, colours: str = VALUES) -> str:
     return to_hex(colour_map(colours)(min(max((value - low) / (high - low), 0.0), 1.0)))
 
 
-#: The font that comes with matplotlib.
-FONT = "DejaVu Sans"
+#: The font that comes with matplotlib, and what stands in for it.
+FONTS = ["DejaVu Sans", "sans-serif"]
 #: Inches of one and of two columns of a paper.
 WIDTHS = {1: 3.35, 2: 7.0}
 #: Points of a figure's title, of a panel's name, and of other text.
@@ -193,8 +193,6 @@ TITLE_TYPE, NAME_TYPE, SMALL_TYPE = 9.0, 7.5, 6.5
 LEAST_TYPE = 5.0
 #: Inches of the border around a figure, and of a line of text for each point of its type.
 EDGE, LINE = 0.07, 1.35 / 72
-#: Lines of notes under a figure, and kinds that are left out beyond them; the caption has all.
-NOTE_LINES, _LESSER = 2, (NoteKind.INTERVAL, NoteKind.GRANULARITY, NoteKind.ADAPTIVE)
 
 
 class Line(NamedTuple):
@@ -215,42 +213,21 @@ class Line(NamedTuple):
 class Look:
     """The options of all figures.
 
-    `layout` is ROWSxPANELS, both 1 or more; `label` has NAME=TEXT for models, benchmarks, policies, axes and metrics.
-    `intervals` is True for intervals in the cells of maps, False for no intervals at all. Without `notes` warnings
-    alone stand beside the panels, and the rest in the figure's `caption`. Raises KvatlasError if an option is invalid.
+    `columns` are those of a paper that the figure fills, None for a figure as wide as it needs. `labels` are texts by
+    the names of models, benchmarks, policies, axes and metrics. `intervals` is True for intervals in the cells of maps,
+    False for no intervals at all. Raises KvatlasError if `columns` is neither 1 nor 2.
     """
 
     columns: int | None = None
     dark: bool = False
-    layout: str | None = None
-    font: str = FONT
-    label: list[str] | None = None
     intervals: bool | None = None
-    notes: bool = True
-    caption: Path | None = None
-    #: The names that a figure asked for, which labels may replace.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    #: The names that a figure shows, which labels may replace.
     _names: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        from kvatlas.results.export import check_target
-
         if self.columns not in (None, *WIDTHS):
             raise KvatlasError(f"--look columns: expected 1 or 2, got {self.columns}.")
-        if self.layout is not None and not re.fullmatch("[1-9][0-9]{0,2}x[1-9][0-9]{0,2}", self.layout):
-            raise KvatlasError(f"--look layout: expected ROWSxPANELS, such as 1x4, got {self.layout!r}.")
-        for text in self.label or ():
-            if "=" not in text:
-                raise KvatlasError(f"--look: expected NAME=TEXT, got {text!r}.")
-        if self.font != FONT:
-            from matplotlib import font_manager
-
-            names = sorted({FONT, *font_manager.get_font_names()})
-            if self.font not in names:
-                raise KvatlasError(f"There is no font {self.font!r} here; there are: {', '.join(names)}.")
-        if self.caption is not None:
-            check_target(self.caption)
-        elif not self.notes:
-            raise KvatlasError("notes=false leaves notes to the caption alone; name its file with caption=FILE.tex.")
 
     @property
     def colours(self) -> Palette:
@@ -267,43 +244,10 @@ class Look:
         """Inches that the figure may take."""
         return self.width or WIDTHS[2]
 
-    def across(self, count: int, most: int, fits: Callable[[int, float], bool] = lambda across, width: True) -> int:
-        """The number of panels in a row: that of the layout, else the largest up to `most` that is legible.
-
-        Args:
-            count: panels of the figure.
-            most: panels in a row without a layout.
-            fits: True if so many panels in a row are legible in a figure of that width in inches.
-
-        Raises KvatlasError if the panels are not legible, with a layout that is; returns 0 if there is no such layout.
-        """
-        if self.layout is None:
-            fitting = next((across for across in range(min(most, count), 0, -1) if fits(across, self.widest)), 0)
-            if fitting:
-                return math.ceil(count / math.ceil(count / fitting))
-        else:
-            rows, across = map(int, self.layout.split("x"))
-            if rows * across < count:
-                raise KvatlasError(
-                    f"The layout {self.layout} has room for {rows * across} panels, and the figure has {count}."
-                )
-            if fits(across, self.widest):
-                return across
-        for columns, width in WIDTHS.items():
-            for across in range(min(count, 8), 0, -1) if width >= self.widest else ():
-                if fits(across, width):
-                    other = "" if width == self.widest else f" --look columns={columns}"
-                    given = f"--look layout={self.layout}" if self.layout else f"--look columns={self.columns}"
-                    raise KvatlasError(
-                        f"{given} leaves too little room for type of {LEAST_TYPE:g} points; use "
-                        f"--look layout={math.ceil(count / across)}x{across}{other}."
-                    )
-        return 0
-
     def named(self, name: str) -> str:
         """The text for this name in the figure."""
         self._names[name] = None
-        return next((text[len(name) + 1 :] for text in self.label or () if text.startswith(f"{name}=")), name)
+        return self.labels.get(name, name)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -312,7 +256,7 @@ class Look:
 
         ground, ink, *_ = self.colours
         settings: Any = {
-            "font.family": [*dict.fromkeys((self.font, FONT)), "sans-serif"],
+            "font.family": FONTS,
             "font.size": 8.0,
             "axes.linewidth": 0.6,
             "svg.fonttype": "none",
@@ -329,18 +273,16 @@ class Look:
 
 
 def text_width(text: str, size: float = SMALL_TYPE, bold: bool = False) -> float:
-    """Inches of a text in the font of the look that is applied."""
-    import matplotlib as mpl
-
-    return size * _unit_width(visible(text), bold, tuple(mpl.rcParams["font.family"]))
+    """Inches of a text."""
+    return size * _unit_width(visible(text), bold)
 
 
 @lru_cache(100_000)
-def _unit_width(text: str, bold: bool, family: tuple[str, ...]) -> float:
+def _unit_width(text: str, bold: bool) -> float:
     """Inches of a text in type of one point."""
     from matplotlib.font_manager import FontProperties
 
-    font = FontProperties(family=list(family), size=100, weight="bold" if bold else "normal")
+    font = FontProperties(family=FONTS, size=100, weight="bold" if bold else "normal")
     # A fiftieth more, since small type is wider than its share of large type.
     return 1.02 * float(_renderer().get_text_width_height_descent(text, font, False)[0]) / 7200
 
@@ -378,6 +320,12 @@ def fitting(inches: float, texts: Iterable[str], largest: float, bold: bool = Fa
     return min(largest, (inches - 2 / 72) / longest) if longest else largest
 
 
+def across(count: int, most: int, fits: Callable[[int], bool] = lambda number: True) -> int:
+    """The number of panels in a row: the largest up to `most` that `fits`, in rows of like length; 0 if none fits."""
+    fitting = next((number for number in range(min(most, count), 0, -1) if fits(number)), 0)
+    return math.ceil(count / math.ceil(count / fitting)) if fitting else 0
+
+
 class Margins(NamedTuple):
     """Inches around panels: left and right of a row, between two in a row, above and below each."""
 
@@ -407,36 +355,25 @@ def sheet(
     """A figure of panels, `across` in a row, under its title and a line about it, and above its notes.
 
     `size` is the width of the figure and the height of a panel, in inches; `lines` stand under the words about it.
-    Without the look's notes, warnings alone are written; the caption has title, words, lines and all notes.
     """
     from matplotlib.figure import Figure
 
-    (width, high), colours, lines = size, look.colours, list(lines)
+    (width, high), colours = size, look.colours
     about = "; ".join(filter(None, dict.fromkeys(about)))
     about = about[:1].upper() + about[1:]
     kept = [note for note in dict.fromkeys(notes) if look.intervals is not False or note.kind is not NoteKind.INTERVAL]
-    room, head, foot = width - 2 * EDGE, list[Line](), list[Line]()
-    if look.notes:
-        head += [Line(text, TITLE_TYPE, colours.ink, "bold") for text in wrapped(title, room, TITLE_TYPE, True)]
-        head += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(about, room)]
-        head += [line._replace(text=text) for line in lines for text in wrapped(line.text, room, line.size)]
-    for note in kept:
-        if note.is_warning:
-            foot += [Line(text, SMALL_TYPE, colours.warning, "bold") for text in wrapped(note.text, room, bold=True)]
-    sentences = ""
-    grey = [note for note in kept if look.notes and not note.is_warning]
-    # Notes that qualify the numbers are always written; others as long as they fit.
-    for note in sorted(grey, key=lambda note: note.kind in _LESSER):
-        longer = f"{sentences} {sentence(note.text)}".strip()
-        if note.kind not in _LESSER or len(wrapped(longer, room)) <= NOTE_LINES:
-            sentences = longer
+    room = width - 2 * EDGE
+    head = [Line(text, TITLE_TYPE, colours.ink, "bold") for text in wrapped(title, room, TITLE_TYPE, True)]
+    head += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(about, room)]
+    head += [line._replace(text=text) for line in lines for text in wrapped(line.text, room, line.size)]
+    urgent = [text for note in kept if note.is_warning for text in wrapped(note.text, room, bold=True)]
+    foot = [Line(text, SMALL_TYPE, colours.warning, "bold") for text in urgent]
+    sentences = " ".join(sentence(note.text) for note in kept if not note.is_warning)
     foot += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(sentences, room)]
     top, bottom = (EDGE + sum(line.high for line in part) + 0.05 * bool(part) for part in (head, foot))
     down = margins.above + high + margins.below
     height = top + math.ceil(count / across) * down + bottom
     figure = Figure((width, height))
-    words = (title, about, *(line.text for line in lines), *(note.text for note in kept))
-    figure.set_label(" ".join(map(sentence, filter(None, words))))
     for part, y in ((head, height - EDGE), (foot, EDGE + sum(line.high for line in foot))):
         for line in part:
             y -= line.high
@@ -451,17 +388,14 @@ def sheet(
     return figure, panels
 
 
-def write_above(panel: Axes, lines: Iterable[Line], right: Line | None = None) -> None:
-    """Write lines over a panel, the last one nearest to it, and one to the right of the first."""
-    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "baseline"}
-    written, y = list(lines), 4.0
-    for line in reversed(written):
-        for x, one in ((0, line), (1, right if line is written[0] else None)):
-            if one is not None:
-                panel.annotate(
-                    one.text, (x, 1), (0, y), ha=("left", "right")[x], fontsize=one.size, color=one.colour,
-                    fontweight=one.weight, **place,
-                )  # fmt: skip
+def write_above(panel: Axes, lines: Sequence[Line]) -> None:
+    """Write lines over a panel, the last one nearest to it."""
+    y = 4.0
+    for line in reversed(lines):
+        panel.annotate(
+            line.text, (0, 1), (0, y), xycoords="axes fraction", textcoords="offset points", va="baseline",
+            fontsize=line.size, color=line.colour, fontweight=line.weight,
+        )  # fmt: skip
         y += 72 * line.high
 
 
@@ -474,17 +408,15 @@ def line_axes(panel: Axes, look: Look, grid: str = "both") -> None:
 
 
 def settle(figure: Figure, look: Look) -> None:
-    """Make all texts visible. Raises KvatlasError if a label is for a name that the figure does not show."""
-    for name in (text.partition("=")[0] for text in look.label or ()):
-        if name not in look._names:
-            raise KvatlasError(f"The figure does not show the name {name!r}; it shows: {', '.join(look._names)}.")
-    _make_visible(figure)
+    """Make all texts of a figure visible, so that none steers what shows it.
 
-
-def _make_visible(figure: Figure) -> None:
-    """No text of a figure steers what shows it; an SVG with control characters could not even be opened."""
+    Raises KvatlasError if a label is for a name that the figure does not show.
+    """
     from matplotlib.text import Text
 
+    for name in look.labels:
+        if name not in look._names:
+            raise KvatlasError(f"The figure does not show the name {name!r}; it shows: {', '.join(look._names)}.")
     for text in figure.findobj(Text):
         text.set_text(visible(text.get_text()))
 
@@ -492,11 +424,6 @@ def _make_visible(figure: Figure) -> None:
 SUFFIXES = (".png", ".svg", ".pdf")
 #: Pixels of a PNG at most: larger figures are written with fewer dots per inch.
 _PIXELS = 80_000_000
-_LATEX = str.maketrans(
-    {mark: f"\\{mark}" for mark in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"−": "$-$", "–": "--", "⟨": r"\textlangle{}", "⟩": r"\textrangle{}", "∞": r"$\infty$"}
-)
 
 
 def check_figure(path: Path) -> None:
@@ -508,14 +435,11 @@ def check_figure(path: Path) -> None:
     check_target(path)
 
 
-def save(
-    figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | None = None, look: Look | None = None
-) -> list[Path]:
+def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | None = None) -> list[Path]:
     """Write a figure as PNG (300 dpi), SVG (text as text) or PDF (fonts embedded), and return the paths written.
 
-    Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map; the caption that the
-    `look` names is written, too. Equal figures give equal bytes. Raises KvatlasError for another suffix and for a path
-    that cannot be written.
+    Its data is written next to it as `NAME.data.csv`: `data` as it is, else `maps` as a CSV map. Equal figures give
+    equal bytes. Raises KvatlasError for another suffix and for a path that cannot be written.
     """
     from kvatlas.results.export import csv_text, replacing
 
@@ -525,13 +449,12 @@ def save(
         part.write_bytes(content)
     if data is None and len({(map_.metric, *(name for name, _ in map_.axes)) for map_ in maps}) == 1:
         data = csv_text(maps)
-    written = {} if data is None else {path.with_suffix(".data.csv"): data}
-    if look is not None and look.caption is not None:
-        written[look.caption] = f"\\caption{{{visible(str(figure.get_label())).translate(_LATEX)}}}\n"
-    for target, text in written.items():
-        with replacing(target) as part:
-            part.write_text(text, "utf-8", newline="")
-    return [path, *written]
+    if data is None:
+        return [path]
+    beside = path.with_suffix(".data.csv")
+    with replacing(beside) as part:
+        part.write_text(data, "utf-8", newline="")
+    return [path, beside]
 
 
 def rows_csv(rows: Iterable[Sequence[Any]]) -> str:
@@ -544,7 +467,6 @@ def rows_csv(rows: Iterable[Sequence[Any]]) -> str:
 def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
     """A figure's bytes as `.png` (with so many dots per inch), `.svg` or `.pdf`."""
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
-    _make_visible(figure)
     dots = min(dots, int((_PIXELS / (figure.get_figwidth() * figure.get_figheight())) ** 0.5))
     file = io.BytesIO()
     with Look().applied():

@@ -14,7 +14,6 @@ from kvatlas.figures import style
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.panels import (
     Against,
-    Frame,
     cost_change_panels,
     cost_panels,
     data_csv,
@@ -70,7 +69,6 @@ def plot_sources(
     shared: bool | None = None,
     policy: str | None = None,
     against: str | None = None,
-    frame: Frame = Frame.MARGIN,
     look: Look | None = None,
     partial: bool = False,
     fix: Mapping[str, Any] | None = None,
@@ -80,8 +78,7 @@ def plot_sources(
 
     `metric` may be a cost; without one it is pass@1. `mean` draws means over benchmarks, side by side on one colour
     scale; `shared` says how far scales go (`figures.heatmap.plot`); `against` draws differences to a baseline, a
-    policy, a model, or the maps of another run or CSV file; `frame` says which cells are framed. KvatlasError for what
-    cannot be drawn.
+    policy, a model, or the maps of another run or CSV file. KvatlasError for what cannot be drawn.
     """
     check_figure(out)
     if lose_at_most is not None:
@@ -116,20 +113,19 @@ def plot_sources(
         else:
             single = of_policy(maps, policy)
             panels = cost_panels(mean_maps(single) if mean else single, cost or "")
-        return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels), look=look)
+        return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels))
     single = of_policy(maps, policy)
     framed = mean_maps(single) if mean else single
-    if frame is not Frame.NONE:
-        verdicts = verdicts_of_maps(single) if len(runs) < len(given) else {}
-        for analysis in joined([RunAnalysis(run) for run in runs]):
-            verdicts |= analysis.verdicts
-        framed = with_regions(framed, verdicts, runs[0].margin if runs else LOSE_AT_MOST / 100)
+    verdicts = verdicts_of_maps(single) if len(runs) < len(given) else {}
+    for analysis in joined([RunAnalysis(run) for run in runs]):
+        verdicts |= analysis.verdicts
+    framed = with_regions(framed, verdicts, runs[0].margin if runs else LOSE_AT_MOST / 100)
     if mean:
         framed = _with_rounding(framed, sources)
     unlike = next((map_ for map_ in framed if metric and map_.metric != metric), None)
     if unlike is not None:
         raise KvatlasError(f"The map of {unlike.model} on {unlike.benchmark} shows {unlike.metric} and no {metric!r}.")
-    return save(plot(metric_panels(framed, frame), shared=shared, one_bar=mean, look=look), out, framed, look=look)
+    return save(plot(metric_panels(framed), shared=shared, one_bar=mean, look=look), out, framed)
 
 
 def _with_rounding(means: Sequence[Map], sources: Sequence[str | Path]) -> list[Map]:
@@ -165,7 +161,7 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
         there = ", ".join(dict.fromkeys(curve.policy for curve in curves))
         raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
     figure = line_charts.line_figure(chosen, cost=cost, look=look)
-    return save(figure, out, data=line_charts.data_csv(chosen, cost), look=look)
+    return save(figure, out, data=line_charts.data_csv(chosen, cost))
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
