@@ -1,4 +1,4 @@
-"""Stores that are damaged, locked, old, copied while they are written, or on a read-only medium."""
+"""Stores that are damaged, locked, copied while they are written, or on a read-only medium."""
 
 import os
 import random
@@ -102,38 +102,6 @@ def test_a_second_writer_is_refused_and_the_first_named(tmp_path: Path) -> None:
         with Store.open(tmp_path / "run") as reader:
             assert reader.keys() == set()
     Store.create(tmp_path / "run").close()
-
-
-@pytest.mark.parametrize("version", [3, 4])
-def test_a_store_of_an_earlier_version_is_read_and_resumed(tmp_path: Path, version: int) -> None:
-    sound = filled(tmp_path)
-    with Store.open(tmp_path) as store:
-        (columns,) = store.columns()
-    connection = sqlite3.connect(tmp_path / "run.sqlite")
-    connection.executescript(f"DROP TABLE names; DROP TABLE records; PRAGMA user_version={version}")
-    if version == 3:
-        for column in ("checksum", "environment"):
-            connection.execute(f"ALTER TABLE traces DROP COLUMN {column}")
-        connection.executescript("DROP TABLE environments; DELETE FROM meta WHERE name = 'manifest_digest'")
-    connection.close()
-
-    def same(store: Store) -> bool:
-        (stored,) = store.columns()
-        found = stored.records
-        return all((found[name][:COUNT] == columns.records[name]).all() for name in ("sample", "progress", "written"))
-
-    with Store.open(tmp_path) as store:
-        assert {trace.sample: trace for _, trace in store.traces()} == sound
-        assert store.manifest() == manifest()
-        assert same(store)
-    with Store.create(tmp_path, {"torch": "2.1"}) as store:
-        store.add("key", replace(TRACE, sample=COUNT))
-    with Store.open(tmp_path) as store:
-        assert same(store)
-        assert sum(map(len, store.columns(2))) == COUNT + 1
-        made_with = {trace.sample: trace.made_with for _, trace in store.traces(texts=False)}
-    before = '{"torch":"2.0"}' if version == 4 else ""
-    assert made_with == {**dict.fromkeys(sound, before), COUNT: '{"torch":"2.1"}'}
 
 
 def test_a_finished_run_is_read_where_nobody_may_write() -> None:

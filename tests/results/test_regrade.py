@@ -1,6 +1,5 @@
-"""Stored traces graded again: both columns in the map, disagreements listed, verdicts overruled and recorded."""
+"""Stored traces graded again: the new verdicts are a further metric."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from kvatlas.benchmarks import find
 from kvatlas.cli import app
 from kvatlas.core import KvatlasError, Setting, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.regrade import Overruled, regrade
+from kvatlas.results.regrade import regrade
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from tests.report.pages import documents
@@ -75,7 +74,7 @@ def test_regraded_verdicts_are_shown_where_they_are_asked_for_alone(run: Path, t
     said = command("grade", run, "--grader", "dynts").stdout
     assert "\n2 verdicts changed; kvatlas map --metric graded:dynts draws" in said
     assert outputs(run, tmp_path / "after") == before
-    cells, _ = regrade(run, "dynts")
+    cells = regrade(run, "dynts")
     changes = [(cell.before, cell.after, cell.to_right, cell.to_wrong) for cell in cells]
     assert changes == [(2, 2, 0, 0)] * 2 + [(1, 2, 1, 0)] * 2
     (own,), (other,) = (maps_of_run(RunData.open(run, metric)) for metric in ("pass@1", "graded:dynts"))
@@ -88,40 +87,9 @@ def test_regraded_verdicts_are_shown_where_they_are_asked_for_alone(run: Path, t
     assert "Pass@1 by dynts" in figure.read_text()
 
 
-def test_an_audit_lists_what_math_verify_judges_otherwise_and_a_person_overrules_it(run: Path) -> None:
-    result = command("grade", run, "--audit")
-    assert result.exit_code == 0, result.output
-    # math-verify reads the 3 of the last sentence, and takes 50 % for 0.5, as ours does.
-    (row,) = csv.DictReader((run / "audit.csv").open())
-    assert (row["problem"], row["reference"], row["correct"], row["traces"]) == ("mine-001", "3", "False", "2")
-    assert "One and two make 3 here" in result.stdout
-    row |= {"correct": "yes", "reason": "it says 3"}
-    with (run / "audit.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        writer.writeheader()
-        writer.writerow(row)
-    assert command("grade", run, "--overrule", run / "audit.csv").exit_code == 0
-    with Store.open(run) as store:
-        (record,) = store.gradings().values()
-        assert record["overruled"] == [
-            {
-                "benchmark": "mine",
-                "problem": "mine-001",
-                "answer": "One and two make 3 here",
-                "correct": True,
-                "reason": "it says 3",
-            }
-        ]
-        graded = {trace.grade.metrics["graded:kvatlas"] for _, trace in store.traces()}
-        assert graded == {1.0}
-        assert sum(trace.grade.correct for _, trace in store.traces()) == 6
-
-
 def test_what_cannot_be_graded_again_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="Unknown grader 'mine'"):
         regrade(run, "mine")
-    with pytest.raises(KvatlasError, match="'other-001' of 'mine' is not in this run"):
-        regrade(run, overruled=[Overruled("mine", "other-001", "3", True)])
     (tmp_path / "mine.json").write_text(json.dumps([{**ROWS[0], "answer": "4"}, ROWS[1]]))
     with pytest.raises(KvatlasError, match="The problems of mine are not those that the run was made with"):
         regrade(run)

@@ -138,34 +138,18 @@ def export(
 def grade(
     run: options.Run,
     grader: Annotated[str, typer.Option(help="kvatlas, dynts or math-verify.")] = "kvatlas",
-    overrule: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Verdicts of a person: an audit.csv with corrected rows.")
-    ] = None,
-    audit: Annotated[
-        bool, typer.Option("--audit", help="List where math-verify differs; writes RUN/audit.csv.")
-    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Grade stored traces again, by another grader or by this version: the metric graded:NAME.
 
-    Maps and reports show the first verdicts unless --metric names the new ones. Overruled verdicts are recorded in the
-    run.
+    Maps and reports show the first verdicts unless --metric names the new ones.
     """
-    from kvatlas.results.regrade import read_overruled, regrade, write_audit
+    from kvatlas.results.regrade import regrade
 
-    cells, disagreements = regrade(run, grader, read_overruled(overrule) if overrule else (), audit)
+    cells = regrade(run, grader)
     print_rows([cell.to_json(grader) for cell in cells], as_json)
-    if audit:
-        write_audit(disagreements, run / "audit.csv")
     if as_json:
         return
-    for disagreement in disagreements:
-        typer.echo(f"\n{disagreement}")
-    if audit:
-        typer.echo(
-            f"\nmath-verify judges {len(disagreements)} answers differently: {run / 'audit.csv'}. Correct its column "
-            "`correct` where a verdict is wrong, and grade again with --overrule."
-        )
     changed = sum(cell.to_right + cell.to_wrong for cell in cells)
     typer.echo(f"{changed} verdicts changed; kvatlas map --metric graded:{grader} draws what they are now.")
 

@@ -68,8 +68,7 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
     correct, progress, answer, status, metrics = grade
     ids = array("i")
     ids.frombytes(tokens)
-    # Stores of earlier versions hold further counts.
-    costs = {name: value for name, value in json.loads(usage).items() if name in COSTS}
+    costs = json.loads(usage)
     return Trace(
         model=model,
         benchmark=benchmark,

@@ -1,46 +1,27 @@
-"""Regrading of the stored traces of a run by another grader or version, with overruled verdicts.
+"""Regrading of the stored traces of a run by another grader or version.
 
 The first grade of a trace stays; the new verdict is a further metric, `graded:NAME`.
 """
 
 from __future__ import annotations
 
-import csv
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvatlas import __version__, benchmarks, models
-from kvatlas.benchmarks import Benchmark, judges, tables
+from kvatlas import benchmarks, models
+from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.answers import OWN, check_grader
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace
+from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.results.export import replacing
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import Key
-from kvatlas.results.store import GRADED, Store
-from kvatlas.text import guarded, unguarded
+from kvatlas.results.store import Store
 
-_YES, _NO = ("true", "1", "1.0", "yes", "right"), ("false", "0", "0.0", "no", "wrong")
 _CLOSE, _OPEN = "</think>", "<think>"
-#: Characters at the end of an answer's text that stand for it.
-SHOWN = 400
-
-
-@dataclass(frozen=True)
-class Overruled:
-    """A person's verdict on an answer to a problem in all traces; texts without an answer are named by their end."""
-
-    benchmark: str
-    problem: str
-    answer: str
-    correct: bool
-    reason: str = ""
 
 
 @dataclass
@@ -70,42 +51,10 @@ class Regraded:
         }
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """An answer of so many traces that math-verify judges differently; `text` is the end of one of them."""
-
-    benchmark: str
-    problem: str
-    reference: str
-    answer: str
-    correct: bool
-    traces: int
-    text: str
-
-    def __str__(self) -> str:
-        verdict, other = ("right", "wrong") if self.correct else ("wrong", "right")
-        return (
-            f"{self.problem}: reference {self.reference}, answer {self.answer} in {self.traces} traces, graded "
-            f"{verdict}; math-verify says {other}.\n    ..." + self.text.replace("\n", "\n    ")
-        )
-
-
-@dataclass
-class _Answers:
-    """The grades of the answers to one problem, and the numbers of traces that gave them, by the answer's text."""
-
-    problem: Problem
-    grades: dict[str, Grade] = field(default_factory=dict)
-    traces: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-
-def regrade(
-    folder: Path, grader: str = OWN, overruled: Sequence[Overruled] = (), audit: bool = False
-) -> tuple[list[Regraded], list[Disagreement]]:
+def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
     """Grade all traces of a run again and store the verdicts as the metric `graded:NAME`.
 
-    With `audit` also return the answers that math-verify judges differently. Raises KvatlasError if problems of the
-    run are missing, or if its benchmarks have only one grader.
+    Raises KvatlasError if problems of the run are missing, or if its benchmarks have only one grader.
     """
     check_grader(grader)
     with Store.open(folder) as store:
@@ -117,64 +66,38 @@ def regrade(
         problems = {
             (name, problem.id): problem for name, benchmark in by_name.items() for problem in benchmark.problems(limit)
         }
-        for entry in overruled:
-            if (entry.benchmark, entry.problem) not in problems:
-                raise KvatlasError(
-                    f"The overruled problem {entry.problem!r} of {entry.benchmark!r} is not in this run."
-                )
-        verdicts = {(entry.benchmark, entry.problem, entry.answer): entry.correct for entry in overruled}
         cells: dict[tuple[str, str, str], Regraded] = {}
-        answers: dict[tuple[str, str], _Answers] = {}
+        grades: dict[tuple[str, str, str], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
         for run_key, trace in store.traces():
-            name = trace.benchmark, trace.problem
-            problem = problems.get(name)
+            problem = problems.get((trace.benchmark, trace.problem))
             if problem is None:
                 raise KvatlasError(
                     f"The problem {trace.problem!r} is not in {trace.benchmark} any more; put back the file that the "
                     "run was made with."
                 )
             text = _answer(handles.get(trace.model), trace)
-            right = False
+            after = False
             if text is not None:
-                given = answers.setdefault(name, _Answers(problem))
-                if text not in given.grades:
-                    given.grades[text] = benchmarks.judge(by_name[trace.benchmark], problem, text)
-                given.traces[text] += 1
-                grade = given.grades[text]
-                usual = grade.correct and grade.status is Status.OK
-                right = verdicts.get((*name, _named(grade, text)), usual)
+                given = trace.benchmark, trace.problem, text
+                if given not in grades:
+                    grades[given] = benchmarks.judge(by_name[trace.benchmark], problem, text)
+                after = grades[given].correct and grades[given].status is Status.OK
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
-            metrics[key] = {**trace.grade.metrics, GRADED + grader: float(right)}
+            metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
             cell_key = trace.model, trace.benchmark, trace.setting.id
             cell = cells.setdefault(cell_key, Regraded(trace.model, trace.benchmark, trace.setting))
             before = trace.grade.correct and trace.grade.status is Status.OK
             cell.traces += 1
             cell.before += before
-            cell.after += right
-            cell.to_right += right and not before
-            cell.to_wrong += before and not right
+            cell.after += after
+            cell.to_right += after and not before
+            cell.to_wrong += before and not after
     if not metrics:
         raise KvatlasError(f"The run {str(folder)!r} has no traces to grade yet.")
-    record = {"kvatlas": __version__, "grader": grader, "overruled": [vars(entry) for entry in overruled]}
     with Store.create(folder) as store:
-        store.put_grading(grader, record, metrics)
-    return list(cells.values()), _disagreements(by_name, answers) if audit else []
-
-
-def read_overruled(path: Path) -> list[Overruled]:
-    """Read a person's verdicts (CSV, JSON or JSON lines): columns benchmark, problem, answer, correct, reason."""
-    entries = []
-    for number, row in enumerate(tables.read_rows(path), 1):
-        missing = [name for name in ("benchmark", "problem", "answer", "correct") if row.get(name) is None]
-        if missing:
-            raise KvatlasError(f"Row {number} of {str(path)!r} has no {missing[0]!r}.")
-        correct = str(row["correct"]).strip().casefold()
-        if correct not in _YES + _NO:
-            raise KvatlasError(f"Row {number} of {str(path)!r} says correct {correct!r}; expected true and false.")
-        name, problem, answer = (unguarded(str(row[name])) for name in ("benchmark", "problem", "answer"))
-        entries.append(Overruled(name, problem, answer, correct in _YES, str(row.get("reason") or "")))
-    return entries
+        store.put_metrics(metrics)
+    return list(cells.values())
 
 
 def _models(manifest: Manifest) -> Mapping[str, ModelHandle]:
@@ -215,36 +138,3 @@ def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
         return model.answer(trace.tokens)
     _, closed, answer = trace.text.rpartition(_CLOSE)
     return answer if closed or _OPEN not in trace.text else None
-
-
-def _named(grade: Grade, text: str) -> str:
-    """Return the extracted answer, else the end of the text."""
-    return grade.answer or text.strip()[-SHOWN:]
-
-
-def _disagreements(by_name: Mapping[str, Benchmark], answers: Mapping[tuple[str, str], _Answers]) -> list[Disagreement]:
-    """Return answers that math-verify judges differently, except letters and problems without a short answer."""
-    looked = [
-        (name, given.problem, text, grade, given.traces[text])
-        for (name, _), given in answers.items()
-        for text, grade in given.grades.items()
-        if isinstance(by_name[name], Questions) and not given.problem.about.get("choices")
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        verdicts = list(pool.map(lambda item: judges.read(item[1].answer, item[2]), looked))
-    return [
-        Disagreement(name, problem.id, problem.answer, _named(grade, text), grade.correct, traces, text[-SHOWN:])
-        for (name, problem, text, grade, traces), verdict in zip(looked, verdicts, strict=True)
-        if verdict.value is not None and verdict.value != grade.correct
-    ]
-
-
-def write_audit(disagreements: Sequence[Disagreement], path: Path) -> None:
-    """Write disagreements as CSV, to be corrected and read by `read_overruled`."""
-    names = ["benchmark", "problem", "answer", "correct", "reason", "reference", "traces", "text"]
-    with replacing(path) as part, part.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        for disagreement in disagreements:
-            row = {"reason": "", **vars(disagreement)}
-            writer.writerow({name: guarded(value) for name, value in row.items()})

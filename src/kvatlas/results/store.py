@@ -10,7 +10,7 @@ import sqlite3
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -18,20 +18,19 @@ from typing import IO, Any
 
 from kvatlas.core import KvatlasError, Trace, canonical, digest, reason
 from kvatlas.results.manifest import Manifest
-from kvatlas.results.records import COLUMNS, Key, Row, TraceColumns, checksum, join, record, row_of, trace_of
+from kvatlas.results.records import COLUMNS, Key, TraceColumns, checksum, join, record, row_of, trace_of
 from kvatlas.results.records import digest as digest_of_tokens
 
-#: Rises whenever the tables change. Stores of `READABLE` versions are read, and upgraded before they are written.
+#: Rises whenever the tables change.
 SCHEMA_VERSION = 5
-READABLE = range(3, SCHEMA_VERSION + 1)
 FILE, LOCK = "run.sqlite", "run.lock"
 #: Seconds to wait for the transaction of another process, and between two checkpoints.
 BUSY, CHECKPOINT = 60.0, 1.0
-#: Prefix of the metric of a regraded trace, before the name of the grader.
-GRADED = "graded:"
 #: Prefix of the problem digests of a run key, and separator in the key of traces that are set aside.
 _CONTENTS, _ASIDE = "contents:", "~"
 
+#: `records` holds the small columns of each trace once more, which are read and checked without tokens and text
+#: (results/records.py).
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE traces (
@@ -39,27 +38,16 @@ CREATE TABLE traces (
     problem TEXT NOT NULL, sample INTEGER NOT NULL,
     correct INTEGER NOT NULL, progress REAL NOT NULL, answer TEXT, status TEXT NOT NULL, metrics TEXT NOT NULL,
     usage TEXT NOT NULL, tokens BLOB NOT NULL, text BLOB NOT NULL, fate BLOB NOT NULL,
+    checksum TEXT, environment INTEGER,
     PRIMARY KEY (run_key, setting, benchmark, problem, sample)
 );
-"""
-#: Additions by version: 4 a checksum and the versions of each trace; 5 its small columns once more, which are read and
-#: checked without tokens and text (results/records.py).
-_ADDED = {
-    4: """
-ALTER TABLE traces ADD COLUMN checksum TEXT;
-ALTER TABLE traces ADD COLUMN environment INTEGER;
 CREATE TABLE environments (id INTEGER PRIMARY KEY, made_with TEXT NOT NULL UNIQUE);
-""",
-    5: """
 CREATE TABLE names (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE, checksum INTEGER NOT NULL);
 CREATE TABLE records (trace INTEGER PRIMARY KEY, record BLOB NOT NULL, metrics BLOB NOT NULL);
-""",
-}
+"""
 _ORDER = "run_key, setting, benchmark, problem, sample"
 _ALL = ", ".join(COLUMNS)
-_SMALL = ", ".join(COLUMNS[:-3])
 _KEY = "run_key=? AND setting=? AND benchmark=? AND problem=? AND sample=?"
-_SOUND = f"(checksum IS NULL OR checksum = checksum({_ALL}))"
 _DAMAGE = (ValueError, KeyError, TypeError, IndexError, zlib.error, OverflowError)
 _NO_DAMAGE = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
@@ -98,26 +86,14 @@ class Store:
             if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 # Tables and version in one transaction: a killed process leaves an empty file, never half a store.
                 connection.execute("PRAGMA journal_mode=WAL")
-                tables = " ".join((_TABLES, *_ADDED.values()))
-                connection.executescript(f"BEGIN; {tables} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-            version = _check_version(connection, path)
+                connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            _check_version(connection, path)
             connection.execute("PRAGMA synchronous=NORMAL")
             store = cls(connection, path, lock_file)
-            if version < SCHEMA_VERSION:
-                store._upgrade(version)
             store._made_with = canonical(dict(made_with)) if made_with else ""
             store._checkpoint()
             failed.pop_all()
         return store
-
-    def _upgrade(self, version: int) -> None:
-        """Add the tables and columns of later versions; this reads all traces."""
-        with self._damage_sentences(), self._transaction():
-            added = (_ADDED[later] for later in range(version + 1, SCHEMA_VERSION + 1))
-            for statement in filter(str.strip, "".join(added).split(";")):
-                self._connection.execute(statement)
-            self._connection.executemany("INSERT INTO records VALUES (?, ?, ?)", self._made_rows(self._number))
-            self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     @classmethod
     def open(cls, folder: Path) -> Store:
@@ -166,7 +142,7 @@ class Store:
             entries = dict(self._connection.execute("SELECT name, value FROM meta WHERE name LIKE 'manifest%'"))
             if "manifest" not in entries:
                 raise KvatlasError(f"The run {str(self.path.parent)!r} is empty: no sweep was started in it.")
-            if entries.get("manifest_digest", digest(entries["manifest"])) != digest(entries["manifest"]):
+            if entries.get("manifest_digest") != digest(entries["manifest"]):
                 raise ValueError("the manifest is not what was written")
             return Manifest.from_json(json.loads(entries["manifest"]))
 
@@ -232,10 +208,8 @@ class Store:
                 self._connection.execute(f"DELETE FROM traces WHERE {_KEY}", old)
                 self._put((to, *row[1:]), made_with)
 
-    def put_grading(
-        self, name: str, record: Mapping[str, Any], metrics: Mapping[Key, Mapping[str, float | str]]
-    ) -> None:
-        """Write the metrics of regraded traces, and a record of the grading, in one transaction."""
+    def put_metrics(self, metrics: Mapping[Key, Mapping[str, float | str]]) -> None:
+        """Write the metrics of regraded traces in one transaction."""
         place = COLUMNS.index("metrics")
         with self._transaction():
             for key, values in metrics.items():
@@ -243,13 +217,6 @@ class Store:
                 *row, _, made_with, _ = self._connection.execute(query, key).fetchone()
                 row[place] = json.dumps(values)
                 self._put(row, made_with)
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (GRADED + name, json.dumps(record)))
-
-    def gradings(self) -> dict[str, dict[str, Any]]:
-        """Return the records of gradings by their metric."""
-        with self._damage_sentences():
-            rows = self._connection.execute("SELECT name, value FROM meta WHERE name LIKE ?", (GRADED + "%",))
-            return {name: json.loads(value) for name, value in rows}
 
     def keys(self) -> set[Key]:
         """Return the keys of all traces in the store."""
@@ -268,10 +235,7 @@ class Store:
             }
 
     def columns(self, most: int = 20_000) -> Iterator[TraceColumns]:
-        """Yield all traces without tokens and texts, at most so many at a time.
-
-        Raises KvatlasError for damaged traces; in a store of an earlier version this reads whole traces.
-        """
+        """Yield all traces without tokens and texts, at most so many at a time; KvatlasError for damaged ones."""
         with self._damage_sentences():
             self._connection.execute("BEGIN")  # a sweep may write meanwhile
             try:
@@ -305,26 +269,14 @@ class Store:
     def added(self, after: int, most: int) -> tuple[int, TraceColumns]:
         """Return the row number of the last trace and at most so many traces written after the row `after`."""
         with self._damage_sentences():
-            if self._version < SCHEMA_VERSION:
-                rows = self._made_rows(lambda text: self._places.setdefault(text, len(self._places)), after, most)
-                last, records, measured = join(rows)
-            else:
-                query = "SELECT trace, record, metrics FROM records WHERE trace > ? ORDER BY trace LIMIT ?"
-                last, records, measured = join(self._connection.execute(query, (after, most)))
-                query = "SELECT * FROM names WHERE id >= ? ORDER BY id"
-                for number, text, check in self._connection.execute(query, (len(self._places),)):
-                    if number != len(self._places) or check != _sum(number, text):
-                        raise ValueError(f"name {number} is not what was written")
-                    self._places[text] = number
+            query = "SELECT trace, record, metrics FROM records WHERE trace > ? ORDER BY trace LIMIT ?"
+            last, records, measured = join(self._connection.execute(query, (after, most)))
+            query = "SELECT * FROM names WHERE id >= ? ORDER BY id"
+            for number, text, check in self._connection.execute(query, (len(self._places),)):
+                if number != len(self._places) or check != _sum(number, text):
+                    raise ValueError(f"name {number} is not what was written")
+                self._places[text] = number
             return max(last, after), TraceColumns(records, measured, tuple(self._places))
-
-    def _made_rows(self, number: Callable[[str], int], after: int = 0, most: int = -1) -> Iterator[Row]:
-        """Yield the rows of `records` for traces without them; ValueError for a damaged trace."""
-        query = f"{self._select(f'rowid, {_SMALL}')} WHERE rowid > ? ORDER BY rowid LIMIT ?"
-        for row, *small, written, made_with, sound in self._connection.execute(query, (after, most)):
-            if not sound:
-                raise ValueError(_changed(small))
-            yield row, *record(small, bytes.fromhex(written), made_with, number)
 
     def _numbered(self, text: str) -> int:
         """Return the number of a name; an unknown name is added."""
@@ -366,16 +318,10 @@ class Store:
             other._checkpoint()
         return int(count)
 
-    @property
-    def _version(self) -> int:
-        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
-
     def _select(self, columns: str) -> str:
         """Return a query of these columns, the digest of the tokens, the versions, and if the checksum holds."""
-        if self._version < 4:
-            return f"SELECT {columns}, digest(tokens), '', 1 FROM traces"
         made_with = "(SELECT made_with FROM environments WHERE id = environment)"
-        return f"SELECT {columns}, digest(tokens), coalesce({made_with}, ''), {_SOUND} FROM traces"
+        return f"SELECT {columns}, digest(tokens), coalesce({made_with}, ''), checksum = checksum({_ALL}) FROM traces"
 
     def _trace(self, row: tuple[Any, ...]) -> Trace:
         *values, written, made_with, sound = row
@@ -429,14 +375,13 @@ def check_folder(folder: Path) -> None:
         raise KvatlasError(f"The run folder {str(folder)!r} cannot be used ({reason(error)}).") from error
 
 
-def _check_version(connection: sqlite3.Connection, path: Path) -> int:
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version not in READABLE:
+    if version != SCHEMA_VERSION:
         raise KvatlasError(
-            f"The store {str(path)!r} has version {version}, this kvatlas reads versions "
-            f"{READABLE[0]} to {READABLE[-1]}; use another folder, or the kvatlas that wrote it."
+            f"The store {str(path)!r} has version {version}, this kvatlas reads version {SCHEMA_VERSION}; use another "
+            "folder, or the kvatlas that wrote it."
         )
-    return int(version)
 
 
 def _changed(small: Sequence[Any]) -> str:
