@@ -16,7 +16,7 @@ import pytest
 from kvatlas.benchmarks import find, identity, judges
 from kvatlas.benchmarks.answers import bare, boxed, letter, stated
 from kvatlas.benchmarks.equality import pools
-from kvatlas.benchmarks.judges import Equality, Judges
+from kvatlas.benchmarks.judges import Equality, Judge
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Status
 from kvatlas.sweeps import parse_spec
@@ -67,10 +67,10 @@ CHOICES = ("3 eV", "10^{-4} eV", "a photon", "none of these")
 @pytest.fixture(autouse=True, scope="module")
 def _impatient() -> Iterator[None]:
     """Hostile answers are given up sooner than in a sweep."""
-    judges._judges = Judges(seconds=2)
+    judges._judge = Judge(seconds=2)
     yield
-    judges._judges.close()
-    judges._judges = None
+    judges._judge.close()
+    judges._judge = None
 
 
 def grade(reference: str, answer: str, choices: tuple[str, ...] = (), grader: str = "kvatlas") -> Grade:
@@ -157,36 +157,36 @@ def test_equal_answers_are_pooled_for_the_majority() -> None:
 
 
 def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
-    pool = Judges(size=2, seconds=20)
+    judge = Judge(seconds=20)
     results: list[Equality] = []
-    threads = [threading.Thread(target=lambda: results.append(pool.ask(["(x+1)^2", "x^2+2x+1"]))) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: results.append(judge.ask(["(x+1)^2", "x^2+2x+1"]))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert results == [Equality.EQUAL] * 6
-    assert len(pool._idle) == 2
-    for judge in pool._idle:
-        judge.process.kill()
-        judge.process.wait()
-    assert pool.ask(["(x+1)^2", "x^2+2x"]) is Equality.UNEQUAL
-    pool.close()
-    assert pool.ask(["2x", "x+x"]) is Equality.EQUAL
-    pool.close()
+    assert judge.process is not None
+    judge.process.kill()
+    judge.process.wait()
+    assert judge.ask(["(x+1)^2", "x^2+2x"]) is Equality.UNEQUAL
+    judge.close()
+    assert judge.ask(["2x", "x+x"]) is Equality.EQUAL
+    judge.close()
 
 
 def test_time_and_memory_are_limited() -> None:
-    slow = Judges(size=1, seconds=1)
+    judge = Judge(seconds=1)
     began = time.perf_counter()
-    assert slow.ask(["9^{9^{9^9}}", "3"]) is Equality.TIMEOUT
+    assert judge.ask(["9^{9^{9^9}}", "3"]) is Equality.TIMEOUT
     assert time.perf_counter() - began < 60
-    assert not slow._idle
-    assert slow.ask(["2x", "x+x"]) is Equality.EQUAL
-    (judge,) = slow._idle
-    limits = Path(f"/proc/{judge.process.pid}/limits").read_text()
+    assert judge.process is None
+    assert judge.ask(["2x", "x+x"]) is Equality.EQUAL
+    process = judge.process
+    assert process is not None
+    limits = Path(f"/proc/{process.pid}/limits").read_text()
     assert f"Max address space         {judges.MEMORY}" in limits
-    slow.close()
-    assert judge.process.poll() is not None
+    judge.close()
+    assert process.poll() is not None
 
 
 def _graded_in_a_worker(result: Any) -> None:
@@ -206,7 +206,7 @@ def test_algebra_runs_in_daemonic_workers() -> None:
 def test_no_process_outlives_its_parent() -> None:
     code = (
         "import os, signal\nfrom kvatlas.benchmarks import judges\njudges.compare('x+x', '2x')\n"
-        "print(judges._judges._idle[0].process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "print(judges._judge.process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     pid = int(done.stdout)

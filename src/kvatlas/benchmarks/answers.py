@@ -269,7 +269,7 @@ def _dynts_answer(text: str) -> str:
 def _math_verify(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Verdict:
     if choices:
         return _own(reference, choices, text, with_bare)
-    return _final(text) or text[-SHORT:].strip() or None, judges.read(reference, text[-TAIL:])
+    return _final(text) or text[-SHORT:].strip() or None, judges.compare(reference, text[-TAIL:], "read")
 
 
 _GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Verdict]] = {

@@ -1,7 +1,7 @@
-"""Comparison of expressions by math-verify, in a pool of processes with limits on time and memory.
+"""Comparison of expressions by math-verify, in a process with limits on time and memory.
 
-Symbolic algebra on a model's answer may take any time and memory. The processes are plain subprocesses with pipes
-(`python -m kvatlas.benchmarks.judges SECONDS BYTES`), because these start from any thread, daemonic worker or actor.
+Symbolic algebra on a model's answer may take any time and memory. The process is a plain subprocess with pipes
+(`python -m kvatlas.benchmarks.judges SECONDS BYTES`), because that starts from any thread, daemonic worker or actor.
 Requests and replies are lines of JSON. A process that does not reply in time is killed and replaced.
 """
 
@@ -19,9 +19,9 @@ from enum import Enum
 
 from kvatlas.core import KvatlasError
 
-#: Seconds for one comparison, and bytes of address space of a process.
+#: Seconds for one comparison, and bytes of address space of the process.
 SECONDS, MEMORY = 5, 2 * 2**30
-#: Seconds for the start of a process, which imports its libraries.
+#: Seconds for the start of the process, which imports its libraries.
 START = 120.0
 
 
@@ -33,14 +33,30 @@ class Equality(Enum):
     TIMEOUT = None
 
 
-class _Judge:
-    """One process that compares expressions."""
+class Judge:
+    """A process that compares expressions, one at a time, for any number of threads; started on demand."""
 
-    def __init__(self, seconds: int) -> None:
+    def __init__(self, seconds: int = SECONDS) -> None:
+        self.seconds = seconds
+        #: A forked child leaves the process of its parent alone.
+        self.owner = os.getpid()
+        self.process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def ask(self, request: list[str]) -> Equality:
+        """Compare two expressions (LaTeX without dollar signs, or plain), or find one in a text (a third word)."""
+        with self._lock:
+            if self.process is None or self.process.poll() is not None:
+                self._start()
+            return self._answer(request, self.seconds)
+
+    def _start(self) -> None:
+        self.close()
         # One thread: several reserve more address space than the limit allows.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvatlas.benchmarks.judges", str(seconds), str(MEMORY)],
+            [sys.executable, "-m", "kvatlas.benchmarks.judges", str(self.seconds), str(MEMORY)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -48,96 +64,46 @@ class _Judge:
             text=True,
             encoding="utf-8",
         )
+        if self._answer(["1", "1"], START) is Equality.TIMEOUT:
+            raise KvatlasError("Answers cannot be compared: the process that runs math-verify does not start.")
 
-    def answer(self, request: list[str], seconds: float) -> Equality:
+    def _answer(self, request: list[str], seconds: float) -> Equality:
         """Compare. A process that does not reply in time, or ends, is killed."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        timer = threading.Timer(seconds, self.process.kill)
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(seconds, process.kill)
         timer.start()
         try:
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            verdict = Equality(json.loads(self.process.stdout.readline()))
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            return Equality(json.loads(process.stdout.readline()))
         except (OSError, ValueError):
-            # The process has ended.
-            self.kill()
-            verdict = Equality.TIMEOUT
+            self.close()
+            return Equality.TIMEOUT
         finally:
             timer.cancel()
-        return verdict
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-
-class Judges:
-    """A pool of at most `size` processes for any number of threads, started on demand."""
-
-    def __init__(self, size: int = 2, seconds: int = SECONDS) -> None:
-        self.seconds = seconds
-        self._owner = os.getpid()
-        self._places = threading.BoundedSemaphore(size)
-        self._idle: list[_Judge] = []
-        atexit.register(self.close)
-
-    @property
-    def owned(self) -> bool:
-        """True in the process that created the pool: a forked child leaves the processes of its parent alone."""
-        return self._owner == os.getpid()
-
-    def ask(self, request: list[str]) -> Equality:
-        """Compare two expressions (LaTeX without dollar signs, or plain), or find one in a text (a third word)."""
-        with self._places:
-            judge = self._take()
-            verdict = judge.answer(request, self.seconds)
-            if verdict is not Equality.TIMEOUT:
-                self._idle.append(judge)
-            return verdict
-
-    def _take(self) -> _Judge:
-        # list.pop and list.append are atomic.
-        with contextlib.suppress(IndexError):
-            while (judge := self._idle.pop()).process.poll() is not None:
-                judge.kill()
-            return judge
-        judge = _Judge(self.seconds)
-        if judge.answer(["1", "1"], START) is Equality.TIMEOUT:
-            raise KvatlasError("Answers cannot be compared: the process that runs math-verify does not start.")
-        return judge
 
     def close(self) -> None:
-        """End all processes. A later request starts new ones."""
-        with contextlib.suppress(IndexError):
-            while self.owned:
-                self._idle.pop().kill()
+        """End the process. A later request starts a new one."""
+        if self.process is not None and self.owner == os.getpid():
+            with contextlib.suppress(OSError), self.process:
+                self.process.kill()
+        self.process = None
 
 
-_judges: Judges | None = None
+_judge: Judge | None = None
 _lock = threading.Lock()
 
 
-def compare(first: str, second: str) -> Equality:
-    """Compare two expressions in this process's own pool."""
-    return _pool().ask([first, second])
-
-
-def read(reference: str, text: str) -> Equality:
-    """Return EQUAL if math-verify finds the reference in a text."""
-    return _pool().ask([reference, text, "read"])
-
-
-def _pool() -> Judges:
-    global _judges
+def compare(*request: str) -> Equality:
+    """Compare two expressions by this process's own judge; with a third word "read", find the first in a text."""
+    global _judge
     with _lock:
-        if _judges is None or not _judges.owned:
-            _judges = Judges()
-        return _judges
+        if _judge is None or _judge.owner != os.getpid():
+            _judge = Judge()
+    return _judge.ask(list(request))
 
 
 def main() -> None:

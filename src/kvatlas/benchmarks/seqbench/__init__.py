@@ -241,14 +241,8 @@ class Published(_Graded):
 def _problem(row: Any, where: str) -> Problem:
     if not isinstance(row, dict) or not {"instance_id", "context", "completion"} <= row.keys():
         raise KvatlasError(f"{where} is no seqBench maze: it lacks instance_id, context or completion.")
-    completion = row["completion"]
-    if isinstance(completion, list):
-        # A list of pairs, or of texts "action: argument".
-        pairs = [item.split(":", 1) if isinstance(item, str) else item for item in completion]
-        whole = all(isinstance(item, list) and len(item) == 2 for item in pairs)
-        plan = tuple((str(name).strip(), str(argument).strip()) for name, argument in pairs) if whole else None
-    else:
-        plan = parse_plan(str(completion))
+    # A text, or a list of pairs.
+    plan = parse_plan(str(row["completion"]))
     if not plan or plan[-1][0] != "rescue":
         raise KvatlasError(f"{where} has a completion that is no plan ending in a rescue.")
     agent = str(_object(row.get("instance_metadata")).get("agent_name", plans.AGENT))
