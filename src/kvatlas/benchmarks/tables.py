@@ -38,7 +38,7 @@ def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
         raise KvatlasError(f"{where} is not there.")
     try:
-        rows = _parquet(path) if suffix == ".parquet" else _READERS[suffix](read_text(path))
+        rows = _parquet(path) if suffix == ".parquet" else _READERS[suffix](_text(path))
     except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:
         raise KvatlasError(f"{where} cannot be read ({reason(error)}).") from error
     if not rows:
@@ -48,8 +48,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def read_text(path: Path) -> str:
-    """Return the text of a file, compressed or not."""
+def _text(path: Path) -> str:
     data = path.read_bytes()
     return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
 
@@ -75,8 +74,7 @@ def _json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse) if text.strip() else []
 
 
-def json_lines(text: str) -> list[Any]:
-    """Return the value of each line that is not blank. Raises ValueError with the number of a faulty line."""
+def _json_lines(text: str) -> list[Any]:
     values = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
@@ -100,7 +98,7 @@ def _csv(text: str) -> list[Row]:
     return rows
 
 
-_READERS: dict[str, Callable[[str], Any]] = {".jsonl": json_lines, ".json": _json, ".csv": _csv}
+_READERS: dict[str, Callable[[str], Any]] = {".jsonl": _json_lines, ".json": _json, ".csv": _csv}
 SUFFIXES = (*_READERS, ".parquet")
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -36,7 +35,7 @@ from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.seqbench import plans
 from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Instance, MazeShape, draw, facts
 from kvatlas.benchmarks.seqbench.plans import Maze, Plan, follow, format_plan, judge, parse_plan, read_maze
-from kvatlas.benchmarks.tables import json_lines, read_text
+from kvatlas.benchmarks.tables import Row, read_rows
 from kvatlas.core import Grade, KvatlasError, Problem, Status, digest
 
 __all__ = ["Instance", "Maze", "MazeShape", "Plan", "SeqBench", "draw", "facts", "follow", "format_plan", "judge"]
@@ -223,23 +222,15 @@ class Published(_Graded):
 
     @cached_property
     def _problems(self) -> Sequence[Problem]:
-        where = f"The seqBench file {self.file!r}"
-        try:
-            rows = json_lines(read_text(Path(self.file).expanduser()))
-        except (OSError, EOFError, zlib.error, ValueError) as error:
-            raise KvatlasError(
-                f"{where} cannot be read ({error}); expected JSON lines, also compressed with gzip."
-            ) from error
+        rows = read_rows(Path(self.file).expanduser())
         problems = [_problem(row, f"Line {number} of {self.file!r}") for number, row in enumerate(rows, 1)]
-        if not problems:
-            raise KvatlasError(f"{where} holds no mazes.")
         if len({problem.id for problem in problems}) < len(problems):
-            raise KvatlasError(f"{where} has an instance_id twice.")
+            raise KvatlasError(f"The seqBench file {self.file!r} has an instance_id twice.")
         return problems
 
 
-def _problem(row: Any, where: str) -> Problem:
-    if not isinstance(row, dict) or not {"instance_id", "context", "completion"} <= row.keys():
+def _problem(row: Row, where: str) -> Problem:
+    if not {"instance_id", "context", "completion"} <= row.keys():
         raise KvatlasError(f"{where} is no seqBench maze: it lacks instance_id, context or completion.")
     # A text, or a list of pairs.
     plan = parse_plan(str(row["completion"]))

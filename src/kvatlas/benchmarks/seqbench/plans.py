@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -70,14 +70,6 @@ class Maze:
     def rooms(self) -> tuple[str, ...]:
         """All rooms of the facts, in order of first mention."""
         return tuple(self.doors)
-
-    @cached_property
-    def keys_in(self) -> Mapping[str, Sequence[str]]:
-        """Room -> the keys in it."""
-        keys_in: dict[str, list[str]] = {}
-        for key, room in self.keys:
-            keys_in.setdefault(room, []).append(key)
-        return keys_in
 
 
 def read_maze(sentences: Iterable[str]) -> Maze:
@@ -267,84 +259,53 @@ def check(maze: Maze, plan: Plan) -> None:
     if shortest(maze) != (len(plan), 1):
         raise AssertionError(f"the plan has {len(plan)} actions, the search finds {shortest(maze)}")
     for name, key in plan:
-        if name == "use_key" and reachable(maze, without=key):
+        if name == "use_key" and shortest(maze, without=key) != (0, 0):
             raise AssertionError(f"key {key} is not needed")
 
 
-def reachable(maze: Maze, without: str = "") -> bool:
-    """Return True if the goal can be reached, without ever holding the key `without` if one is given."""
-    carried: set[str] = set()
-    seen = {maze.start}
-    shut: dict[str, list[str]] = {}
-    ahead = [maze.start]
-    while ahead:
-        room = ahead.pop()
-        new = [key for key in maze.keys_in.get(room, ()) if key != without]
-        carried.update(new)
-        there = [far for key in new for far in shut.pop(key, ())]
-        for neighbour, needed in maze.doors[room].items():
-            if needed is None or needed in carried:
-                there.append(neighbour)
-            else:
-                shut.setdefault(needed, []).append(neighbour)
-        for neighbour in there:
-            if neighbour not in seen:
-                seen.add(neighbour)
-                ahead.append(neighbour)
-    return maze.goal in seen
+#: A room, the keys held, the keys of opened doors, the key just used.
+_Place = tuple[str, frozenset[str], frozenset[str], str]
 
 
-#: A room, bits of keys held, bits of doors opened; a door's bit is its key's.
-_Place = tuple[str, int, int]
-
-
-def shortest(maze: Maze) -> tuple[int, int]:
+def shortest(maze: Maze, without: str = "") -> tuple[int, int]:
     """Return the number of actions of a shortest plan, and of such plans; (0, 0) if the goal cannot be reached.
 
-    Breadth-first search over (room, keys held, doors opened). Dead ends without a useful key are removed first: no
-    shortest plan enters them.
+    The key `without` stays where it is. Dead ends without a useful key are removed first: no shortest plan enters them.
     """
     doors, keys_in = _without_dead_ends(maze)
-    number = {key: i for i, key in enumerate(sorted({k for k, _ in maze.keys}))}
-
-    def following(room: str, carried: int, opened: int) -> Iterator[tuple[int, _Place]]:
-        """Yield places after one action (a move, a key picked up) or two (a key used, its door unlocked), with cost."""
-        for key in keys_in.get(room, ()):
-            if not carried >> number[key] & 1:
-                yield 1, (room, carried | 1 << number[key], opened)
-        for neighbour, needed in doors[room].items():
-            if needed is None or (needed in number and opened >> number[needed] & 1):
-                yield 1, (neighbour, carried, opened)
-            elif needed in number and carried >> number[needed] & 1:
-                yield 2, (room, carried, opened | 1 << number[needed])
-
-    layers: deque[dict[_Place, int]] = deque([{(maze.start, 0, 0): 1}, {}, {}])
-    done: set[_Place] = set()
-    actions = 1
-    while any(layers):
-        layer = layers.popleft()
-        layers.append({})
-        plans = 0
-        for place, count in layer.items():
-            if place in done:
-                continue
-            done.add(place)
-            if place[0] == maze.goal:
-                plans += count
-                continue
-            for cost, after in following(*place):
-                if after not in done:
-                    layers[cost - 1][after] = layers[cost - 1].get(after, 0) + count
-        actions += 1
+    nothing: frozenset[str] = frozenset()
+    layer: dict[_Place, int] = {(maze.start, nothing, nothing, ""): 1}
+    done = set(layer)
+    actions = 2
+    while layer:
+        plans = sum(count for (room, *_), count in layer.items() if room == maze.goal)
         if plans:
             return actions, plans
+        following: Counter[_Place] = Counter()
+        for (room, held, opened, used), count in layer.items():
+            if used:
+                following[room, held, opened | {used}, ""] += count
+                continue
+            for key in keys_in.get(room, ()):
+                if key not in held and key != without:
+                    following[room, held | {key}, opened, ""] += count
+            for neighbour, needed in doors[room].items():
+                if needed is None or needed in opened:
+                    following[neighbour, held, opened, ""] += count
+                elif needed in held:
+                    following[room, held, opened, needed] += count
+        layer = {place: count for place, count in following.items() if place not in done}
+        done.update(layer)
+        actions += 1
     return 0, 0
 
 
 def _without_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], dict[str, list[str]]]:
     """Return the doors by room, and keys by room, without those that no shortest plan can need."""
     doors = {room: dict(neighbours) for room, neighbours in maze.doors.items()}
-    keys_in = {room: list(keys) for room, keys in maze.keys_in.items()}
+    keys_in: dict[str, list[str]] = {}
+    for name, place in maze.keys:
+        keys_in.setdefault(place, []).append(name)
     places = dict(maze.keys)
     ahead = list(doors)
     while ahead:
