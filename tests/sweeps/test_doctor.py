@@ -1,9 +1,6 @@
 """`kvatlas check`, here and on a stand-in for a GPU."""
 
-import importlib
-import tomllib
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,44 +17,18 @@ __all__ = ["gpu"]
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str, Finding]]:
-    """Return the findings on the GPU, which decodes and reads little."""
+    """Return the findings on the GPU, which decodes little."""
     monkeypatch.setattr(checks, "STEPS", 8)
-    monkeypatch.setattr(checks, "SIZES", {"cuda": (2, 1 << 20)})
-    monkeypatch.setattr(checks, "TOKENS", 200)
     return lambda: {finding.name: finding for finding in checks.check_machine()}
 
 
-def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "SIZES", {"cpu": (1, 1 << 24)})
+def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str]) -> None:
     first, *lines, last = succeed("check", "cpu").splitlines()
     assert first == last == "```"
     assert [line.split()[:2] for line in lines][2:] == [
         ["ok" if load() else "warning", "kernels"],
         ["ok", "tokens"],
-        ["ok", "memory"],
     ]
-
-
-@pytest.mark.newest
-def test_versions_beyond_what_was_tested_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails with a newer transformers: once `make newest` passes but for this, pyproject.toml gets a higher bound."""
-    needed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["dependencies"]
-
-    def installed(name: str, version: str, needed: Sequence[str] = ()) -> None:
-        folder = tmp_path / f"{name}-{version}.dist-info"
-        folder.mkdir()
-        lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {item}" for item in needed)]
-        (folder / "METADATA").write_text("\n".join(lines))
-
-    installed("kvatlas", "0.1.0", needed)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert next(checks.check_machine("cpu")).status is Check.OK
-    for name in ("torch", "transformers"):
-        installed(name, "99.0")
-    importlib.invalidate_caches()
-    finding = next(checks.check_machine("cpu"))
-    assert finding.status is Check.WARNING
-    assert finding.advice.startswith("kvatlas was tested with torch<")
 
 
 def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu) -> None:
@@ -66,7 +37,6 @@ def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu)
     assert "70.0 GiB free of 80.0; GPUs: 1" in result["device"].message
     assert result["CUDA graphs"].message.startswith("captured: ")
     assert "flex against reference" in result["tokens"].message
-    assert "attention (flex) to 2 x 200 tokens in bfloat16" in result["memory"].message
     assert gpu.captured
 
 

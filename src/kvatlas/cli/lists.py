@@ -143,8 +143,8 @@ def check(
 ) -> None:
     """Check this machine, a model, or a benchmark or problem file before a sweep. Exit code 2 if a check fails.
 
-    Machine: versions, kernels, CUDA graphs, tokens, memory; its output belongs in an issue report. Model: tokenizer,
-    think tags, layers, one step against transformers, a generation. Benchmark: columns, count, reference answers.
+    Machine: versions, kernels, CUDA graphs, tokens; its output belongs in an issue report. Model: tokenizer, think
+    tags, layers, one step against transformers, a generation. Benchmark: columns, count, reference answers.
     """
     import torch
 

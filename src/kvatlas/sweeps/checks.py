@@ -1,26 +1,22 @@
 """Checks of this machine and of a model before a sweep.
 
-Machine: versions, device, kernels, decoded tokens, speed of the memory. Model: tokenizer, tags, layers, one step
-against transformers, a generation.
+Machine: versions, device, kernels, decoded tokens. Model: tokenizer, tags, layers, one step against transformers, a
+generation.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, requires, version
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
-
 from kvatlas import benchmarks, models, native, policies
-from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting
+from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting, reason
 from kvatlas.machine import free_memory
-from kvatlas.models import ModelHandle, Shape
+from kvatlas.models import ModelHandle
 from kvatlas.models.checks import check_tokenizer
 from kvatlas.models.options import Options
 from kvatlas.models.thinking import TAGS
@@ -36,11 +32,6 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 #: Steps that are decoded with and without kernels.
 STEPS = 64
-#: The timed attention step: the shape of Llama-3.1-8B, cached tokens of a sequence, and repeats.
-SHAPE = Shape(layers=1, heads=32, kv_heads=8, head_dim=128, hidden=4096)
-TOKENS, REPEATS = 4096, 5
-#: Sequences of the timed step, and bytes to read for the bandwidth.
-SIZES = {"cpu": (4, 256 << 20), "cuda": (32, 1 << 30)}
 #: Compared steps of a model: the prompt's, and of single tokens after it.
 COMPARED = 4
 #: Differences of logits in standard deviations: the largest certain rounding, and the largest possible one.
@@ -69,26 +60,18 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
     yield _kernels(device)
     try:
         yield from _decoding(model, model.load())
-        yield _memory(device, torch.float32 if device.type == "cpu" else torch.bfloat16)
     except (KvatlasError, RuntimeError) as error:
-        yield Finding("decoding", Check.FAILED, " ".join(str(error).split())[:500])
+        yield Finding("tokens", Check.FAILED, reason(error))
 
 
 def _versions() -> Finding:
-    versions, untested = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"], []
-    tested = {item.name: item.specifier for item in map(Requirement, requires("kvatlas") or ()) if item.marker is None}
+    versions = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             versions.append(f"no {name}")
-        else:
-            if name in tested and not tested[name].contains(version(name), prereleases=True):
-                untested.append(f"{name}{tested[name]}")
-    message = f"{', '.join(versions)}; {platform.platform()}"
-    if untested:
-        return Finding("versions", Check.WARNING, message, f"kvatlas was tested with {', '.join(untested)}")
-    return Finding("versions", Check.OK, message)
+    return Finding("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
 
 
 def _device(device: torch.device) -> Finding:
@@ -155,53 +138,6 @@ def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) ->
     return engine, [generated[key] for key in sorted(generated)]
 
 
-def _memory(device: torch.device, dtype: torch.dtype) -> Finding:
-    """Measure the bandwidth of the memory, and the share of it that the attention of a decoding step reaches."""
-    import torch
-
-    from kvatlas.engine.attention import ForwardBatch
-    from kvatlas.engine.cache import KVCache, Layer
-    from kvatlas.engine.engine import backend_for
-
-    rows, size = SIZES[device.type]
-    table = torch.ones(size // (4 * SHAPE.hidden), SHAPE.hidden, device=device)
-    vector = table[0].clone()
-    bandwidth = size / min(_seconds(device, table.sum), _seconds(device, lambda: table @ vector))
-    backend = backend_for(device, dtype)
-    cache = KVCache(SHAPE, rows, {}, 0, device, dtype, backend.page_size)
-    sequences = [cache.begin() for _ in range(rows)]
-    for sequence in sequences:
-        cache.reserve(sequence, TOKENS)
-        sequence.length = TOKENS - 1
-    batch = ForwardBatch(cache, sequences, [[0]] * rows, [TOKENS - 1] * rows)
-    query = torch.ones(rows, SHAPE.heads, SHAPE.head_dim, device=device, dtype=dtype)
-    key = query[:, : SHAPE.kv_heads]
-    with torch.inference_mode():
-        seconds = _seconds(device, lambda: backend.attend(batch, Layer(0, 0.1), query, key, key))
-    reached = rows * TOKENS * SHAPE.kv_bytes_per_token(dtype.itemsize) / seconds
-    return Finding(
-        "memory",
-        Check.OK,
-        f"read at {bandwidth / 1e9:.1f} GB/s; by attention ({backend.name}) to {rows} x {TOKENS} tokens in "
-        f"{str(dtype).removeprefix('torch.')} at {reached / 1e9:.1f} GB/s, {reached / bandwidth:.0%} of it",
-    )
-
-
-def _seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Return the fewest seconds of some repeats after a warm-up."""
-    import torch
-
-    def once() -> float:
-        began = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began
-
-    once()
-    return min(once() for _ in range(REPEATS))
-
-
 def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str]:
     """Return the messages of the first `count` problems of each benchmark, or one that suits the model."""
     messages = []
@@ -218,44 +154,37 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     """
     shape, _ = handle.shape, handle.tokenizer
     prompts = [handle.prompt(message) for message in messages]
+    try:
+        handle.check()
+    except KvatlasError as error:
+        yield Finding("model", Check.FAILED, str(error).rstrip("."))
+        return
     layers = (
         f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size "
         f"{shape.head_dim}; {handle.kv_bytes_per_token:,} bytes of keys and values a token"
     )
     known = [
-        _guarded("model", _model, handle),
+        _model(handle),
         Finding("layers", Check.OK, layers),
         *check_tokenizer(handle, prompts),
-        _guarded("think tags", _tags, handle),
-        _guarded("stop tokens", _stops, handle),
+        _tags(handle),
+        _stops(handle),
         _context(handle, prompts),
     ]
     yield from known
     if any(finding.status is Check.FAILED for finding in known):
         return
-    name, tokens = "weights", handle.tokens(prompts[0])
     try:
-        model = handle.load()
-        yield _attention(handle, model)
-        name = "one step"
+        model, tokens = handle.load(), handle.tokens(prompts[0])
         logits, generation = _generate(handle, model, tokens, new_tokens)
     except KvatlasError as error:
-        yield Finding(name, Check.FAILED, str(error).rstrip("."))
+        yield Finding("weights", Check.FAILED, str(error).rstrip("."))
         return
     yield _step(handle, model, tokens, logits, generation)
     yield _generation(handle, generation, new_tokens)
 
 
-def _guarded(name: str, check: Callable[[ModelHandle], Finding], model: ModelHandle) -> Finding:
-    """Return the finding of a check, or its error as a failed one."""
-    try:
-        return check(model)
-    except KvatlasError as error:
-        return Finding(name, Check.FAILED, str(error).rstrip("."))
-
-
 def _model(model: ModelHandle) -> Finding:
-    model.check()
     stored = model.config.get("dtype") or model.config.get("torch_dtype") or "unknown"
     kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
     return Finding("model", Check.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
@@ -307,27 +236,6 @@ def _context(model: ModelHandle, prompts: Sequence[str]) -> Finding:
     return Finding("context", Check.OK, f"{known:,} positions; the longest prompt has {longest:,} tokens")
 
 
-def _attention(handle: ModelHandle, model: PreTrainedModel) -> Finding:
-    """Report the layers with full attention and with a window, and the attention scale."""
-    layers: dict[int, tuple[str, float]] = {}
-    for module in model.get_decoder().modules():
-        layer, scale = getattr(module, "layer_idx", None), getattr(module, "scaling", None)
-        if isinstance(layer, int) and isinstance(scale, float):
-            window = getattr(module, "sliding_window", None)
-            layers[layer] = (f"a window of {window:,}" if window else "all tokens", scale)
-    if len(layers) != handle.shape.layers:
-        message = f"{len(layers)} of {handle.shape.layers} layers declare their attention scale"
-        return Finding("attention", Check.WARNING, message, "rely on the step against transformers only")
-    kinds = ", ".join(
-        f"{count} layers see {kind}" for kind, count in Counter(kind for kind, _ in layers.values()).items()
-    )
-    usual = handle.shape.head_dim**-0.5
-    scales = sorted({scale for _, scale in layers.values()})
-    same = all(abs(scale - usual) < 1e-6 for scale in scales)
-    which = "head size ** -0.5" if same else f"not head size ** -0.5, which is {usual:.4g}"
-    return Finding("attention", Check.OK, f"{kinds}; scale {', '.join(f'{scale:.4g}' for scale in scales)} ({which})")
-
-
 def _generate(
     handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
 ) -> tuple[list[Tensor], Generation[int]]:
@@ -376,9 +284,6 @@ def _step(
 def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
     name, tags, text = "generation", model.thinking, model.text(generation.tokens)
     count = len(generation.tokens)
-    unknown = model.tokenizer.unk_token_id
-    if unknown is not None and unknown not in model.stops and generation.tokens.count(unknown) * 5 >= count:
-        return Finding(name, Check.FAILED, f"{generation.tokens.count(unknown)} of {count} new tokens are unknown")
     other = [tag for pair in TAGS for tag in pair if tag in text and tag not in (tags.open, tags.close.strip())]
     if other:
         advice = f"name the text that ends thinking with think_close, {other[-1]!r} perhaps"
