@@ -19,7 +19,6 @@ from tests.command_line import Call
 EXACT: dict[str, dict[str, Any]] = {
     "tensorrt-llm": {"policy": "triattention", "local_window": 1, "budget_over": "thinking", "every_from": "prompt"},
     "triattention-vllm": {"policy": "triattention", "local_window": 128, "budget_over": "thinking"},
-    "triattention-sglang": {"policy": "triattention", "local_window": 128, "keep_prompt": False},
     "r-kv-vllm": {
         "policy": "rkv", "local_window": 8, "every_from": "prompt", "keep_prompt": False, "scope": "global",
         "unlike": "first",
@@ -64,7 +63,8 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
     }
     assert variables(made["triattention-vllm"].text) == vllm
     changed = {"TRIATTN_RUNTIME_PROTECT_PREFILL": "false", "TRIATTN_RUNTIME_INCLUDE_PREFILL_IN_BUDGET": "true"}
-    assert variables(made["triattention-sglang"].text) == vllm | changed
+    cache = setting("triattention-vllm", budget_over="cache", keep_prompt=False)
+    assert variables(export_setting(cache, "triattention-vllm").text) == vllm | changed
     assert variables(made["r-kv-vllm"].text) == {
         "VLLM_V1_R_KV_BUDGET": "2048",
         "VLLM_V1_R_KV_BUFFER": "128",

@@ -245,7 +245,7 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
 @pytest.mark.parametrize(
     ("code", "headers", "body", "sentence"),
     [
-        (401, {}, b"{}", "asks for a key; set the environment variable KVATLAS_API_KEY"),
+        (401, {}, b"{}", "asks for a key in KVATLAS_API_KEY"),
         (404, {}, b"no", "this is not an OpenAI-compatible API"),
         (302, {"Location": "http://127.0.0.1:1/"}, b"", "redirects to another address"),
         (200, {}, b"data: {\n\ndata: nonsense\n\n", "does not answer as an OpenAI-compatible API"),

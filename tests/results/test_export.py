@@ -7,7 +7,7 @@ import pytest
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.results import Store
-from kvatlas.results.export import csv_text, export, record, replacing
+from kvatlas.results.export import csv_text, record, replacing, write_maps, write_traces
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, trace
@@ -29,7 +29,7 @@ def run(tmp_path):
 
 def test_jsonl_has_one_object_per_trace(run, tmp_path):
     out = tmp_path / "new" / "traces.jsonl"
-    assert export(run, "jsonl", out) == 60
+    assert write_traces(run, "jsonl", out) == 60
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert list(rows[0]) == NAMES
     with Store.open(run) as store:
@@ -40,8 +40,8 @@ def test_jsonl_has_one_object_per_trace(run, tmp_path):
 def test_parquet_has_the_same_rows(run, tmp_path):
     import pyarrow.parquet as pq
 
+    assert write_traces(run, "parquet", tmp_path / "t.parquet") == 60
     with Store.open(run) as store:
-        assert export(store, "parquet", tmp_path / "t.parquet") == 60
         expected = [record(key, trace) for key, trace in store.traces()]
     table = pq.read_table(tmp_path / "t.parquet")
     assert table.schema.names == NAMES
@@ -58,7 +58,7 @@ def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
 
     settings = [Setting.of("a", level=1, sample=1), Setting.of("b", level="high", sample=0.5)]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=1, baselines=())
-    export(store_run(tmp_path / "run", plan), "parquet", tmp_path / "t.parquet")
+    write_traces(store_run(tmp_path / "run", plan), "parquet", tmp_path / "t.parquet")
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
     assert {row["level"] for row in rows} == {"1", "high"}
     assert {row["setting_sample"] for row in rows} == {1.0, 0.5}
@@ -68,7 +68,7 @@ def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
 def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
     with Store.open(run) as store:
         maps = maps_of_run(RunData(store.manifest(), store.traces(texts=False)))
-    assert export(run, "csv", tmp_path / "m.csv", maps=maps) == 1
+    write_maps(maps, tmp_path / "m.csv")
     rows = list(csv.DictReader((tmp_path / "m.csv").open(encoding="utf-8")))
     assert list(rows[0]) == [
         "model", "benchmark", "policy", "local_window", "ratio", "pass_at_1", "low", "high", "problems", "samples",
@@ -80,18 +80,16 @@ def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
 
 
 def test_faults_are_named(run, tmp_path):
-    with pytest.raises(KvatlasError, match="writes maps"):
-        export(run, "csv", tmp_path / "x")
     with pytest.raises(KvatlasError, match="is a folder"):
-        export(run, "jsonl", tmp_path)
+        write_traces(run, "jsonl", tmp_path)
     with pytest.raises(KvatlasError, match="cannot be written"):
-        export(run, "jsonl", run / "run.sqlite" / "x.jsonl")
+        write_traces(run, "jsonl", run / "run.sqlite" / "x.jsonl")
     with pytest.raises(KvatlasError, match="no map to write"):
         csv_text([])
     with Store.create(tmp_path / "empty"):
         pass
     with pytest.raises(KvatlasError, match="no traces yet"):
-        export(tmp_path / "empty", "parquet", tmp_path / "x")
+        write_traces(tmp_path / "empty", "parquet", tmp_path / "x")
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -109,13 +107,13 @@ def test_further_metrics_are_columns(tmp_path):
     from tests.wanderers import maze_run
 
     run = maze_run(tmp_path / "run", {("A", Setting.of("full")): 0.3}, problems=10)
-    assert export(run, "jsonl", tmp_path / "t.jsonl") == 20
+    assert write_traces(run, "jsonl", tmp_path / "t.jsonl") == 20
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text("utf-8").splitlines()]
     graded = [row for row in rows if row["status"] == "ok"]
     assert 0 < len(graded) < 20
     assert all(0 <= row["progress_valid"] <= 1 and row["first_error"] for row in graded)
     assert all("recall" not in row for row in rows if row["status"] == "truncated")
-    export(run, "parquet", tmp_path / "t.parquet")
+    write_traces(run, "parquet", tmp_path / "t.parquet")
     table = pq.read_table(tmp_path / "t.parquet")
     kinds = [str(table.schema.field(n).type) for n in ("recall", "first_error", "first_error_index")]
     assert kinds == ["double", "string", "int64"]

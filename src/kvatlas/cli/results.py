@@ -105,8 +105,7 @@ def export(
 ) -> None:
     """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
     from kvatlas.results import Store
-    from kvatlas.results.export import check_format, check_target, csv_text, json_lines
-    from kvatlas.results.export import export as write
+    from kvatlas.results.export import check_format, check_target, csv_text, json_lines, write_maps, write_traces
 
     if out is None and format_ in ("run", "parquet"):
         raise KvatlasError(f"--format {format_} cannot go to standard output; name it with --out.")
@@ -117,21 +116,23 @@ def export(
     check_format(format_)
     if out is not None:
         check_target(out)
-    maps = None
     if format_ == "csv":
         from kvatlas.stats.maps import maps_of_run
         from kvatlas.stats.run_data import RunData
 
         maps = maps_of_run(RunData.open(run, metric, partial, options.assignments("--fix", fix)))
-    if out is not None:
-        write(run, format_, out, maps=maps)
-        typer.echo(out)
-    elif maps is not None:
-        typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
-    else:
+        if out is None:
+            typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
+        else:
+            write_maps(maps, out)
+    elif out is None:
         with Store.open(run) as source:
             for line in json_lines(source):
                 typer.echo(line)
+    else:
+        write_traces(run, format_, out)
+    if out is not None:
+        typer.echo(out)
 
 
 @app.command()

@@ -71,9 +71,7 @@ def export(
     run: options.Run,
     to: Annotated[
         str,
-        typer.Option(
-            metavar="TARGET", help="tensorrt-llm, triattention-vllm, triattention-sglang, r-kv-vllm, kvpress."
-        ),
+        typer.Option(metavar="TARGET", help="tensorrt-llm, triattention-vllm, r-kv-vllm, kvpress."),
     ],
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the configuration.")],
     policy: options.Cell = "",

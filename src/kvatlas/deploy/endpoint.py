@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
+
 from kvatlas import __version__, benchmarks
-from kvatlas.benchmarks import Benchmark
 from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, digest, reason
 from kvatlas.deploy.export import MeasuredCell
 from kvatlas.noise import stream_key
-from kvatlas.results import Expected, Key, Manifest, Store
+from kvatlas.results import Expected, Manifest, Store
 
-#: The largest answer in bytes, the seconds until a timeout, and the longest Retry-After in seconds.
-MAX_BYTES, SECONDS, LONGEST_WAIT = 2**26, 1800.0, 120.0
+#: The seconds until a timeout, and the longest Retry-After in seconds.
+SECONDS, LONGEST_WAIT = 1800.0, 120.0
 #: HTTP statuses after which the same request is sent again.
 _AGAIN = (429, 500, 502, 503, 504)
 _TRIES = 6
@@ -33,13 +32,6 @@ _KEPT = "earlier answers are kept, and the same command goes on from there"
 
 #: The text of an answer with its thinking in tags, its finish reason, and its usage.
 Answer = tuple[str, str, Costs]
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuse redirects, so that the key is sent to the given address only."""
-
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
 
 
 @dataclass
@@ -61,7 +53,6 @@ class Endpoint:
         if parts.username or parts.password or parts.query or parts.fragment:
             raise KvatlasError("The address has a user, a query or a fragment; keys come from the environment alone.")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"
-        self._open = urllib.request.build_opener(_NoRedirect).open
 
     def check_model(self) -> None:
         """Find the only model of the endpoint, or check the given one; KvatlasError lists the models it has."""
@@ -100,31 +91,27 @@ class Endpoint:
         return text, finish, Costs(*numbers)
 
     def _json(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(f"{self.url}/{path}", data, headers)
+        """Send a request, again while the endpoint is busy; the key goes to this address alone, without redirects."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        method = "GET" if content is None else "POST"
         for attempt in range(1, _TRIES + 1):
             try:
-                with self._open(request, timeout=SECONDS) as answer:
-                    text = self._hidden(answer.read(MAX_BYTES))
+                answer = httpx.request(method, f"{self.url}/{path}", json=content, headers=headers, timeout=SECONDS)
+            except (httpx.HTTPError, ValueError) as error:
+                raise KvatlasError(f"{self.url} cannot be reached ({self._hidden(reason(error))}); {_KEPT}.") from None
+            if answer.status_code not in _AGAIN or attempt == _TRIES:
                 break
-            except urllib.error.HTTPError as error:
-                message = self._hidden(error.read(2000))
-                if error.code not in _AGAIN or attempt == _TRIES:
-                    raise KvatlasError(self._refusal(path, error.code, message)) from None
-                try:
-                    wait = max(0.0, float(error.headers.get("Retry-After", "")))
-                except ValueError:
-                    # The header is missing, or a date.
-                    wait = 2.0 ** (attempt - 1)
-            except (OSError, ValueError) as error:
-                cause = self._hidden(reason(getattr(error, "reason", error)).encode())
-                raise KvatlasError(f"{self.url} cannot be reached ({cause}); {_KEPT}.") from None
+            try:
+                wait = max(0.0, float(answer.headers.get("Retry-After", "")))
+            except ValueError:
+                # The header is missing, or a date.
+                wait = 2.0 ** (attempt - 1)
             if wait > LONGEST_WAIT:
                 raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
             time.sleep(wait)
+        text = self._hidden(answer.text)
+        if answer.status_code != httpx.codes.OK:
+            raise KvatlasError(self._refusal(path, answer.status_code, text[:2000]))
         try:
             body = json.loads(text)
         except (ValueError, RecursionError):
@@ -136,11 +123,7 @@ class Endpoint:
     def _refusal(self, path: str, code: int, message: str) -> str:
         refusal = f"refuses the request: {reason(ValueError(message))}"
         if code in (401, 403):
-            refusal = (
-                "does not accept the key"
-                if self.key
-                else "asks for a key; set the environment variable KVATLAS_API_KEY"
-            )
+            refusal = "does not accept the key in KVATLAS_API_KEY" if self.key else "asks for a key in KVATLAS_API_KEY"
         elif 300 <= code < 400:
             refusal = "redirects to another address; give that one, keys are not sent on"
         elif code == 404 and path == "models":
@@ -152,14 +135,11 @@ class Endpoint:
     def _nonsense(self, path: str, body: object) -> KvatlasError:
         return KvatlasError(f"{self.url}/{path} does not answer as an OpenAI-compatible API: {str(body)[:120]!r}.")
 
-    def _hidden(self, body: bytes) -> str:
+    def _hidden(self, text: str) -> str:
         """Return the text without the key, which a server might repeat."""
-        text = body.decode(errors="replace")
         return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
 
 
-#: A cell, a problem and a sample to ask for.
-Question = tuple[Expected, Problem, int]
 #: Traces by benchmark, problem and sample.
 Traces = Mapping[tuple[str, str, int], Trace]
 
@@ -209,61 +189,34 @@ def ask(
         verified = {"against": str(reference.setting), "model": reference.model}
         provenance = {**before.provenance, "verified": verified}
         store.put_manifest(replace(before, expected=(*others, *cells), provenance=provenance))
-        missing = list(_questions(cells, by_name, spec["problems"], store.keys()))
+        done = store.keys()
+        missing = [
+            (cell, problem, sample)
+            for sample in range(max(cell.samples for cell in cells))
+            for cell in cells
+            for problem in by_name[cell.benchmark].problems(spec["problems"])
+            if sample < cell.samples and problem.id in cell.problems
+            if (cell.run_key, cell.setting.id, cell.benchmark, problem.id, sample) not in done
+        ]
         total = sum(len(cell.problems) * cell.samples for cell in cells)
 
-        def answer(question: Question) -> Answer:
-            cell, problem, sample = question
+        def answer(cell: Expected, problem: Problem, sample: int) -> Answer:
             # All servers accept seeds of 31 bits.
             seed = stream_key(spec["seed"], cell.benchmark, problem.id, sample) >> 32
             return endpoint.ask(by_name[cell.benchmark].prompt(problem), fields, seed)
 
-        for number, (question, (text, finish, usage)) in enumerate(
-            _answers(answer, missing, concurrency), total - len(missing) + 1
-        ):
-            cell, problem, sample = question
-            grade = benchmarks.grade_text(by_name[cell.benchmark], problem, text, finish == "length")
-            grade = replace(grade, metrics={"finish": finish})
-            trace = Trace(cell.model, cell.benchmark, problem.id, sample, cell.setting, (), text, grade, usage)
-            store.add(cell.run_key, trace)
-            on_trace(number, total)
+        pool = ThreadPoolExecutor(concurrency)
+        try:
+            running = {pool.submit(answer, *question): question for question in missing}
+            for number, future in enumerate(as_completed(running), total - len(missing) + 1):
+                cell, problem, sample = running[future]
+                text, finish, usage = future.result()
+                grade = benchmarks.grade_text(by_name[cell.benchmark], problem, text, finish == "length")
+                grade = replace(grade, metrics={"finish": finish})
+                trace = Trace(cell.model, cell.benchmark, problem.id, sample, cell.setting, (), text, grade, usage)
+                store.add(cell.run_key, trace)
+                on_trace(number, total)
+        finally:
+            pool.shutdown(cancel_futures=True)
         keys = {cell.run_key for cell in cells}
         return {(t.benchmark, t.problem, t.sample): t for key, t in store.traces() if key in keys}
-
-
-def _questions(
-    cells: Sequence[Expected], by_name: Mapping[str, Benchmark], limit: int | None, done: set[Key]
-) -> Iterator[Question]:
-    for sample in range(max(cell.samples for cell in cells)):
-        for cell in cells:
-            known = {problem.id: problem for problem in by_name[cell.benchmark].problems(limit)}
-            for id_ in cell.problems:
-                if id_ not in known:
-                    raise KvatlasError(f"{cell.benchmark} has no problem {id_!r} here; the run has other problems.")
-                if sample < cell.samples and (cell.run_key, cell.setting.id, cell.benchmark, id_, sample) not in done:
-                    yield cell, known[id_], sample
-
-
-def _answers(
-    ask_one: Callable[[Question], Answer], questions: Sequence[Question], concurrency: int
-) -> Iterator[tuple[Question, Answer]]:
-    """Yield answers as they come, with `concurrency` open questions; after a failure the open ones are still taken."""
-    failures: list[KvatlasError] = []
-    pool = ThreadPoolExecutor(concurrency)
-    try:
-        running = {pool.submit(ask_one, question): question for question in questions}
-        for future in as_completed(running):
-            if future.cancelled():
-                continue
-            try:
-                answer = future.result()
-            except KvatlasError as error:
-                failures.append(error)
-                for other in running:
-                    other.cancel()
-            else:
-                yield running[future], answer
-    finally:
-        pool.shutdown(cancel_futures=True)
-    if failures:
-        raise failures[0]

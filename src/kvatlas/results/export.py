@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,34 +22,25 @@ FORMATS = ("csv", "jsonl", "parquet")
 _BATCH = 2_000
 
 
-def export(run: Store | Path, kind: str, out: Path, *, maps: Sequence[Map] | None = None) -> int:
-    """Write a run in one of the `FORMATS` and return the number of traces, or of maps.
-
-    `csv` writes the given `maps` of the run (see `csv_text`); `jsonl` and `parquet` write all traces of the store (see
-    `record`). A failure leaves no partial file. Raises KvatlasError for an unknown format, a folder without a run, and
-    a file that cannot be written.
-    """
-    check_format(kind)
-    if kind == "csv":
-        if maps is None:
-            raise KvatlasError("The csv export writes maps, and none were given; jsonl and parquet write traces.")
-        write_maps(maps, out)
-        return len(maps)
-    with nullcontext(run) if isinstance(run, Store) else Store.open(run) as store, replacing(out) as part:
-        if kind == "parquet":
-            return _write_parquet(store, part)
-        count = 0
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            for line in json_lines(store):
-                file.write(line + "\n")
-                count += 1
-        return count
-
-
 def check_format(kind: str) -> None:
     """Raise KvatlasError if the format is not one of `FORMATS`."""
     if kind not in FORMATS:
         raise KvatlasError(f"Unknown export format {kind!r}; expected: {', '.join(FORMATS)}.")
+
+
+def write_traces(run: Path, kind: str, out: Path) -> int:
+    """Write all traces of a run as jsonl or parquet (see `record`) and return their number.
+
+    A failure leaves no partial file. Raises KvatlasError for a folder without a run, and a file that cannot be written.
+    """
+    with Store.open(run) as store, replacing(out) as part:
+        if kind == "parquet":
+            return _write_parquet(store, part)
+        count = 0
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            for count, line in enumerate(json_lines(store), 1):
+                file.write(line + "\n")
+        return count
 
 
 def write_maps(maps: Sequence[Map], out: Path) -> None:
