@@ -29,9 +29,9 @@ def run(tmp_path):
 
 def test_jsonl_has_one_object_per_trace(run, tmp_path):
     out = tmp_path / "new" / "traces.jsonl"
-    assert write_traces(run, "jsonl", out) == 60
+    write_traces(run, "jsonl", out)
     rows = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert list(rows[0]) == NAMES
+    assert (len(rows), list(rows[0])) == (60, NAMES)
     with Store.open(run) as store:
         assert rows == [record(key, trace) for key, trace in store.traces()]
     assert [name for name in rows[-1] if name in ("kv_budget", "ratio")] == []
@@ -40,7 +40,7 @@ def test_jsonl_has_one_object_per_trace(run, tmp_path):
 def test_parquet_has_the_same_rows(run, tmp_path):
     import pyarrow.parquet as pq
 
-    assert write_traces(run, "parquet", tmp_path / "t.parquet") == 60
+    write_traces(run, "parquet", tmp_path / "t.parquet")
     with Store.open(run) as store:
         expected = [record(key, trace) for key, trace in store.traces()]
     table = pq.read_table(tmp_path / "t.parquet")
@@ -107,7 +107,7 @@ def test_further_metrics_are_columns(tmp_path):
     from tests.wanderers import maze_run
 
     run = maze_run(tmp_path / "run", {("A", Setting.of("full")): 0.3}, problems=10)
-    assert write_traces(run, "jsonl", tmp_path / "t.jsonl") == 20
+    write_traces(run, "jsonl", tmp_path / "t.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text("utf-8").splitlines()]
     graded = [row for row in rows if row["status"] == "ok"]
     assert 0 < len(graded) < 20

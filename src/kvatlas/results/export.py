@@ -28,19 +28,18 @@ def check_format(kind: str) -> None:
         raise KvatlasError(f"Unknown export format {kind!r}; expected: {', '.join(FORMATS)}.")
 
 
-def write_traces(run: Path, kind: str, out: Path) -> int:
-    """Write all traces of a run as jsonl or parquet (see `record`) and return their number.
+def write_traces(run: Path, kind: str, out: Path) -> None:
+    """Write all traces of a run as jsonl or parquet (see `record`).
 
     A failure leaves no partial file. Raises KvatlasError for a folder without a run, and a file that cannot be written.
     """
     with Store.open(run) as store, replacing(out) as part:
         if kind == "parquet":
-            return _write_parquet(store, part)
-        count = 0
+            _write_parquet(store, part)
+            return
         with part.open("w", encoding="utf-8", newline="\n") as file:
-            for count, line in enumerate(json_lines(store), 1):
+            for line in json_lines(store):
                 file.write(line + "\n")
-        return count
 
 
 def write_maps(maps: Sequence[Map], out: Path) -> None:
@@ -129,7 +128,7 @@ def json_lines(store: Store) -> Iterator[str]:
         yield json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False)
 
 
-def _write_parquet(store: Store, part: Path) -> int:
+def _write_parquet(store: Store, part: Path) -> None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -148,13 +147,11 @@ def _write_parquet(store: Store, part: Path) -> int:
     kinds = {name: _kind(types[name] - {type(None)}) for name in names}
     arrow = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "text": pa.string()}
     schema = pa.schema([(name, arrow[kind]) for name, kind in kinds.items()])
-    count, records = 0, (record(run_key, trace) for run_key, trace in store.traces())
+    records = (record(run_key, trace) for run_key, trace in store.traces())
     with pq.ParquetWriter(part, schema, compression="zstd") as writer:
         while batch := list(itertools.islice(records, _BATCH)):
             rows = [{name: _as(kind, row.get(name)) for name, kind in kinds.items()} for row in batch]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-            count += len(rows)
-    return count
 
 
 def _kind(types: set[type]) -> str:
