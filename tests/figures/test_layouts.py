@@ -64,7 +64,7 @@ def maps(llama: list[Map], panels: int, baselines: int) -> list[Map]:
     return [replace(map_, baselines=beside) for map_ in models[:panels]]
 
 
-@pytest.mark.parametrize(("panels", "baselines"), list(product(range(1, 9), (0, 1, 3, 6))))
+@pytest.mark.parametrize(("panels", "baselines"), list(product((1, 3, 5, 8), (0, 1, 6))))
 def test_maps_have_no_overlaps(llama, panels: int, baselines: int) -> None:
     for look in (*LOOKS, Look(2, intervals=True)):
         assert faults(map_figure(maps(llama, panels, baselines), look=look)) == [], look

@@ -32,7 +32,6 @@ from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
 #: Inches of a cell's width and of a panel's where there is room; of a row, of one with intervals, of all rows.
@@ -117,14 +116,14 @@ def plot(
             notes=notes,
         )
         for number, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
-            mesh = _cells(axes, panel, scale, layout, look)
+            _cells(axes, panel, scale, layout, look)
             _labels(axes, panel, layout, look)
             if layout.joined and number % layout.across:
                 axes.set_ylabel("")
                 axes.set_yticks([])
             write_above(axes, layout.above[number])
             if not one_scale or (number + 1) % layout.across == 0 or number + 1 == len(panels):
-                _bar(figure, axes, mesh, scale, ends[number])
+                _bar(axes, panel, ends[number], layout)
         settle(figure, look)
         return figure
 
@@ -206,7 +205,7 @@ def _above(panel: Panel, name: str, inner: float, look: Look) -> list[Line]:
     ]
 
 
-def _cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout, look: Look) -> QuadMesh:
+def _cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout, look: Look) -> None:
     """The cells in their colours with their numbers, the largest vertical value on top; missing ones are hatched.
 
     Best cells are bold, outlined ones have a frame.
@@ -229,7 +228,7 @@ def _cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout
             frame = Rectangle((x + 0.04, y + 0.05), 0.92, 0.9, gid="framed")
             axes.add_patch(frame)
             frame.set(facecolor="none", edgecolor=style.ON_COLOUR, linewidth=1.1)
-    return axes.pcolormesh(
+    axes.pcolormesh(
         np.ma.masked_invalid(values), cmap=style.colour_map(panel.colours), vmin=scale[0], vmax=scale[1],
         edgecolors=look.colours.ground, linewidth=0.8, snap=True,
     )  # fmt: skip
@@ -249,17 +248,21 @@ def _labels(axes: Axes, panel: Panel, layout: _Layout, look: Look) -> None:
     across, up = (look.named(style.label(name)) for name in (horizontal, vertical))
     axes.set_xlabel("\n".join(wrapped(across, inner, _LABEL)), labelpad=2, fontsize=_LABEL)
     axes.set_ylabel("\n".join(wrapped(up, layout.high, layout.label)), labelpad=3, fontsize=layout.label)
+    axes.set(xlim=(0, len(columns)), ylim=(0, len(rows)))
     axes.spines[:].set_visible(False)
 
 
-def _bar(figure: Figure, axes: Axes, mesh: QuadMesh, scale: tuple[float, float], ends: Sequence[str]) -> None:
-    """A colour bar right of a panel with the numbers at its ends."""
-    box, (width, _) = axes.get_position(), figure.get_size_inches()
-    place = (box.x1 + _BAR[0] / width, box.y0, _BAR[1] / width, box.height)
-    bar = figure.colorbar(mesh, cax=figure.add_axes(place, label="bar"), ticks=scale)
-    bar.outline.set_visible(False)
-    bar.minorticks_off()
-    bar.ax.tick_params(length=0, pad=2, labelsize=SMALL_TYPE)
-    low, high = bar.ax.set_yticklabels(ends)
-    low.set_verticalalignment("bottom")
-    high.set_verticalalignment("top")
+def _bar(axes: Axes, panel: Panel, ends: Sequence[str], layout: _Layout) -> None:
+    """Draw a colour bar right of a panel, with the numbers at its ends."""
+    inner = layout.margins.inner(layout.width, layout.across)
+    left = 1 + _BAR[0] / inner
+    right = left + _BAR[1] / inner
+    steps = np.linspace(0, 1, 129)
+    axes.pcolormesh(
+        [left, right], steps, steps[:-1, None], cmap=style.colour_map(panel.colours), transform=axes.transAxes,
+        clip_on=False,
+    )  # fmt: skip
+    for y, text in enumerate(ends):
+        axes.text(
+            right + 2 / 72 / inner, y, text, transform=axes.transAxes, fontsize=SMALL_TYPE, va=("bottom", "top")[y]
+        )

@@ -280,19 +280,19 @@ def text_width(text: str, size: float = SMALL_TYPE, bold: bool = False) -> float
 @lru_cache(100_000)
 def _unit_width(text: str, bold: bool) -> float:
     """Inches of a text in type of one point."""
-    from matplotlib.font_manager import FontProperties
-
-    font = FontProperties(family=FONTS, size=100, weight="bold" if bold else "normal")
+    renderer, fonts = _renderer()
     # A fiftieth more, since small type is wider than its share of large type.
-    return 1.02 * float(_renderer().get_text_width_height_descent(text, font, False)[0]) / 7200
+    return 1.02 * float(renderer.get_text_width_height_descent(text, fonts[bold], False)[0]) / 7200
 
 
 @cache
-def _renderer() -> Any:
+def _renderer() -> tuple[Any, list[Any]]:
+    """What measures texts, and the normal and the bold font at 100 points."""
     from matplotlib.backends.backend_agg import RendererAgg
+    from matplotlib.font_manager import FontProperties
 
     renderer: Any = RendererAgg
-    return renderer(1, 1, 72)
+    return renderer(1, 1, 72), [FontProperties(FONTS, size=100, weight=weight) for weight in ("normal", "bold")]
 
 
 def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = False) -> list[str]:

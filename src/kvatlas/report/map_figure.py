@@ -26,7 +26,7 @@ from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.inference import Contrast
 from kvatlas.stats.intervals import with_binomial_bounds
-from kvatlas.stats.maps import curves_of_run, maps_of_run, mean_map, mean_maps
+from kvatlas.stats.maps import curves_of_run, mean_map, mean_maps
 from kvatlas.stats.metrics import COSTS
 from kvatlas.stats.pairs import Differences, differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
@@ -37,7 +37,7 @@ from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
 class MapSource:
     """A run whose maps are made when they are asked for, or the maps that a file held."""
 
-    run: RunData | None = None
+    analysis: RunAnalysis | None = None
     read: Sequence[Map] = ()
 
     @classmethod
@@ -51,13 +51,13 @@ class MapSource:
     ) -> MapSource:
         """Open a run's folder (as `RunData.open`), a CSV map or `published:NAME`."""
         if Path(source).is_dir():
-            return cls(RunData.open(source, metric, partial, fix, lose_at_most))
+            return cls(RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most)))
         return cls(read=with_binomial_bounds(read_maps(source, partial)))
 
     @cached_property
     def maps(self) -> list[Map]:
         """The maps, those of a file with the intervals of the binomial bound."""
-        return list(self.read) if self.run is None else maps_of_run(self.run)
+        return list(self.read) if self.analysis is None else self.analysis.bare
 
 
 def plot_sources(
@@ -87,7 +87,8 @@ def plot_sources(
     graded = None if cost else metric or "pass@1"
 
     given = [MapSource.open(source, graded, partial, fix, lose_at_most) for source in sources]
-    runs = [source.run for source in given if source.run is not None]
+    analyses = [source.analysis for source in given if source.analysis is not None]
+    runs = [analysis.run for analysis in analyses]
     if any(run.is_line for run in runs):
         if len(sources) > 1:
             raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
@@ -117,7 +118,7 @@ def plot_sources(
     single = of_policy(maps, policy)
     framed = mean_maps(single) if mean else single
     verdicts = verdicts_of_maps(single) if len(runs) < len(given) else {}
-    for analysis in joined([RunAnalysis(run) for run in runs]):
+    for analysis in joined(analyses):
         verdicts |= analysis.verdicts
     framed = with_regions(framed, verdicts, runs[0].margin if runs else LOSE_AT_MOST / 100)
     if mean:
@@ -195,9 +196,8 @@ def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: M
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.
     """
     if other is not None:
-        return _compared(
-            maps, Path(against).name, other.maps, lambda name: name, runs, [other.run] if other.run else []
-        )
+        other_runs = [other.analysis.run] if other.analysis else []
+        return _compared(maps, Path(against).name, other.maps, lambda name: name, runs, other_runs)
     if any(against in map_.baselines for map_ in maps):
         paired = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
         return Compared(maps, Against(against), paired)
