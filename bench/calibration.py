@@ -423,16 +423,16 @@ def permutation(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
 def decays(rounds: int, rng: np.random.Generator, final: bool) -> Rows:
     """L0 = 40 of few problems with five samples that are alike, at depths up to 80 and 200."""
     rows = []
-    for problems, likeness, free, deepest in itertools.product((12, 20), (0.3, 0.8), (False, True), (80, 200)):
+    for problems, likeness, deepest in itertools.product((12, 20), (0.3, 0.8), (80, 200)):
         covered = []
         for _ in range(rounds):
             depth = rng.integers(1, deepest + 1, problems)
-            chance, alpha = (0.8 if free else 1.0) * np.exp(-depth / 40), 1 / likeness - 1
+            chance, alpha = np.exp(-depth / 40), 1 / likeness - 1
             hits = rng.binomial(5, rng.beta(chance * alpha, (1 - chance) * alpha))
             outcomes = {place: [1.0] * hit + [0.0] * (5 - hit) for place, hit in enumerate(hits)}
-            found = fit(outcomes, dict(enumerate(depth)), free=free)
+            found = fit(outcomes, dict(enumerate(depth)))
             covered.append(found.low <= 40 <= found.high)
-        row = {"problems": problems, "likeness": likeness, "amplitude_fitted": free, "deepest": deepest}
+        row = {"problems": problems, "likeness": likeness, "deepest": deepest}
         rows.append(row | {"rounds": rounds, "coverage": share(covered)})
     return rows
 

@@ -42,7 +42,7 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert (pair["x"], pair["y"], pair["problems"]) == ("window", "full", 40)
     assert pair["above"] + pair["on"] + pair["below"] == pytest.approx(1)
     assert pair["difference"]["value"] < 0 < pair["above"]
-    assert pair["spearman_given_L"]["low"] <= pair["spearman_given_L"]["value"] <= pair["spearman_given_L"]["high"]
+    assert pair["spearman"]["low"] <= pair["spearman"]["value"] <= pair["spearman"]["high"]
     said = kvatlas.succeed(
         "compare", run, "--out", out, "--benchmark", "SEQBENCH-6x6-B1", "--json", "--policy", "window", "--policy", "B"
     )
@@ -62,8 +62,8 @@ def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, 
         )
     err = kvatlas.refuse("compare", run, "--out", tmp_path / "a.png", "--metric", "beauty")
     own = "precision, progress_valid, recall, valid"
-    assert f"expected: pass@1, progress, pass@K, avg@K, maj@K (K up to 2), {own}, and" in err
-    for metric in ("maj@2", "precision"):
+    assert f"expected: pass@1, progress, pass@K (K up to 2), {own}, and" in err
+    for metric in ("pass@2", "precision"):
         kvatlas.succeed("compare", run, "--out", tmp_path / "a.png", "--metric", metric)
 
 
@@ -75,7 +75,7 @@ def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, 
     said = kvatlas.succeed("draw", "curves", run, "--out", out, "--policy", "B", "--json")
     (curve,) = json.loads(said)["curves"]
     assert curve["entrant"] == "B"
-    assert [decay["amplitude"] == 1 for decay in curve["decays"]] == [True, False]
+    assert len(curve["decays"]) == 1
     assert set(curve["points"][0]) >= {"L", "value", "low", "high", "problems"}
     said = kvatlas.succeed("draw", "curves", run, "--out", out, "--by", "B")
     assert said.splitlines() == [str(out)]

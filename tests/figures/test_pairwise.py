@@ -110,13 +110,12 @@ def test_curves_have_both_axes_fits_and_published_lines(run: Path, tmp_path: Pat
     assert len(figure.axes) == 2
     shown = " ".join(texts(figure, tmp_path))
     for fitted in curves:
-        assert [decay.amplitude == 1 for decay in fitted.decays] == [True, False]
-        assert fitted.decays[0].low < fitted.decays[0].depth < fitted.decays[0].high
+        assert fitted.decay.low < fitted.decay.depth < fitted.decay.high
         assert sum(estimate.problems for _, estimate in fitted.points) == 150
         assert all(a[0] < b[0] for a, b in zip(fitted.points, fitted.points[1:], strict=False))
-        assert f"L0 {fitted.decays[0].depth:.1f}" in shown
+        assert f"L0 {fitted.decay.depth:.1f}" in shown
     # A chance c of failing at each action is a depth of -1 / log(1 - c), but for the first action, which never fails.
-    assert curves[1].decays[0].low * 0.9 < -1 / math.log(1 - 0.15) < curves[1].decays[0].high
+    assert curves[1].decay.low * 0.9 < -1 / math.log(1 - 0.15) < curves[1].decay.high
     grey = [line for line in figure.axes[0].lines if line.get_color() == "#c4c4c4"]
     assert len(grey) == len(PUBLISHED_L0)
     assert "gemini-2.0-flash 40.2" in shown
@@ -129,7 +128,7 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
     merged = {metric: systems_of(list(map(RunData.open, runs)), metric) for metric in ("pass@1", "progress")}
     figure, curves = depth_figure(merged["pass@1"], merged["progress"], ["A"], by="B")
     assert [level for level, _ in curves[0].points] == [0, 1, 2]
-    assert curves[0].decays == ()
+    assert curves[0].decay is None
     assert figure.axes[1].get_xlabel() == "Locked doors B"
     with pytest.raises(KvatlasError, match="Unknown difficulty 'X'; expected L, B, N, S"):
         depth_figure(merged["pass@1"], merged["progress"], ["A"], by="X")

@@ -81,9 +81,7 @@ def test_the_published_maps_show_a_ratio_effect_and_no_peak(published):
     ]  # fmt: skip
     assert [len(item["plateau"]) for item in result["maps"]] == [20] * 8
     assert [len(across["good_for_all"]) for across in result["across"]] == [20, 20]
-    (between,) = result["comparisons"]
-    assert (between["first"], between["second"]) == ("R1-Llama", "R1-Qwen")
-    assert between["low"] < between["difference"] < 0 < between["high"]
+    assert result["comparisons"] == []
     assert published.notes == ()
     # 500 tokens and a fifth of the other 4,500 stay after a compression: the cheapest that is not shown to be worse.
     assert [(c["setting"], c["kept_tokens_mean"], c["shown"], c["loses"]) for c in result["recommendation"]["all"]] == [

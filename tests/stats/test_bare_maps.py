@@ -11,9 +11,6 @@ from kvatlas.stats.bare_maps import (
     ONE_SAMPLE,
     axis_effect,
     bound_verdict,
-    implied_samples,
-    model_difference,
-    possible,
     variance,
     verdicts_of_maps,
 )
@@ -91,21 +88,6 @@ def test_the_bound_rejects_at_most_as_often_as_it_should():
     assert kept / 400 > 0.95 - 0.033
 
 
-def test_models_are_compared_by_the_bound():
-    llama, qwen = (read_maps(f"published:dynts_r1_{name}") for name in ("llama", "qwen"))
-    result = model_difference(llama, qwen)
-    centres = [
-        np.mean([np.mean([c.estimate.value for c in map_.cells.values()]) for map_ in maps]) for maps in (llama, qwen)
-    ]
-    assert result.value == pytest.approx(centres[0] - centres[1])
-    assert result.p > 0.05
-    unknown = [
-        replace(item, cells={p: replace(c, estimate=replace(c.estimate, problems=None)) for p, c in item.cells.items()})
-        for item in qwen
-    ]
-    assert model_difference(llama, unknown) is None
-
-
 PUBLISHED = [item for name in ("llama", "qwen") for item in read_maps(f"published:dynts_r1_{name}")]
 
 
@@ -159,19 +141,6 @@ def test_a_level_that_is_lower_is_found_with_its_size():
     assert result.low[2] < -0.05 < result.high[2]
     with pytest.raises(KvatlasError, match="two of its levels"):
         axis_effect(values[..., :1])
-
-
-def test_granularity_by_hand():
-    assert not possible("43.7", 150)
-    assert possible("43.3", 150)
-    assert possible("44.0", 150)
-
-
-def test_the_published_maps_have_five_samples():
-    texts = [f"{100 * cell.estimate.value:.10g}" for cell in PUBLISHED[0].cells.values()]
-    assert implied_samples(texts, 30) == 5
-    assert implied_samples(["50.0"], 30) is None
-    assert implied_samples(["43.7", "43.8", "43.9", "44.1"], 1) is None
 
 
 def test_problems_to_detect_two_points():

@@ -16,7 +16,6 @@ def simulate(
     generator: np.random.Generator,
     depth: float,
     *,
-    amplitude: float = 1.0,
     problems: int = 10,
     samples: int = 1,
     spread: float = 0.0,
@@ -24,7 +23,7 @@ def simulate(
     """`problems` at each depth; `spread` makes problems of one depth unlike, so that their samples agree."""
     outcomes, depths = {}, {}
     for i, at in enumerate(np.repeat(DEPTHS, problems)):
-        chance = min(1.0, amplitude * math.exp(-at / depth))
+        chance = math.exp(-at / depth)
         if spread:
             # Keeps the mean chance: some problems are always solved or never, the others as often as before.
             drawn = generator.random()
@@ -34,52 +33,40 @@ def simulate(
     return outcomes, depths
 
 
-def coverage(runs: int, truth: float, draw: Callable[[np.random.Generator], tuple], *, free: bool) -> float:
+def coverage(runs: int, truth: float, draw: Callable[[np.random.Generator], tuple]) -> float:
     generator = np.random.default_rng(11)
     hits = 0
     for _ in range(runs):
-        result = fit(*draw(generator), free=free)
+        result = fit(*draw(generator))
         hits += result.low <= truth <= result.high
     return hits / runs
 
 
 @pytest.mark.parametrize("depth", [10.0, 40.0, 85.7])
 def test_500_simulations_cover_the_true_depth_95_times_in_100(depth: float) -> None:
-    share = coverage(500, depth, lambda g: simulate(g, depth), free=False)
-    assert 0.93 <= share <= 0.97
-
-
-def test_500_simulations_cover_with_a_free_amplitude() -> None:
-    share = coverage(500, 40.0, lambda g: simulate(g, 40.0, amplitude=0.8), free=True)
+    share = coverage(500, depth, lambda g: simulate(g, depth))
     assert 0.93 <= share <= 0.97
 
 
 def test_500_simulations_cover_where_samples_of_a_problem_agree() -> None:
-    share = coverage(500, 40.0, lambda g: simulate(g, 40.0, samples=4, spread=0.7), free=False)
+    share = coverage(500, 40.0, lambda g: simulate(g, 40.0, samples=4, spread=0.7))
     assert 0.925 <= share <= 0.975
 
 
 def test_the_depth_is_recovered() -> None:
-    outcomes, depths = simulate(np.random.default_rng(2), 40.0, amplitude=0.9, problems=3000)
-    free = fit(outcomes, depths, free=True)
-    assert free.depth == pytest.approx(40.0, rel=0.03)
-    assert free.amplitude == pytest.approx(0.9, rel=0.03)
-    assert free(np.array([40.0]))[0] == pytest.approx(0.9 / math.e, rel=0.05)
-    outcomes, depths = simulate(np.random.default_rng(2), 85.7, problems=3000)
-    item = fit(outcomes, depths)
+    item = fit(*simulate(np.random.default_rng(3), 85.7, problems=3000))
     assert item.depth == pytest.approx(85.7, rel=0.03)
-    assert (item.amplitude, item.outcomes, item.problems) == (1.0, 60_000, 60_000)
+    assert (item.outcomes, item.problems) == (60_000, 60_000)
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_all_right_and_all_wrong_have_open_intervals(free: bool) -> None:
+def test_all_right_and_all_wrong_have_open_intervals() -> None:
     depths = {i: float(i + 1) for i in range(50)}
-    right = fit({i: [1.0] for i in depths}, depths, free=free)
+    right = fit({i: [1.0] for i in depths}, depths)
     assert (right.depth, right.high) == (math.inf, math.inf)
     assert right.low > 50
-    wrong = fit({i: [0.0] for i in depths}, depths, free=free)
+    wrong = fit({i: [0.0] for i in depths}, depths)
     assert wrong.low == wrong.depth == 0
-    assert (wrong.high > 10) if free else (1 < wrong.high < 3)
+    assert 1 < wrong.high < 3
     assert list(wrong(np.array([1.0, 5.0]))) == [0, 0]
 
 

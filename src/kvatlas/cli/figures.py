@@ -180,9 +180,8 @@ def _curves(
     for path in written:
         typer.echo(path)
     for name, curve in zip(titles, fits, strict=True):
-        if curve.decays:
-            amplitude_one, free = curve.decays
-            typer.echo(f"{name}: L0 {depth_text(amplitude_one)}; amplitude {free.amplitude:.2f}: L0 {depth_text(free)}")
+        if curve.decay:
+            typer.echo(f"{name}: L0 {depth_text(curve.decay)}")
 
 
 def _maze(

@@ -241,7 +241,7 @@ def depth_figure(
     about += ["lines: exp(-L / L0), in brackets the 95 % interval of L0"] if depth else []
     short = [look.named(name) for name in names]
     labels = [
-        f"{name}: L0 {depth_text(curve.decays[0])}" if curve.decays else name
+        f"{name}: L0 {depth_text(curve.decay)}" if curve.decay else name
         for name, curve in zip(short, curves, strict=True)
     ]
     grey = [f"{name} {depth}" for name, depth in PUBLISHED_L0.items()] if published and depth else []
@@ -273,8 +273,8 @@ def _depth_panel(panel: Axes, curves: Sequence[DepthCurve], look: Look, publishe
     ends = []
     for number, curve in enumerate(curves):
         colour = look.colours.lines[number]
-        for decay in curve.decays[:1]:
-            panel.plot(smooth, decay(smooth), color=colour, lw=1.1, alpha=0.8, zorder=2)
+        if curve.decay:
+            panel.plot(smooth, curve.decay(smooth), color=colour, lw=1.1, alpha=0.8, zorder=2)
         # A little apart, so that intervals of several systems at the same difficulty can be told apart.
         shift = (number - (len(curves) - 1) / 2) * 0.008 * width
         estimates: list[Estimate] = [estimate for _, estimate in curve.points]
@@ -283,10 +283,10 @@ def _depth_panel(panel: Axes, curves: Sequence[DepthCurve], look: Look, publishe
         panel.errorbar(
             [level + shift for level, _ in curve.points], [e.value for e in estimates],
             yerr=None if look.intervals is False else [low, high], color=colour, marker=style.MARKERS[number],
-            markersize=3.6, linewidth=0.9, linestyle="none" if curve.decays else "-", elinewidth=0.8, capsize=1.5,
+            markersize=3.6, linewidth=0.9, linestyle="none" if curve.decay else "-", elinewidth=0.8, capsize=1.5,
             zorder=3,
         )  # fmt: skip
-        ends.append((float(curve.decays[0](smooth[-1:])[0]) if curve.decays else estimates[-1].value, colour))
+        ends.append((float(curve.decay(smooth[-1:])[0]) if curve.decay else estimates[-1].value, colour))
     for depth in PUBLISHED_L0.values() if published else ():
         line = np.exp(-smooth / depth)
         panel.plot(smooth, line, color=look.colours.published, linewidth=0.8, zorder=1)

@@ -292,7 +292,7 @@ def _renderer() -> tuple[Any, list[Any]]:
     from matplotlib.font_manager import FontProperties
 
     renderer: Any = RendererAgg
-    return renderer(1, 1, 72), [FontProperties(FONTS, size=100, weight=weight) for weight in ("normal", "bold")]
+    return renderer(1, 1, 72), [FontProperties(family=FONTS, size=100, weight=weight) for weight in ("normal", "bold")]
 
 
 def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = False) -> list[str]:

@@ -14,9 +14,7 @@ from kvatlas.figures import style
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.bare_maps import (
     PooledEffect,
-    check_granularity,
     common,
-    comparisons_of_maps,
     pooled_effects,
     verdicts_of_maps,
 )
@@ -285,8 +283,7 @@ def analyse(
             runs.append(source)
             maps += source.bare
         else:
-            read = [check_granularity(map_) for map_ in read_maps(source, partial, problems, samples)]
-            maps += with_binomial_bounds(read)
+            maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
     maps = of_policy(maps, policy)
     _check_distinct(maps)
     compared: list[Comparison] = []
@@ -302,7 +299,6 @@ def analyse(
     means, remarks = _means(maps)
     margin = runs[0].run.margin if runs else LOSE_AT_MOST / 100
     maps, means = with_regions(maps, by_map, margin), with_regions(means, by_map, margin)
-    single = [map_ for map_ in maps if not map_.is_mean]
     effects = pooled_effects(maps, by_map)
     covered = {choice.model for choice in choices}
     bare = [map_ for map_ in grids(maps, means) if map_.model not in covered]
@@ -313,7 +309,7 @@ def analyse(
         maps=tuple(tested[: len(maps)]),
         means=tuple(tested[len(maps) :]),
         across=_across([one for one in tested[: len(maps)] if one.verdict.basis and not one.map.is_mean]),
-        comparisons=adjusted([*compared, *comparisons_of_maps(single, by_map)]),
+        comparisons=adjusted(compared),
         choices=tuple(choices),
         notes=(*notes, *remarks),
         effects=tuple(effects),

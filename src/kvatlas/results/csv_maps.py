@@ -19,7 +19,7 @@ PUBLISHED = "published:"
 #: Policy, KV budget and samples of the published maps (arXiv 2601.18383, section 5), which have no such columns.
 _PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
 #: The columns that hold the values of a metric, in percent.
-_VALUES = re.compile(r"progress|(pass|avg|maj)_at_[1-9]\d*")
+_VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
 EXTRAS = (
     "low", "high", "problems", "samples", "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
     "seconds_mean",

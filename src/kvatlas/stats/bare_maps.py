@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,10 +12,8 @@ from scipy import special
 
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.stats.inference import Contrast, Test, TestMethod, holm
-from kvatlas.stats.intervals import LEVEL, Floats, Z
-from kvatlas.stats.losses import Difference
+from kvatlas.stats.intervals import LEVEL, Floats
 from kvatlas.stats.maps import mean_map
-from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.verdicts import Basis, Verdict, effects, spread_and_noise
 
 DRAWS = 10_000
@@ -114,48 +110,6 @@ def _contrasts(values: Floats, scale: float, rows: Floats) -> list[Contrast]:
     return [Contrast(*own) for own in numbers.tolist()]
 
 
-def comparisons_of_maps(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[Comparison]:
-    """Comparisons between the models of CSV maps, by the binomial bound, over the benchmarks that both have."""
-    groups: dict[tuple[str, str], dict[str, Map]] = {}
-    for map_ in maps:
-        if map_.name in verdicts and verdicts[map_.name].basis is Basis.BOUND:
-            groups.setdefault((map_.model, map_.policy), {})[map_.benchmark] = map_
-    made = []
-    for ((model, policy), mine), ((other, other_policy), theirs) in combinations(groups.items(), 2):
-        shared = [name for name in mine if name in theirs]
-        own = [mine[name] for name in shared]
-        difference = model_difference(own, [theirs[name] for name in shared])
-        if model == other or policy != other_policy or difference is None:
-            continue
-        on = shared[0] if len(shared) == 1 else f"{len(shared)} benchmarks"
-        cells = sum(len(map_.cells) for map_ in own)
-        note = f"by the binomial bound, policy {policy}" if policy else "by the binomial bound"
-        made.append(Comparison(f"{model}, {other}", on, own[0].metric, model, other, cells, difference, note))
-    return made
-
-
-def model_difference(first: Sequence[Map], second: Sequence[Map]) -> Difference | None:
-    """Mean over cells and benchmarks of one model's maps minus another's, by the bound, on the same problems.
-
-    Cells of one map may rest on nearly the same traces, so their mean is taken to vary like one cell. None where
-    problems are unknown. Both sides have the same benchmarks.
-    """
-    means, variances, problems = [], [], 0
-    for map_, other in zip(first, second, strict=True):
-        places = [coord for coord in map_.cells if coord in other.cells]
-        mine, theirs = variance(map_), variance(other)
-        if not places or mine is None or theirs is None:
-            return None
-        means.append(np.mean([map_.cells[at].estimate.value - other.cells[at].estimate.value for at in places]))
-        variances.append(mine + theirs)
-        problems += map_.cells[places[0]].estimate.problems or 0
-    if not means:
-        return None
-    value, error = float(np.mean(means)), math.sqrt(max(math.fsum(variances), 1e-18)) / len(means)
-    p = float(2 * special.ndtr(-abs(value) / error))
-    return Difference(value, value - Z * error, value + Z * error, p, problems)
-
-
 def _samples(maps: Sequence[Map]) -> int | None:
     return common([cell.estimate.samples for map_ in maps for cell in map_.cells.values()])
 
@@ -163,58 +117,6 @@ def _samples(maps: Sequence[Map]) -> int | None:
 def common(values: Sequence[int | None]) -> int | None:
     """The number that all of them are; None where they differ."""
     return values[0] if len(set(values)) == 1 else None
-
-
-# -- printed values (Brown and Heathers 2017, GRIM) ------------------------------------------------------------------
-#
-# Pass@1 over n problems with k samples each is a multiple of 1 / (n k): 43.7 percent is no multiple of 1 / 150.
-
-
-#: Samples a problem up to which a map without them is tried.
-MOST_SAMPLES = 64
-
-
-def possible(value: str, traces: int) -> bool:
-    """Return True if a printed percentage such as "43.7" is the rounded or cut share of a whole number of `traces`."""
-    printed, unit = Fraction(value), Fraction(1, 10 ** len(value.partition(".")[2]))
-    right = int(printed * traces / 100)
-    return any(printed - unit / 2 <= Fraction(100 * count, traces) < printed + unit for count in (right, right + 1))
-
-
-def implied_samples(values: Sequence[str], problems: int) -> int | None:
-    """Return the smallest number of samples that can give every value; None if arbitrary values would often pass, too.
-
-    Each distinct value is possible with the share of the printed numbers that are; all of them with less than 1 %.
-    """
-    fit = (k for k in range(1, MOST_SAMPLES + 1) if all(possible(value, problems * k) for value in values))
-    samples = next(fit, None)
-    places = max(len(value.partition(".")[2]) for value in values)
-    # A count of traces makes at most two neighbouring printed numbers possible.
-    share = 1.0 if samples is None else min(1.0, 1.5 * problems * samples / 10 ** (places + 2))
-    return samples if share ** len(set(values)) < 0.01 else None
-
-
-def check_granularity(map_: Map) -> Map:
-    """Return a bare map with its number of samples where that follows from its values, or with a note of impossible
-    ones."""
-    estimates = [cell.estimate for cell in map_.cells.values()]
-    counts = {(estimate.problems, estimate.samples) for estimate in estimates}
-    (problems, samples), *others = counts
-    if others or problems is None or map_.is_mean:
-        return map_
-    numbers = [round(100 * estimate.value, 6) for estimate in estimates]
-    places = max(len(f"{number:.10g}".partition(".")[2]) for number in numbers)
-    values = [f"{number:.{places}f}" for number in numbers]
-    if samples is not None:
-        wrong = dict.fromkeys(value for value in values if not possible(value, problems * samples))
-        text = f"{problems} problems with {samples} samples cannot give {', '.join(wrong)}" if wrong else ""
-    else:
-        samples = implied_samples(values, problems)
-        text = f"{samples} samples a problem follow from the printed values" if samples else ""
-    filled = {
-        coord: replace(cell, estimate=replace(cell.estimate, samples=samples)) for coord, cell in map_.cells.items()
-    }
-    return replace(map_, cells=filled, notes=(*map_.notes, Note(NoteKind.GRANULARITY, text))) if text else map_
 
 
 # -- effects of the axes, pooled over benchmarks and models, by permutation --------------------------------------------

@@ -1,4 +1,4 @@
-"""Success by difficulty, and its fall with depth: P(L) = A exp(-L / L0), fitted (seqBench, arXiv 2509.16866)."""
+"""Success by difficulty, and its fall with depth: P(L) = exp(-L / L0), fitted (seqBench, arXiv 2509.16866)."""
 
 from __future__ import annotations
 
@@ -37,32 +37,27 @@ _SLOWEST, _FASTEST = 1e-6, 200.0
 
 @dataclass(frozen=True)
 class Decay:
-    """A fitted decay: L0 (`depth`, in actions) with its 95 % interval, infinite without decay, 0 without success.
-
-    The `amplitude` A may pass 1 as long as P does not at the depths that were seen.
-    """
+    """A fitted decay: L0 (`depth`, in actions) with its 95 % interval, infinite without decay, 0 without success."""
 
     depth: float
     low: float
     high: float
-    amplitude: float
     outcomes: int
     problems: int
 
     def __call__(self, depth: Floats) -> Floats:
-        """P at these depths, at most 1."""
+        """P at these depths."""
         rate = math.inf if self.depth == 0 else 1 / self.depth
-        return np.asarray(np.minimum(self.amplitude * np.exp(-rate * np.asarray(depth, float)), 1.0))
+        return np.asarray(np.exp(-rate * np.asarray(depth, float)))
 
 
-def fit(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float], *, free: bool = False) -> Decay:
+def fit(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float]) -> Decay:
     """Maximum likelihood on single outcomes: `outcomes[problem]` are 0 or 1 for each sample, `depths[problem]` its L.
 
-    The amplitude is 1, or fitted as well if `free`. The interval is that of the profile likelihood. Several samples of
-    a problem are no independent outcomes; the likelihood's fall is then scaled by the ratio of the variance clustered
-    by problem to the one that independence would give (Chandler and Bate 2007, Biometrika 94:167-183), and at least by
-    the design effect of the samples' likeness. Raises KvatlasError for no outcomes, values that are neither 0 nor 1,
-    and depths that are not positive.
+    The interval is that of the profile likelihood. Several samples of a problem are no independent outcomes; the
+    likelihood's fall is then scaled by the ratio of the variance clustered by problem to the one that independence
+    would give (Chandler and Bate 2007, Biometrika 94:167-183), and at least by the design effect of the samples'
+    likeness. Raises KvatlasError for no outcomes, values that are neither 0 nor 1, and depths that are not positive.
     """
     if not outcomes:
         raise KvatlasError("A decay needs outcomes; none were given.")
@@ -72,41 +67,23 @@ def fit(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float], *, fre
     if not bool(np.all(depth > 0)):
         raise KvatlasError("A decay needs depths above 0; others were given.")
     hits, trials = (np.array([measure(samples) for samples in outcomes.values()], float) for measure in (sum, len))
-    model = _Model(depth, hits, trials, free)
-    best, low, high = model.profile()
-    amplitude = (
-        model.at(best)[1] * math.exp(best * float(depth.min())) if free and math.isfinite(best) else float(not free)
-    )
+    best, low, high = _Model(depth, hits, trials).profile()
     depth0, shallow, deep = (math.inf if rate == 0 else 1 / rate for rate in (best, high, low))
-    return Decay(depth0, shallow, deep, amplitude, int(trials.sum()), len(depth))
+    return Decay(depth0, shallow, deep, int(trials.sum()), len(depth))
 
 
 @dataclass(frozen=True)
 class _Model:
-    """P = A exp(-rate L) of outcomes summed by problem: depth, successes and trials, all [problems]."""
+    """P = exp(-rate L) of outcomes summed by problem: depth, successes and trials, all [problems]."""
 
     depth: Floats
     hits: Floats
     trials: Floats
-    free: bool
 
-    def at(self, rate: float) -> tuple[float, float]:
-        """The log-likelihood of a rate 1 / L0, and P at the least depth (the best one if `free`)."""
-        from scipy.optimize import brentq
-
-        distance = self.depth - self.depth.min()
-        fall, misses, total = np.exp(-rate * distance), self.trials - self.hits, float(self.hits.sum())
-
-        def slope(share: float) -> float:
-            return total / share - float(np.sum(misses * fall / (1 - share * fall)))
-
-        share, top = math.exp(-rate * float(self.depth.min())), 1.0 - 1e-12
-        if self.free:
-            if total == 0:
-                return 0.0, 0.0
-            share = top if slope(top) >= 0 else float(brentq(slope, 1e-12, top, xtol=1e-10))
-        fitted = special.xlogy(total, share) - rate * float(self.hits @ distance)
-        return float(fitted + special.xlog1py(misses, -share * fall).sum()), share
+    def likelihood(self, rate: float) -> float:
+        """The log-likelihood of a rate 1 / L0."""
+        logs = -rate * self.depth
+        return float(self.hits @ logs + special.xlog1py(self.trials - self.hits, -np.exp(logs)).sum())
 
     def profile(self) -> tuple[float, float, float]:
         """The best rate and the ends of its interval: 0 for no decay, infinity for one too fast to be seen."""
@@ -116,9 +93,9 @@ class _Model:
         slowest, fastest = math.log(_SLOWEST / unit), math.log(_FASTEST / unit)
 
         def likelihood(log_rate: float) -> float:
-            return self.at(math.exp(log_rate))[0]
+            return self.likelihood(math.exp(log_rate))
 
-        # A coarse look first: the free profile is flat where nothing is left to fall.
+        # A coarse look first: the likelihood is flat where nothing is left to fall.
         grid = np.linspace(slowest, fastest, 60)
         top = int(np.argmax([likelihood(point) for point in grid]))
         around = grid[max(0, top - 1)], grid[min(len(grid) - 1, top + 1)]
@@ -144,28 +121,21 @@ class _Model:
         """
         if float(self.trials.max()) == 1 or not 0 < float(self.hits.sum()) < float(self.trials.sum()):
             return 1.0
-        share = np.clip(self.at(rate)[1] * np.exp(-rate * (self.depth - self.depth.min())), 1e-12, 1 - 1e-12)
-        # Of log P: by the rate, and by the log amplitude.
-        slopes = np.stack([-self.depth, np.ones_like(self.depth)][: 1 + self.free])
+        share = np.clip(np.exp(-rate * self.depth), 1e-12, 1 - 1e-12)
         residual = (self.hits - self.trials * share) / (1 - share)
-        weight = self.trials * share / (1 - share)
-        try:
-            naive = np.linalg.inv((slopes * weight) @ slopes.T)
-        except np.linalg.LinAlgError:
-            return 1.0
+        information = self.depth**2 * self.trials * share / (1 - share)
         # A fit to few problems follows each of them: residuals are those without the problem (HC3), and the quantile is
         # Student's over problems.
-        leverage = np.einsum("in,ij,jn->n", slopes, naive, slopes) * weight
-        scores = slopes * residual / (1 - np.minimum(leverage, 0.99))
-        clustered = naive @ (scores @ scores.T) @ naive
-        freedom = max(len(self.depth) - len(slopes), 1)
-        student = float(special.stdtrit(freedom, 0.975)) ** 2 / (2 * _FALL)
+        leverage = information / information.sum()
+        scores = self.depth * residual / (1 - np.minimum(leverage, 0.99))
+        clustered = float((scores**2).sum() / information.sum())
+        student = float(special.stdtrit(max(len(self.depth) - 1, 1), 0.975)) ** 2 / (2 * _FALL)
         # Few problems say little of their variance. The disagreement of samples within problems says more: it gives the
         # likeness of two samples, and with it the design effect of so many a problem.
         within = float((self.hits * (self.trials - self.hits) / (self.trials - 1).clip(1)).sum())
         likeness = max(0.0, 1 - within / float((self.trials * share * (1 - share)).sum()))
         effect = 1 + (float((self.trials**2).sum() / self.trials.sum()) - 1) * likeness
-        return max(1.0, float(clustered[0, 0] / naive[0, 0]), effect) * student
+        return max(1.0, clustered, effect) * student
 
 
 #: Bins of problems of about equal size, where there are more difficulties than these and two.
@@ -174,20 +144,19 @@ _BINS = 8
 
 @dataclass(frozen=True)
 class DepthCurve:
-    """One system's metric by difficulty: the mean difficulty of each bin with its estimate, and the fitted decays.
+    """One system's metric by difficulty: the mean difficulty of each bin with its estimate, and the fitted decay.
 
-    `decays` are those with amplitude 1 and with a free one; none where the metric is not success or the difficulty
-    not L.
+    `decay` is None where the metric is not success or the difficulty not L.
     """
 
     points: tuple[tuple[float, Estimate], ...]
-    decays: tuple[Decay, ...] = ()
+    decay: Decay | None = None
 
     def to_json(self, by: str) -> dict[str, Any]:
         """Return plain data, with null for infinite numbers."""
         return {
             "points": [{by: level, **_finite(vars(estimate))} for level, estimate in self.points],
-            "decays": [_finite(vars(decay)) for decay in self.decays],
+            "decays": [] if self.decay is None else [_finite(vars(self.decay))],
         }
 
 
@@ -209,8 +178,7 @@ def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthC
         (math.fsum(levels[key] for key in keys) / len(keys), pass_at_1({str(key): outcomes[key] for key in keys}))
         for keys in _bins(levels)
     ]
-    decays = [fit(outcomes, levels, free=free) for free in (False, True)] if decay else []
-    return DepthCurve(tuple(points), tuple(decays))
+    return DepthCurve(tuple(points), fit(outcomes, levels) if decay else None)
 
 
 def says(system: ModelSetting, key: ProblemKey, by: str) -> bool:

@@ -20,16 +20,15 @@ from kvatlas.results import Key, Manifest, Store, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.intervals import Floats, Ints, estimates, pass_at_1
-from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, RULES, SCREENED, Rule, rule
+from kvatlas.stats.metrics import COSTS, METRICS, SCREENED, estimate_at_k, k_of, pass_at_k
 
 T = TypeVar("T")
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
-_COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "written")
+_COPIED = ("status", "correct", "progress", *TRACE_COSTS, "written")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
 _STATUSES = {number: status for status, number in STATUS.items()}
-_AND_COSTS = f", and for maps the costs {', '.join(COSTS)}."
 
 
 class TraceTable:
@@ -135,7 +134,7 @@ class TraceTable:
             status, there = self.records["status"], self.records["status"] > 0
             if metric == "progress":
                 values = self.records["progress"]
-            elif metric in METRICS or rule(metric) is not None:
+            elif metric in METRICS or k_of(metric) is not None:
                 values = (self.records["correct"] > 0) & (status == STATUS[Status.OK])
             else:
                 values = self.measured.get(metric, np.full(len(there), math.nan))
@@ -145,47 +144,26 @@ class TraceTable:
 
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
-        common = metric in METRICS or rule(metric) is not None
-        if metric in SCREENED if self.manifest.screened else common:
+        screened = self.manifest.screened
+        if metric in SCREENED if screened else metric in {*METRICS, *self._own_metrics()} or k_of(metric):
             return
-        valid = ", ".join(self._valid(metric, among or [self]))
-        if metric in COSTS:
-            raise KvatlasError(
-                f"{metric!r} is a cost and no grade: `kvatlas map --metric {metric}` draws it; valid here are: {valid}."
-            )
-        if self.manifest.screened:
-            raise KvatlasError(
-                f"This run is a screen, which says where settings depart from the full cache and knows no {metric!r}; "
-                f"valid metrics are: {valid}{_AND_COSTS}"
-            )
-        everywhere, others = self._own_metrics()
-        if metric not in {*self.measured, *others}:
-            raise KvatlasError(f"Unknown metric {metric!r}; expected: {valid}{_AND_COSTS}")
-        if metric in others or (everywhere is not None and metric not in everywhere):
-            raise KvatlasError(
-                f"Not every trace was graded by {metric!r} with a number from 0 to 1; expected: {valid}{_AND_COSTS}"
-            )
+        tables = among or [self]
+        samples = min((cell.samples for table in tables for cell in table.manifest.expected), default=1)
+        several = [f"pass@K (K up to {samples})"] if samples > 1 else []
+        own = set.intersection(*(table._own_metrics() for table in tables))
+        valid = SCREENED if screened else [*METRICS, *several, *sorted(own)]
+        raise KvatlasError(
+            f"Unknown metric {metric!r}; expected: {', '.join(valid)}, and for maps the costs {', '.join(COSTS)}."
+        )
 
-    def _valid(self, metric: str, among: Sequence[TraceTable]) -> list[str]:
-        if self.manifest.screened:
-            return list(SCREENED)
-        samples = min((cell.samples for table in among for cell in table.manifest.expected), default=1)
-        rules = f"{', '.join(RULES)} (K up to {samples})"
-        measured = [table._own_metrics() for table in among]
-        own = set.intersection(*((everywhere or set()) - others for everywhere, others in measured)) - {metric}
-        return [*METRICS, *([rules] if samples > 1 else []), *sorted(own)]
-
-    def _own_metrics(self) -> tuple[set[str] | None, set[str]]:
-        """The benchmark's metrics that all answered traces have (None without any), and those that are no share."""
+    def _own_metrics(self) -> set[str]:
+        """The benchmark's metrics that all answered traces have as a number from 0 to 1."""
         kinds: list[Mapping[str, bool]] = [json.loads(text) for text in self.kinds]
         status, codes = self.records["status"], self.records["metrics"]
         is_answered = np.isin(status, [STATUS[status] for status in Status if status.answered])
-        answered = [set(kinds[code]) for code in np.unique(codes[is_answered])]
-        others = {name for code in np.unique(codes[status > 0]) for name, text in kinds[code].items() if text}
-        for name, values in self.measured.items():
-            known = values[~np.isnan(values)]
-            others |= set() if ((known >= 0) & (known <= 1)).all() else {name}
-        return set.intersection(*answered) if answered else None, others
+        own = set(self.measured).intersection(*(kinds[code] for code in np.unique(codes[is_answered])))
+        texts = {name for code in np.unique(codes[status > 0]) for name, is_text in kinds[code].items() if is_text}
+        return {name for name in own - texts if not ((self.measured[name] < 0) | (self.measured[name] > 1)).any()}
 
 
 def _by_addition(method: Callable[[CellTraces], T]) -> Callable[[CellTraces], T]:
@@ -206,7 +184,7 @@ class CellTraces:
     """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
     `place` numbers the problems in the order of their names. `traces` are the cell's part of the table's `records`.
-    With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep how many problems a cell
+    With `k` the metric is pass@k, made of a problem's samples together. In an `adaptive` sweep how many problems a cell
     has depends on their outcomes. Of a `screened` run the grades are no Pass@1.
     """
 
@@ -217,7 +195,7 @@ class CellTraces:
         self.baseline = expected.baseline
         self.place = table.orders[number]
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
-        self.rule: Rule | None = None if self.screened else rule(metric)
+        self.k = None if self.screened else k_of(metric)
         self.traces = table.records[table.spans[number]].reshape(len(self.place), self.expected.samples)
         self.cached: dict[str, tuple[int, Any]] = {}
 
@@ -303,12 +281,12 @@ class CellTraces:
 
     @_by_addition
     def cell(self) -> Cell:
-        """The cell on the map; KvatlasError if nothing of it is measured, or fewer samples than its rule needs."""
+        """The cell on the map; KvatlasError if nothing of it is measured, or a problem has fewer than k samples."""
         peaks = self._known("peak_kv_tokens")
-        if self.rule is None:
+        if self.k is None:
             estimate = self.table.estimates(self.metric)[self.number] or pass_at_1({})
         else:
-            estimate = self.rule.estimate(self._by_problem(self.grades), self._votes())
+            estimate = estimate_at_k(self._by_problem(self.grades), self.k)
         return Cell(
             self.setting,
             estimate,
@@ -336,16 +314,15 @@ class CellTraces:
         return audit_setting(self.setting, self.prompts.values())
 
     def values(self) -> Floats:
-        """The values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule.
+        """The values that comparisons read: the grades [problem, sample], or pass@k [problem, 1].
 
-        Raises KvatlasError where a problem has fewer samples than the rule needs.
+        Raises KvatlasError where a problem has fewer than k samples.
         """
-        if self.rule is None:
+        if self.k is None:
             return self.grades
         grades = self._by_problem(self.grades)
-        self.rule.check(grades)
         values = np.full((len(self.place), 1), math.nan)
-        values[[self.place[problem] for problem in grades], 0] = self.rule.values(grades, self._votes())
+        values[[self.place[problem] for problem in grades], 0] = pass_at_k(grades, self.k)
         return values
 
     def by_sample(self, values: Floats) -> dict[ProblemKey, dict[int, float]]:
@@ -358,18 +335,6 @@ class CellTraces:
         known = ~np.isnan(values)
         rows = zip(self.place, values, known, strict=True)
         return {problem: row[there].tolist() for problem, row, there in rows if there.any()}
-
-    def _votes(self) -> dict[str, list[Hashable]]:
-        """For maj@K the answers that vote: their codes, `RIGHT`, or None without an answer."""
-        if self.rule is None or self.rule.kind != "maj":
-            return {}
-        rows = zip(self.place, self.grades.tolist(), self.traces["answer"].tolist(), strict=True)
-        votes: dict[str, list[Hashable]] = {
-            problem: [RIGHT if right else answer or None for right, answer in zip(grades, answers, strict=True)
-                      if not math.isnan(right)]
-            for problem, grades, answers in rows
-        }  # fmt: skip
-        return {problem: own for problem, own in votes.items() if own}
 
 
 # -- several cells -----------------------------------------------------------------------------------------------------
