@@ -137,19 +137,6 @@ def test_mazes_are_the_same_everywhere(name: str, digest: str) -> None:
     assert hashlib.sha256(text.encode()).hexdigest() == digest
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [MazeShape(40, 40, 400), MazeShape(40, 40, 250, noise=1.0), MazeShape(13, 9, 80), MazeShape(40, 40, 400, 5, 1.0)],
-)
-def test_plans_as_long_as_the_published_ones(shape: MazeShape) -> None:
-    for seed in range(2):
-        instance = draw(shape, random.Random(seed))
-        assert len(instance.plan) == shape.length
-        assert shortest(read_maze(instance.facts)) == (shape.length, 1)
-        rooms = [room for name, room in instance.plan if name in ("start", "move_to")]
-        assert (len(set(rooms)) == len(rooms)) == (shape.doors == 0)
-
-
 def test_a_word_about_keys_that_says_nothing_new_is_left_out_of_the_name() -> None:
     names = ["SEQBENCH-6x6-B1-Kdetour", "SEQBENCH-40x40-B1-Konway", "SEQBENCH-40x40-Kdetour"]
     assert [find(name).name for name in names] == ["SEQBENCH-6x6-B1", "SEQBENCH-40x40-B1", "SEQBENCH-40x40"]
@@ -162,8 +149,6 @@ PLAIN = ["start A1", "move_to A2", "pick_up_key 7", "rescue Alice"]
     "text",
     [
         str(PLAIN),
-        str([line.replace(" ", ": ") for line in PLAIN]),
-        str([str(tuple(line.split())) for line in PLAIN]),
         str([f"{line.replace(' ', '(')})" for line in PLAIN]),
         str([tuple(line.split()) for line in PLAIN])[:-1],
         str([line.split() for line in PLAIN])[:-1] + "\n```",
@@ -177,12 +162,6 @@ def test_lists_of_texts_and_lists_without_their_last_bracket_are_read(text: str)
 @pytest.mark.parametrize("text", ["[('start', 'A1'), ('move_to', 'A", "['start'", "['walk A1', 'move_to A2']", "[1, 2"])
 def test_what_is_no_plan_is_none(text: str) -> None:
     assert parse_plan(text) is None
-
-
-@pytest.mark.parametrize("columns", [2, 3])
-def test_a_corridor_has_no_long_way_round(columns: int) -> None:
-    with pytest.raises(KvatlasError, match="take a larger grid, or smaller L, B or N"):
-        draw(MazeShape(columns, 40, 2 + columns * 40 - 2), random.Random(0))
 
 
 def test_all_that_is_stated_is_supporting_or_noise() -> None:
@@ -199,7 +178,6 @@ def test_all_that_is_stated_is_supporting_or_noise() -> None:
         ("SEQBENCH-5x5-L10-B2", "L = 10 actions are too few for B = 2"),
         ("SEQBENCH-5x5-L90", "L = 90 actions are too many for 5x5 rooms"),
         ("SEQBENCH-5x5-B20", "B = 20 locked doors do not fit into 5x5 rooms"),
-        ("SEQBENCH-5x5-N11", "expected 0 to 10"),
         ("SEQBENCH-5x5-S1.5", "expected 0 to 1"),
     ],
 )
@@ -310,19 +288,22 @@ def rows(count: int = 3) -> list[dict[str, Any]]:
     """Generated mazes as the published data set writes its own, with other people in them."""
     made = []
     for number, problem in enumerate(find("SEQBENCH-6x6-B1").problems(count)):
+        metadata = {"maze_rows": 6, "agent_name": "Dana", "target_name": "Lee"}
+        completion = problem.answer.replace("Alice", "Lee")
         context = problem.question.replace("\n", " ").replace("Bob", "Dana").replace("Alice", "Lee")
         plan = parse_plan(problem.answer)
         made.append(
             {
                 "instance_id": f"maze_{number}",
                 "context": f"Here are the facts. {context} What is the plan?",
-                "completion": problem.answer.replace("Alice", "Lee"),
+                # Lists and objects may be given as such or as text.
+                "completion": [list(action) for action in parse_plan(completion) or ()] if number else completion,
                 "complexity_parameters": {
                     "logical_depth_L": len(plan),
                     "backtracking_count_B": 1,
                     "noise_ratio_N": 1.0,
                 },
-                "instance_metadata": {"maze_rows": 6, "agent_name": "Dana", "target_name": "Lee"},
+                "instance_metadata": json.dumps(metadata) if number else metadata,
                 "structural_details": "{}",
             }
         )
@@ -350,20 +331,11 @@ def test_the_published_layout_is_read(tmp_path: Path, name: str) -> None:
     assert find(bench.name) == bench
 
 
-def test_completions_may_be_lists(tmp_path: Path) -> None:
-    content = rows()
-    content[0]["completion"] = [list(action) for action in parse_plan(content[0]["completion"])]
-    content[2]["instance_metadata"] = json.dumps(content[2]["instance_metadata"])
-    bench = find(f"SEQBENCH@{write(tmp_path / 'm.jsonl', content)}")
-    assert [p.answer for p in bench.problems()] == [p.answer for p in find("SEQBENCH-6x6-B1").problems(3)]
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"completion": "move along"}, "Line 2 .* has a completion that is no plan"),
         ({"completion": "[('start', 'A1'), ('rescue', 'Lee')]"}, "Line 2 .* fails at action"),
-        ({"completion": [1, 2]}, "Line 2 .* has a completion that is no plan"),
         ({"context": "Once upon a time."}, "Line 2 .* say once where Bob is"),
         ({"instance_id": "maze_0"}, "has an instance_id twice"),
         (None, "Line 2 .* lacks instance_id, context or completion"),
@@ -378,13 +350,7 @@ def test_a_malformed_file_is_one_sentence(tmp_path: Path, change: dict[str, Any]
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl.gz").write_bytes(gzip.compress(b"{}")[:12])
-    (tmp_path / "text.txt").write_text("facts\n")
-    write(tmp_path / "empty.jsonl", [])
-    for name, sentence in (
-        ("broken.jsonl.gz", "cannot be read"), ("text.txt", "unknown suffix"), ("empty.jsonl", "holds no problems"),
-        ("nowhere.jsonl", "is not there"),
-    ):  # fmt: skip
-        with pytest.raises(KvatlasError, match=sentence):
-            find(f"SEQBENCH@{tmp_path / name}").problems()
+    with pytest.raises(KvatlasError, match="cannot be read"):
+        find(f"SEQBENCH@{tmp_path / 'broken.jsonl.gz'}").problems()
     with pytest.raises(KvatlasError, match=r"name it as 'SEQBENCH@m\.jsonl'"):
         find("SEQBENCH-5x5@m.jsonl")

@@ -249,7 +249,6 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
         (404, {}, b"no", "this is not an OpenAI-compatible API"),
         (302, {"Location": "http://127.0.0.1:1/"}, b"", "redirects to another address"),
         (200, {}, b"data: {\n\ndata: nonsense\n\n", "does not answer as an OpenAI-compatible API"),
-        (200, {}, b"[" * 100_000, "does not answer as an OpenAI-compatible API"),
         (200, {}, b'{"data": [{"id": "a"}, {"id": "b"}]}', "several models; name one with --served"),
         # To questions:
         (200, {}, b'{"choices": [{"delta": {}}]}', "does not answer as an OpenAI-compatible API"),
@@ -270,24 +269,19 @@ def test_endpoints_that_cannot_be_asked_end_in_a_sentence(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(("option", "sent"), [((), True), (("--openai-only",), False)])
-def test_top_k_is_sent_unless_an_endpoint_lacks_it(
-    run: Path, stand: Stand, verify: Call, option: tuple[str, ...], sent: bool
-) -> None:
+def test_top_k_is_sent_unless_an_endpoint_lacks_it(run: Path, stand: Stand, verify: Call) -> None:
     url, asked = stand(lambda path, _: (200, {}, MODELS) if path.endswith("models") else (400, {}, b"no"))
-    assert verify(url, run, *option)[0] == 2
-    assert ("top_k" in asked[-1][2]) is sent
+    for option, sent in (((), True), (("--openai-only",), False)):
+        assert verify(url, run, *option)[0] == 2
+        assert ("top_k" in asked[-1][2]) is sent
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("ftp://host",), "is not an address"),
-        (("http://host:99999",), "is not an address"),
         (("http://user:secret@host",), "keys come from the environment"),
         (("http://127.0.0.1:9",), "cannot be reached"),
-        (("http://127.0.0.1:9", "--policy", "h2o"), "fits none of the"),
-        (("http://127.0.0.1:9", "--lose-at-most", "0"), "lose_at_most is a number of points"),
     ],
 )
 def test_wrong_words_end_in_a_sentence(run: Path, verify: Call, words: tuple[str, ...], sentence: str) -> None:
