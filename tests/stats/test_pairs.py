@@ -1,4 +1,4 @@
-"""Comparisons in pairs, and which costs of what is chosen are ties."""
+"""Comparisons in pairs of policies, models and settings."""
 
 from dataclasses import astuple, replace
 
@@ -7,11 +7,10 @@ import pytest
 
 from kvatlas.api import Run
 from kvatlas.core import Setting
-from kvatlas.stats.pairs import CHOSEN, SELECTED, comparisons
-from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.pairs import comparisons
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, pair, systems_of
-from tests.stats.synthetic import WINDOWS, grid, manifest, setting, trace, traces
+from tests.stats.synthetic import WINDOWS, grid, manifest, trace, traces
 
 
 def _chance(item):
@@ -79,28 +78,10 @@ def test_policies_that_never_agree_do_not_meet():
     assert all(c.note for c in comparisons(RunData(plan, traces(plan, _chance))))
 
 
-def test_the_best_cell_meets_each_baseline_and_is_said_to_be_chosen():
-    plan = manifest(grid("dynts"))
-    best = setting("dynts", 16, 0.3)
-    result = comparisons(RunData(plan, traces(plan, lambda s: 1.0 if s == best else 0.2)))
-    assert [(c.model, c.benchmark, c.second, c.note) for c in result] == [
-        ("tiny", "CHAIN6", "full", CHOSEN.format(9)),
-        ("tiny", "CHAIN8", "full", CHOSEN.format(9)),
-    ]
-    assert result[0].first == "best dynts cell (local_window=16, ratio=0.3)"
-    assert result[0].difference.value == pytest.approx(0.8, abs=0.2)
-
-
 def test_traces_that_do_not_overlap_are_not_compared():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",))
     kept = [(key, trace) for key, trace in traces(plan) if (trace.problem == "p0") == (trace.setting.policy == "full")]
     assert comparisons(RunData(plan, kept)) == []
-
-
-def test_a_best_cell_that_is_behind_keeps_its_p_value():
-    plan = manifest(grid("dynts"))
-    result = comparisons(RunData(plan, traces(plan, lambda s: 0.9 if s.policy == "full" else 0.1)))
-    assert {c.note for c in result} == {SELECTED}
 
 
 def test_models_meet_policy_by_policy():
@@ -111,22 +92,3 @@ def test_models_meet_policy_by_policy():
         ("one, two", "one", "two", 18, "random"),
     ]
     assert all(c.difference.low < 0 < c.difference.high for c in between)
-
-
-def test_costs_that_are_not_shown_to_be_higher_are_ties():
-    """The extra costs: 0.5 %, 3 % with a large spread, 3 % with hardly any, and 10 % of all others."""
-    settings = grid("dynts")
-    plan, rng = manifest(settings, problems=120, samples=1), np.random.default_rng(0)
-    extra = dict.fromkeys(settings, (10.0, 0.1))
-    extra |= dict(zip(settings, [(0.0, 0.1), (0.5, 0.1), (3.0, 40.0), (3.0, 0.1)], strict=False))
-    traces = []
-    for expected in plan.expected:
-        more, spread = extra.get(expected.setting, (0.0, 0.0))
-        noise = rng.normal(0, spread, 120)
-        for problem, off in zip(expected.problems, noise - noise.mean(), strict=True):
-            item = trace(expected, problem, 0, correct=True)
-            usage = replace(item.usage, mean_kv_tokens=100 + more + off, seconds=(100 + more) / 100)
-            traces.append((expected.run_key, replace(item, usage=usage)))
-    (choice,) = RunAnalysis(RunData(plan, traces)).choices
-    assert choice.by_memory.setting == choice.by_time.setting == settings[0]
-    assert (choice.tied, choice.tied_by_time) == (2, 1)

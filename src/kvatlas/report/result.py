@@ -400,12 +400,11 @@ def _choice(choice: Choice) -> Json:
         "benchmark": choice.benchmark,
         "candidates": choice.candidates,
         "plateau": choice.members,
-        "by_time": {**_chosen(choice.by_time, choice), "tied": choice.tied_by_time} if choice.by_time else None,
+        "by_time": _chosen(choice.by_time, choice) if choice.by_time else None,
         "vacuous": choice.vacuous,
         "margin": percent(choice.margin),
         **_loses(choice.loss),
         "shown": choice.shown,
-        "tied": choice.tied,
         "losses": [
             {"setting": str(choice.settings[setting]), **_loses(loss), "shown": loss.shown, "broken": loss.broken}
             for setting, loss in (choice.losses or {}).items()

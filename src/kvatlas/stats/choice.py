@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from scipy import special
-
 from kvatlas.core import Cell, Map, MapName, Setting, mean_of
 from kvatlas.stats.bare_maps import PooledEffect
 from kvatlas.stats.inference import Contrast
@@ -27,10 +24,9 @@ class Choice:
     With a full cache those are the settings proven to lose at most the `margin`, of `problems` in all; `losses` has
     the loss of each by setting id. Without (`losses` is None) they are the `members` of the plateau, without the
     levels of an axis that are shown to be worse. `by_memory` and `by_time` are None where the cost is unknown or none
-    may be chosen. `tied` and `tied_by_time` count the other settings that are not shown to cost over 1 % more.
-    `may_lose`, by setting id, is the most that one of the plateau lies below the best; `against` the difference of a
-    chosen one to each baseline. `vacuous` is the reason, as a clause, why nothing is chosen. `saved` is the share
-    of the full cache's KV tokens that `by_memory`, or else `least`, does without; None if unknown.
+    may be chosen. `may_lose`, by setting id, is the most that one of the plateau lies below the best; `against` the
+    difference of a chosen one to each baseline. `vacuous` is the reason, as a clause, why nothing is chosen. `saved` is
+    the share of the full cache's KV tokens that `by_memory`, or else `least`, does without; None if unknown.
     """
 
     model: str
@@ -46,8 +42,6 @@ class Choice:
     losses: Mapping[str, SettingLoss] | None = None
     problems: int | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    tied: int = 0
-    tied_by_time: int = 0
     saved: float | None = None
 
     @property
@@ -137,7 +131,6 @@ def choice_of(
             difference = difference_of(pairs)
             if difference is not None:
                 against[setting][baseline] = difference
-    shown = [cell for setting in means for cell in own[setting]]
     full = [cell for cell in baselines if cell.setting.policy == "full" and cell.stored]
     offered = own[_safest(losses) if fewest is None else fewest.setting.id]
     pair = [mean_cell([cell.cell() for cell in part]).mean_kv_tokens for part in (offered, full) if part]
@@ -154,8 +147,6 @@ def choice_of(
         losses=losses,
         problems=problems,
         settings={id_of(cell): cell.setting for cell in cells},
-        tied=_ties(fewest, shown, "mean_kv_tokens"),
-        tied_by_time=_ties(fastest, shown, "seconds"),
         saved=1 - pair[0] / pair[1] if len(pair) == 2 and pair[0] is not None and pair[1] else None,
     )
 
@@ -181,21 +172,17 @@ def choices_of_maps(
         names = [name for name, _ in map_.axes]
         good = [coord for coord in verdict.plateau if not worse & set(zip(names, coord, strict=True))]
         members = [map_.cells[coord] for coord in good]
-        kept = [kv_tokens_of(cell) for cell in members]
-        known = [cost for cost in kept if cost is not None]
         reason = None if map_.validity is None else map_.validity.reason
-        fewest = cheapest(members, kept) if reason is None else None
         made.append(
             Choice(
                 map_.model,
                 map_.benchmark,
                 len(map_.cells),
                 len(verdict.plateau),
-                by_memory=fewest,
+                by_memory=cheapest(members, list(map(kv_tokens_of, members))) if reason is None else None,
                 by_time=cheapest(members, [cell.seconds_mean for cell in members]) if reason is None else None,
                 may_lose={map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()},
                 vacuous=reason,
-                tied=sum(cost <= 1.01 * min(known) for cost in known) - 1 if fewest is not None else 0,
             )
         )
     return made
@@ -204,33 +191,6 @@ def choices_of_maps(
 def kv_tokens_of(cell: Cell) -> float | None:
     """KV tokens that a cell keeps: measured, else what the published rule leaves (`kept_by_rule`); None if unknown."""
     return kept_by_rule(cell.setting) if cell.mean_kv_tokens is None else cell.mean_kv_tokens
-
-
-def _ties(chosen: Cell | None, members: Sequence[CellTraces], cost: str) -> int:
-    """Count the other settings that are not shown to cost over 1 % more: Student's 95 % limit, paired by problem.
-
-    Benchmarks weigh equally and their problems vary about their own mean.
-    """
-    by_setting: dict[str, dict[tuple[str, str], float]] = {}
-    for cell in members:
-        own = by_setting.setdefault(id_of(cell), {})
-        own.update(((cell.benchmark, problem), mean) for problem, mean in cell.cost_means(cost).items())
-    if chosen is None:
-        return 0
-    least = by_setting.pop(chosen.setting.id, {})
-    tied = 0
-    for theirs in by_setting.values():
-        shared = [key for key in least if key in theirs]
-        if not shared:  # unknown costs tie with none
-            continue
-        more = np.array([theirs[key] - 1.01 * least[key] for key in shared])
-        names = np.array([benchmark for benchmark, _ in shared])
-        parts = [more[names == name] for name in dict.fromkeys(names)]
-        mean = float(np.mean([part.mean() for part in parts]))
-        free = len(more) - len(parts)
-        error = np.sqrt(sum(part.var(ddof=1) / len(part) for part in parts if len(part) > 1)) / len(parts)
-        tied += bool(mean - (special.stdtrit(free, 0.975) if free else 0.0) * error <= 0)
-    return tied
 
 
 def cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:

@@ -179,17 +179,6 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def benjamini_hochberg(p: Sequence[float]) -> list[float]:
-    """Benjamini and Hochberg's adjusted p-values: of the claims below 0.05, 5 % are expected to be false.
-
-    Source: Benjamini and Hochberg (1995), J. Royal Statistical Society B 57:289-300.
-    """
-    order, adjusted = np.argsort(p)[::-1], np.ones(len(p))
-    ranks = np.arange(len(p), 0, -1)
-    adjusted[order] = np.minimum.accumulate(np.minimum(1.0, np.array(p)[order] * len(p) / ranks))
-    return [float(value) for value in adjusted]
-
-
 @lru_cache(maxsize=4)
 def signs(problems: int, flips: int, seed: int) -> Floats:
     """[patterns, problems] of +1 and -1: every pattern for few problems, otherwise `flips` random ones of this seed."""
@@ -198,24 +187,6 @@ def signs(problems: int, flips: int, seed: int) -> Floats:
     else:
         bits = np.random.default_rng(seed).integers(0, 2, size=(flips, problems))
     return np.asarray(1 - 2 * bits, np.float64)
-
-
-def chosen_best(means: Floats, baseline: Floats, strata: Ints, *, flips: int = FLIPS, seed: int = 0) -> float:
-    """The p-value of "no cell is better than the baseline" [problems], for the best cell that was chosen among all.
-
-    The largest score over cells, against sign flips of whole problems: the choice is part of the test. Source: Romano
-    and Wolf (2005), JASA 100:94-108.
-    """
-    ahead = means - baseline[:, None]
-    own = weights(strata)[:, None] * ahead
-    norms = np.sqrt(np.maximum((own**2).sum(0), 1e-18))
-    best = float(score(ahead.T, 0.0, -1.0, 1.0, strata).max())
-    if best <= 0:
-        return 1.0
-    chance = (signs(len(means), flips, seed) @ own / norms).max(1)
-    beyond = (1 + np.count_nonzero(chance >= best - 1e-12)) / (1 + len(chance))
-    # No less than the p-value of one test.
-    return float(max(special.ndtr(-best), beyond))
 
 
 #: The share of problems on which one setting is right and the other wrong, with one sample each: near settings and far

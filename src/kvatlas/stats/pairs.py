@@ -10,17 +10,12 @@ from itertools import combinations
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName, Setting
-from kvatlas.stats.inference import Contrast, benjamini_hochberg, chosen_best, holm, joint_contrasts, mean_contrast
+from kvatlas.stats.inference import Contrast, holm, joint_contrasts, mean_contrast
 from kvatlas.stats.intervals import Floats
 from kvatlas.stats.losses import Difference, strata_of
 from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces, ProblemKey, aligned, matrix, select
 from kvatlas.stats.verdicts import with_means
-
-SELECTED = "the best cell was chosen on these same traces, which flatters it"
-CHOSEN = (
-    "the best cell was chosen on these same traces, which flatters its value; p allows for the choice among {} cells"
-)
 
 
 @dataclass(frozen=True)
@@ -47,9 +42,8 @@ def comparisons(run: RunData) -> list[Comparison]:
 
     For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
     have (so `dynts` and `random` meet at equal window, ratio and budget), pooled by problem over cells, benchmarks of
-    equal weight. The same for each policy and each pair of models. For each map: its best cell against each baseline.
-    None for the cells of adaptive sweeps: which problems two of them share depends on their outcomes. Raises
-    KvatlasError as `maps_of_run` does for axes and metric.
+    equal weight. The same for each policy and each pair of models. None for the cells of adaptive sweeps: the problems
+    that two of them share depend on their outcomes. Raises KvatlasError as `maps_of_run` does for axes and metric.
     """
     run = run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
     policies = _policies(run)
@@ -58,16 +52,6 @@ def comparisons(run: RunData) -> list[Comparison]:
         for first, second in combinations(policies, 2)
         if (first[0] == second[0]) != (first[1] == second[1])
     ]
-    baselines = select(run.cells, baseline=True)
-    names = short_names(cell.setting for cell in baselines)
-    for name, group in run.groups.items():
-        best = max(group, key=lambda cell: cell.cell().estimate.value)
-        where = ", ".join(f"{axis}={best.setting.values[axis]}" for axis in run.axes)
-        for baseline in select(baselines, model=name.model, benchmark=name.benchmark):
-            chosen = _chosen(best, baseline, group)
-            if chosen is not None:
-                pair = f"best {name.policy} cell ({where})", names[baseline.setting.id]
-                made.append(Comparison(name.model, name.benchmark, run.metric, *pair, 1, *chosen))
     return [comparison for comparison in made if comparison is not None]
 
 
@@ -110,25 +94,15 @@ def _agree(setting: Setting, other: Setting) -> bool:
     return all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
 
 
-def _chosen(best: CellTraces, baseline: CellTraces, group: Sequence[CellTraces]) -> tuple[Difference, str] | None:
-    """The best cell minus a baseline, with a note. Where it is ahead, p allows for its choice among the group."""
-    difference = difference_of([(best, baseline)])
-    if difference is None:
-        return None
-    rivals = [cell for cell in group if best.measured_problems() <= cell.measured_problems()]
-    cells = matrix([[baseline, *rivals]], lambda cell: (cell.baseline, cell.setting.id))
-    if difference.value <= 0 or cells is None:
-        return difference, SELECTED
-    p = chosen_best(cells.means[:, 1:], cells.means[:, 0], cells.strata)
-    return replace(difference, p=max(p, difference.p)), CHOSEN.format(len(rivals))
-
-
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """The comparisons with p-values adjusted over all of them, by Holm and by Benjamini and Hochberg."""
+    from scipy.stats import false_discovery_control
+
     p = [round(comparison.difference.p, 6) for comparison in comparisons]
+    by_bh = false_discovery_control(p).tolist() if p else []
     return tuple(
         replace(comparison, p_holm=by_holm, p_bh=by_bh)
-        for comparison, by_holm, by_bh in zip(comparisons, holm(p), benjamini_hochberg(p), strict=True)
+        for comparison, by_holm, by_bh in zip(comparisons, holm(p), by_bh, strict=True)
     )
 
 

@@ -229,11 +229,6 @@ class CellTraces:
         """True if the metric is known of any trace of this cell."""
         return not bool(np.isnan(self.grades).all())
 
-    @_by_addition
-    def measured_problems(self) -> set[str]:
-        """The problems of which the metric of a trace is known."""
-        return {problem for problem, row in zip(self.place, self.grades, strict=True) if not np.isnan(row).all()}
-
     @property
     def unmeasured(self) -> int:
         """Of how many traces the metric is unknown: they count in costs and in no grade."""

@@ -166,7 +166,7 @@ function comparisonTable(comparisons) {
     return [...(several ? [names(one.model)] : []), one.benchmark, first, names(one.second), one.cells, one.problems, value, `${low} to ${high}`, p];
   });
   const columns = [...(several ? ["Model"] : []), "Benchmark", "First", "Second", "Cells", "Problems", "Difference", "95 % interval", "p"];
-  const table = listTable("Paired comparisons of policies, models and best cells", columns, rows, columns.map((_, index) => index).slice(-5));
+  const table = listTable("Paired comparisons of policies and models", columns, rows, columns.map((_, index) => index).slice(-5));
   return [el("div", { class: "scroll", tabindex: 0 }, table), ...notes.map((note, index) => el("p", { class: "soft" }, `(${"abcdefgh"[index]}) ${note}.`))];
 }
 
