@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,10 @@ def test_runs_are_compared_token_by_token(tmp_path: Path, kvatlas: Call) -> None
     assert (code, out) == (0, "All 12 common traces hold the same tokens.\n"), err
     with Store.open(tmp_path / "first") as store:
         store.copy(tmp_path / "changed")
-        _, trace = next(iter(store.traces()))
-    tokens = array("i", [*trace.tokens[:-1], 5]).tobytes()
+        run_key, trace = next(iter(store.traces()))
+    with Store.open(tmp_path / "changed") as store:
+        store.add(run_key, replace(trace, tokens=array("i", [*trace.tokens[:-1], 5])))
     with sqlite3.connect(tmp_path / "changed" / "run.sqlite") as changed:
-        name = (trace.setting.id, trace.problem, trace.sample)
-        changed.execute(
-            "UPDATE traces SET tokens=?, checksum=NULL WHERE setting=? AND problem=? AND sample=?", (tokens, *name)
-        )
         changed.execute("DELETE FROM traces WHERE problem != ? AND sample = 1", (trace.problem,))
     code, out, _ = kvatlas("compare", tmp_path / "first", tmp_path / "changed", "--json")
     document = json.loads(out)

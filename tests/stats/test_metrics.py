@@ -1,4 +1,4 @@
-"""pass@k: against enumeration and against scorio."""
+"""pass@k and maj@k: against enumeration and against scorio."""
 
 from itertools import combinations
 
@@ -8,7 +8,7 @@ from scorio import eval as scorio
 
 from kvatlas.core import KvatlasError
 from kvatlas.stats.intervals import interval
-from kvatlas.stats.metrics import estimate_at_k, k_of, pass_at_k
+from kvatlas.stats.metrics import RIGHT, Rule, majority, rule
 
 GRADES = {
     "a": [1.0, 0, 0, 1, 0, 0],
@@ -23,17 +23,54 @@ MATRIX = np.array(list(GRADES.values()), int)
 @pytest.mark.parametrize("k", [1, 2, 3, 6])
 def test_pass_at_k_is_the_share_of_subsets_and_scorios(k):
     shares = [np.mean([any(subset) for subset in combinations(stored, k)]) for stored in GRADES.values()]
-    assert pass_at_k(GRADES, k) == pytest.approx(shares)
-    estimate = estimate_at_k(GRADES, k)
+    assert Rule("pass", k).values(GRADES, {}) == pytest.approx(shares)
+    estimate = Rule("pass", k).estimate(GRADES, {})
     assert estimate.value == pytest.approx(float(scorio.pass_at_k(MATRIX, k)))
     assert 0 <= estimate.low < estimate.value < estimate.high <= 1
     assert (estimate.problems, estimate.samples) == (5, 6)
 
 
+def _by_hand(votes, k):
+    won = []
+    for subset in combinations(votes, k):
+        counts = {vote: subset.count(vote) for vote in subset if vote is not None}
+        best = max(counts.values(), default=0)
+        first = [vote for vote, count in counts.items() if count == best]
+        won.append((RIGHT in first) / len(first) if first else 0.0)
+    return float(np.mean(won))
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        [RIGHT, RIGHT, "7", "7", "8", None],
+        [RIGHT, "7", "7", "7", "7", "7"],
+        [None] * 6,
+        [RIGHT] * 6,
+        ["7", "8", "9", RIGHT, None, None],
+    ],
+)
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 6])
+def test_the_majority_is_that_of_all_subsets(votes, k):
+    assert majority(votes, k) == pytest.approx(_by_hand(votes, k))
+
+
+def test_the_vote_is_over_answers_not_over_correctness():
+    """Two of five right wins where the wrong ones disagree, and loses where they agree."""
+    assert majority([RIGHT, RIGHT, "1", "2", "3"], 5) == 1.0
+    assert majority([RIGHT, RIGHT, "1", "1", "1"], 5) == 0.0
+
+
+def test_many_samples_are_counted_quickly():
+    votes = [RIGHT] * 20 + [str(i % 9) for i in range(44)]
+    assert 0.5 < majority(votes, 33) <= 1
+
+
 def test_names_and_too_few_samples():
-    assert [k_of(name) for name in ("pass@4", "pass@1", "progress", "pass@0", "maj@4")] == [4, None, None, None, None]
-    with pytest.raises(KvatlasError, match="pass@7 needs 7 samples of every problem; the fewest that one has is 6"):
-        estimate_at_k(GRADES, 7)
+    assert rule("pass@4") == Rule("pass", 4)
+    assert [rule(name) for name in ("pass@1", "progress", "pass@0", "maj@", "pass@-1")] == [None] * 5
+    with pytest.raises(KvatlasError, match="maj@7 needs 7 samples of every problem; the fewest that one has is 6"):
+        Rule("maj", 7).estimate(GRADES, {})
 
 
 def test_intervals_of_pass_at_k_hold_where_rare_problems_decide_the_mean():

@@ -60,7 +60,7 @@ def test_any_graded_metric_will_do(run: Path, metric: str) -> None:
 
 
 VALID = re.escape(
-    "expected: pass@1, progress, pass@K (K up to 2), precision, progress_valid, recall, valid, and for maps"
+    "expected: pass@1, progress, pass@K, maj@K (K up to 2), precision, progress_valid, recall, valid, and for maps"
 )
 
 
@@ -78,8 +78,8 @@ def test_an_unknown_metric_is_told_with_all_that_is_valid(run: Path) -> None:
 def test_metrics_of_several_samples_are_made_by_problem(run: Path) -> None:
     for plain, best in zip(systems(run, "pass@1"), systems(run, "pass@2"), strict=True):
         assert best.means() == {position: max(samples.values()) for position, samples in plain.outcomes.items()}
-    with pytest.raises(KvatlasError, match="pass@3 needs 3 samples of every problem; the fewest that one has is 2"):
-        systems(run, "pass@3")[0].means()
+    with pytest.raises(KvatlasError, match="maj@3 needs 3 samples of every problem; the fewest that one has is 2"):
+        systems(run, "maj@3")[0].means()
 
 
 def test_names_fit_one_system_in_the_order_given(run: Path) -> None:
@@ -126,8 +126,10 @@ def test_one_trace_by_name(run: Path) -> None:
         trace_of(data, problem, 9)
 
 
-def system(name: str, values: list[float]) -> ModelSetting:
-    return ModelSetting(name, Setting.of("full"), {("B", str(i)): {0: value} for i, value in enumerate(values)})
+def system(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> ModelSetting:
+    outcomes = {("B", str(i)): {0: float(value)} for i, value in enumerate(values)}
+    about = {} if depths is None else {("B", str(i)): {"L": float(depth)} for i, depth in enumerate(depths)}
+    return ModelSetting(name, Setting.of("full"), outcomes, about)
 
 
 def test_shares_and_difference_by_hand() -> None:
@@ -140,8 +142,9 @@ def test_shares_and_difference_by_hand() -> None:
     value, low, high = result.difference.value, result.difference.low, result.difference.high
     assert value == pytest.approx((-0.2 + 0 + 1.0 + 0.2) / 4)
     assert low < 0 < value < high
+    assert result.given_depth is None
     data = result.to_json("a", "b")
-    assert (data["x"], data["problems"], data["above"]) == ("a", 4, 0.25)
+    assert (data["x"], data["problems"], data["above"], data["spearman_given_L"]) == ("a", 4, 0.25, None)
 
 
 def test_every_pair_once_and_in_order() -> None:
@@ -167,5 +170,31 @@ def test_spearman_is_scipys_and_its_interval_covers() -> None:
     assert 0.9 <= covered / 100 <= 1
 
 
+def test_a_shared_depth_alone_correlates_two_models_and_is_taken_out() -> None:
+    generator = np.random.default_rng(1)
+    depths = generator.integers(4, 60, 400).astype(float)
+    fall = np.exp(-depths / 30)
+    first, second = (np.clip(fall + 0.1 * generator.standard_normal(400), 0, 1) for _ in range(2))
+    result = pair(system("a", first, depths), system("b", second, depths))
+    assert result.spearman is not None
+    assert result.given_depth is not None
+    assert result.spearman.value > 0.6
+    assert result.given_depth.low < 0 < result.given_depth.high
+
+
 def test_what_does_not_vary_has_no_correlation() -> None:
     assert correlation(np.array([[1.0, 1.0, 1.0], [0.1, 0.2, 0.3]])) is None
+    depths = np.array([1.0, 2.0, 1.0, 2.0])
+    assert correlation(np.array([[0.1, 0.2, 0.1, 0.2], [0.3, 0.1, 0.2, 0.1], depths])) is None
+
+
+def test_systems_that_are_independent_given_l_have_no_correlation_given_it() -> None:
+    """Both fall with L, and nothing else joins them."""
+    rng = np.random.default_rng(0)
+    depths = np.repeat([5.0, 10.0, 20.0, 40.0], 1000)
+    both = (rng.random((2, 4000)) < np.exp(-depths / 20)).astype(float)
+    plain, given = correlation(both), correlation(np.stack([*both, depths]))
+    assert plain is not None
+    assert given is not None
+    assert plain.value > 0.15
+    assert abs(given.value) < 0.05

@@ -66,7 +66,7 @@ Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")]
 Inputs = Annotated[list[str], typer.Argument(metavar="RUN|CSV...", help="Runs, CSV maps, or published:NAME.")]
-Metric = Annotated[str, typer.Option(help="pass@1, progress, pass@K, or one of the benchmark itself.")]
+Metric = Annotated[str, typer.Option(help="pass@1, progress, pass@K, maj@K, or one of the benchmark itself.")]
 Partial = Annotated[bool, typer.Option("--partial", help="Accept missing traces; maps and figures say so.")]
 Fix = Annotated[list[str] | None, typer.Option(metavar="AXIS=VALUE", help="Hold an axis beyond two to one value.")]
 OnlyPolicy = Annotated[str | None, typer.Option("--policy", help="Only this policy's maps.")]

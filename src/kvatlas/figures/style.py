@@ -287,7 +287,7 @@ def _unit_width(text: str, bold: bool) -> float:
 
 @cache
 def _renderer() -> tuple[Any, list[Any]]:
-    """What measures texts, and the normal and the bold font at 100 points."""
+    """The renderer that measures texts, and the normal and the bold font at 100 points."""
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
 

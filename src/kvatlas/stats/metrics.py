@@ -1,11 +1,12 @@
-"""Metrics of a run: what each trace is graded by, and pass@k over the samples of a problem."""
+"""Metrics of a run: what each trace is graded by, and pass@k and maj@k over the samples of a problem."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from kvatlas.core import Estimate, KvatlasError
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.intervals import Floats, from_problem_means
 
-#: What every trace is graded by, in [0, 1]. Truncated and answerless traces are not correct. Beside these: pass@K, and
-#: what the run's benchmarks measure themselves.
+#: The vote of all right answers together: a grader takes them as equal however they are written.
+RIGHT = "\0right"
+#: What every trace is graded by, in [0, 1]. Truncated and answerless traces are not correct. Beside these: pass@K and
+#: maj@K (`Rule`), and what the run's benchmarks measure themselves.
 METRICS = ("pass@1", "progress")
 #: What maps of a screen show of each setting and trace (sweeps/screen.py).
 SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
@@ -28,29 +31,67 @@ def usual_metric(manifest: Manifest) -> str:
     return SCREENED[0] if manifest.screened else "pass@1"
 
 
-def k_of(metric: str) -> int | None:
-    """The K of `pass@K`; None for any other name, `pass@1` included."""
-    match = re.fullmatch(r"pass@([1-9]\d{0,5})", metric)
-    return None if match is None or metric == "pass@1" else int(match[1])
+@dataclass(frozen=True)
+class Rule:
+    """A metric over several samples: `kind` is pass or maj, and `k` samples count."""
+
+    kind: str
+    k: int
+
+    def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[Hashable]]) -> Floats:
+        """[problems] in [0, 1]: the share of the subsets of k samples that hold a right one, or whose majority is.
+
+        `votes` (for maj) tell answers apart, or are `RIGHT` or None. Unbiased for pass@k. Source: Chen et al. (2021),
+        arXiv 2107.03374, section 2.1, equation 1. Raises KvatlasError where a problem has fewer than k samples.
+        """
+        k, fewest = self.k, min((len(samples) for samples in grades.values()), default=0)
+        if fewest < k:
+            raise KvatlasError(
+                f"{self.kind}@{k} needs {k} samples of every problem; the fewest that one has is {fewest}."
+            )
+        if self.kind == "maj":
+            return np.array([majority(samples, k) for samples in votes.values()])
+        counts = [(len(samples), round(math.fsum(samples))) for samples in grades.values()]
+        return np.array([1 - math.comb(samples - right, k) / math.comb(samples, k) for samples, right in counts])
+
+    def estimate(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[Hashable]]) -> Estimate:
+        """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
+        # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
+        groups = [len(samples) // self.k for samples in grades.values()]
+        counts = {len(samples) for samples in grades.values()}
+        samples = counts.pop() if len(counts) == 1 else None
+        return replace(from_problem_means(self.values(grades, votes), groups), samples=samples)
 
 
-def pass_at_k(grades: Mapping[Any, Sequence[float]], k: int) -> Floats:
-    """[problems]: the share of the subsets of k samples of each problem that hold a right one, unbiased for pass@k.
+def rule(metric: str) -> Rule | None:
+    """The rule of `pass@K` or `maj@K`; None for any other name, `pass@1` included."""
+    match = re.fullmatch(r"(pass|maj)@([1-9]\d{0,5})", metric)
+    return None if match is None or metric == "pass@1" else Rule(match[1], int(match[2]))
 
-    Source: Chen et al. (2021), arXiv 2107.03374, section 2.1, equation 1. Raises KvatlasError where a problem has fewer
-    than k samples.
+
+def majority(votes: Sequence[Hashable], k: int) -> float:
+    """The share of the subsets of k votes in which `RIGHT` has most votes; a tie among t answers counts 1 / t.
+
+    The vote is over answers, not over correctness: wrong answers win only where they agree. A sample without an answer
+    (None) has no vote; a subset without any vote is wrong. Exact: subsets are counted by generating functions, a power
+    for the votes used and one for the ties. Source of the metric: Wang et al. (2023), arXiv 2203.11171.
     """
-    fewest = min((len(samples) for samples in grades.values()), default=0)
-    if fewest < k:
-        raise KvatlasError(f"pass@{k} needs {k} samples of every problem; the fewest that one has is {fewest}.")
-    counts = [(len(samples), round(math.fsum(samples))) for samples in grades.values()]
-    return np.array([1 - math.comb(samples - right, k) / math.comb(samples, k) for samples, right in counts])
+    counts = Counter(vote for vote in votes if vote is not None)
+    right = counts.pop(RIGHT, 0)
+    silent = sum(vote is None for vote in votes)
+    won = 0.0
+    for mine in range(1, min(right, k) + 1):
+        ways = {(0, 0): math.comb(right, mine)}
+        for other in counts.values():
+            ways = _with(ways, [(used, math.comb(other, used), used == mine) for used in range(min(other, mine) + 1)])
+        ways = _with(ways, [(used, math.comb(silent, used), False) for used in range(silent + 1)])
+        won += sum(number / (ties + 1) for (used, ties), number in ways.items() if used == k - mine)
+    return won / math.comb(len(votes), k)
 
 
-def estimate_at_k(grades: Mapping[str, Sequence[float]], k: int) -> Estimate:
-    """Pass@k with its interval; KvatlasError where a problem has fewer than k samples."""
-    # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
-    groups = [len(samples) // k for samples in grades.values()]
-    counts = {len(samples) for samples in grades.values()}
-    samples = counts.pop() if len(counts) == 1 else None
-    return replace(from_problem_means(pass_at_k(grades, k), groups), samples=samples)
+def _with(ways: Mapping[tuple[int, int], int], terms: Sequence[tuple[int, int, bool]]) -> dict[tuple[int, int], int]:
+    product: Counter[tuple[int, int]] = Counter()
+    for (used, ties), number in ways.items():
+        for more, choices, tied in terms:
+            product[used + more, ties + tied] += number * choices
+    return dict(product)

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvatlas.core import KvatlasError, Note, NoteKind, Setting, Trace
 from kvatlas.stats.inference import Contrast, mean_contrast
-from kvatlas.stats.intervals import Floats
+from kvatlas.stats.intervals import Floats, Ints
 from kvatlas.stats.losses import strata_of
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, missing
@@ -35,14 +35,14 @@ class ModelSetting:
 
     @cached_property
     def compared(self) -> Mapping[ProblemKey, Mapping[int, float]]:
-        """The grades of paired comparisons: by sample, or pass@k of each problem."""
-        at_k = any(cell.k is not None for cell in self.cells)
-        return _joined(cell.by_sample(cell.values()) for cell in self.cells) if at_k else self.outcomes
+        """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples."""
+        has_rule = any(cell.rule is not None for cell in self.cells)
+        return _joined(cell.by_sample(cell.values()) for cell in self.cells) if has_rule else self.outcomes
 
     def means(self) -> dict[ProblemKey, float]:
-        """The metric of each problem: the mean over samples, or pass@k.
+        """The metric of each problem: the mean over samples, or what its rule makes of them.
 
-        Raises KvatlasError where a problem has fewer than k samples.
+        Raises KvatlasError where a problem has fewer samples than the rule needs.
         """
         return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.compared.items()}
 
@@ -166,7 +166,8 @@ class Pair:
     """System x against system y on the problems of both; `x`, `y` [problems] are means over samples.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
-    `difference` is the mean of x - y over benchmarks. `spearman` is None where a side does not vary.
+    `difference` is the mean of x - y over benchmarks. Correlations are None where a side, or L, does not vary;
+    `given_depth` is Spearman's of ranks within each L.
     """
 
     places: tuple[ProblemKey, ...]
@@ -177,6 +178,7 @@ class Pair:
     below: float
     difference: Contrast
     spearman: Correlation | None
+    given_depth: Correlation | None
 
     def to_json(self, first: str, second: str) -> dict[str, Any]:
         """Plain data under the names of the two."""
@@ -189,6 +191,7 @@ class Pair:
             "below": self.below,
             "difference": {name: getattr(self.difference, name) for name in ("value", "low", "high")},
             "spearman": vars(self.spearman) if self.spearman else None,
+            "spearman_given_L": vars(self.given_depth) if self.given_depth else None,
         }
 
 
@@ -208,8 +211,10 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
             f"{first.model} under {first.setting} and {second.model} under {second.setting} have "
             f"{len(places)} problems in common; a comparison needs at least 2."
         )
+    about = {**second.about, **first.about}
+    depths = [about.get(key, {}).get("L") for key in places]
     x, y = np.array([mine[p] for p in places]), np.array([theirs[p] for p in places])
-    # With pass@k each problem has one value, else the fewest samples count.
+    # With a rule each problem has one value, else the fewest samples count.
     counts = [len(system.compared[key]) for system in (first, second) for key in places]
     contrast = mean_contrast(x - y, strata_of(places), samples=min(counts), means=(float(x.mean()), float(y.mean())))
     ahead = y - x
@@ -222,29 +227,46 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
         below=float(np.mean(ahead < -EQUAL)),
         difference=contrast,
         spearman=correlation(np.stack([x, y]), seed),
+        given_depth=None if None in depths else correlation(np.stack([x, y, np.array(depths, float)]), seed),
     )
 
 
 def correlation(rows: Floats, seed: int = 0) -> Correlation | None:
-    """Spearman's correlation of the two rows of [2, problems], with the percentiles over resampled problems.
+    """Spearman's correlation of the first two rows of [rows, problems], given the third where there is one.
 
-    None where a row does not vary.
+    Given a third row (L) each rank counts as its distance from the mean rank of its level of L, so that systems that
+    are independent within every level have a correlation of 0. Levels of one problem say nothing; where most are such,
+    neighbours make levels of five. The interval is made of the percentiles over resampled problems: ties, which a
+    bounded metric has plenty of, are in it as they are. None where a row does not vary.
     """
-    value = float(_rank_correlation(rows[:, None, :])[0])
+    levels = np.zeros(rows.shape[1], int) if len(rows) == 2 else _levels(rows[2])
+    value = float(_rank_correlation(rows[:2, None, :], levels[None])[0])
     if math.isnan(value):
         return None
+    generator = np.random.default_rng(seed)
     count = rows.shape[1]
-    chosen = np.random.default_rng(seed).integers(0, count, size=(RESAMPLES, count))
-    low, high = np.nanquantile(_rank_correlation(rows[:, chosen]), [0.025, 0.975])
+    chosen = generator.integers(0, count, size=(RESAMPLES, count))
+    again = _rank_correlation(rows[:2, chosen], levels[chosen])
+    low, high = np.nanquantile(again, [0.025, 0.975])
     return Correlation(value, float(low), float(high))
 
 
-def _rank_correlation(rows: Floats) -> Floats:
-    """[2, resamples, problems] -> [resamples]; NaN where it is not defined."""
+def _levels(depth: Floats) -> Ints:
+    """[problems]: the number of each problem's level of L."""
+    _, own, counts = np.unique(depth, return_inverse=True, return_counts=True)
+    if counts[own].min(initial=2) > 1 or (counts[own] > 1).mean() >= 0.5:
+        return np.asarray(own, np.int64)
+    return np.asarray(np.argsort(np.argsort(depth, kind="stable"), kind="stable") // 5, np.int64)
+
+
+def _rank_correlation(rows: Floats, levels: Ints) -> Floats:
+    """[2, resamples, problems] and the problems' levels -> [resamples]; NaN where it is not defined."""
     from scipy.stats import rankdata
 
     ranks = rankdata(rows, axis=-1)
-    ranks -= ranks.mean(-1, keepdims=True)
+    for level in np.unique(levels):
+        own = levels == level
+        ranks = ranks - own * (ranks * own).sum(-1, keepdims=True) / np.maximum(own.sum(-1, keepdims=True), 1)
     norms = np.sqrt((ranks**2).sum(-1))
     with np.errstate(invalid="ignore", divide="ignore"):
         product = (ranks[0] * ranks[1]).sum(-1) / (norms[0] * norms[1])

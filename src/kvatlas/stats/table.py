@@ -20,13 +20,13 @@ from kvatlas.results import Key, Manifest, Store, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.intervals import Floats, Ints, estimates, pass_at_1
-from kvatlas.stats.metrics import COSTS, METRICS, SCREENED, estimate_at_k, k_of, pass_at_k
+from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, SCREENED, Rule, rule
 
 T = TypeVar("T")
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
-_COPIED = ("status", "correct", "progress", *TRACE_COSTS, "written")
+_COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "written")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
 _STATUSES = {number: status for status, number in STATUS.items()}
 
@@ -134,7 +134,7 @@ class TraceTable:
             status, there = self.records["status"], self.records["status"] > 0
             if metric == "progress":
                 values = self.records["progress"]
-            elif metric in METRICS or k_of(metric) is not None:
+            elif metric in METRICS or rule(metric) is not None:
                 values = (self.records["correct"] > 0) & (status == STATUS[Status.OK])
             else:
                 values = self.measured.get(metric, np.full(len(there), math.nan))
@@ -145,16 +145,15 @@ class TraceTable:
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
         screened = self.manifest.screened
-        if metric in SCREENED if screened else metric in {*METRICS, *self._own_metrics()} or k_of(metric):
+        if metric in SCREENED if screened else metric in {*METRICS, *self._own_metrics()} or rule(metric):
             return
         tables = among or [self]
         samples = min((cell.samples for table in tables for cell in table.manifest.expected), default=1)
-        several = [f"pass@K (K up to {samples})"] if samples > 1 else []
+        several = [f"pass@K, maj@K (K up to {samples})"] if samples > 1 else []
         own = set.intersection(*(table._own_metrics() for table in tables))
         valid = SCREENED if screened else [*METRICS, *several, *sorted(own)]
-        raise KvatlasError(
-            f"Unknown metric {metric!r}; expected: {', '.join(valid)}, and for maps the costs {', '.join(COSTS)}."
-        )
+        unknown = f"This run is a screen, which knows no {metric!r}" if screened else f"Unknown metric {metric!r}"
+        raise KvatlasError(f"{unknown}; expected: {', '.join(valid)}, and for maps the costs {', '.join(COSTS)}.")
 
     def _own_metrics(self) -> set[str]:
         """The benchmark's metrics that all answered traces have as a number from 0 to 1."""
@@ -184,7 +183,7 @@ class CellTraces:
     """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
     `place` numbers the problems in the order of their names. `traces` are the cell's part of the table's `records`.
-    With `k` the metric is pass@k, made of a problem's samples together. In an `adaptive` sweep how many problems a cell
+    With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep how many problems a cell
     has depends on their outcomes. Of a `screened` run the grades are no Pass@1.
     """
 
@@ -195,7 +194,7 @@ class CellTraces:
         self.baseline = expected.baseline
         self.place = table.orders[number]
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
-        self.k = None if self.screened else k_of(metric)
+        self.rule: Rule | None = None if self.screened else rule(metric)
         self.traces = table.records[table.spans[number]].reshape(len(self.place), self.expected.samples)
         self.cached: dict[str, tuple[int, Any]] = {}
 
@@ -276,12 +275,12 @@ class CellTraces:
 
     @_by_addition
     def cell(self) -> Cell:
-        """The cell on the map; KvatlasError if nothing of it is measured, or a problem has fewer than k samples."""
+        """The cell on the map; KvatlasError if nothing of it is measured, or a problem has too few samples."""
         peaks = self._known("peak_kv_tokens")
-        if self.k is None:
+        if self.rule is None:
             estimate = self.table.estimates(self.metric)[self.number] or pass_at_1({})
         else:
-            estimate = estimate_at_k(self._by_problem(self.grades), self.k)
+            estimate = self.rule.estimate(self._by_problem(self.grades), self._votes())
         return Cell(
             self.setting,
             estimate,
@@ -309,15 +308,15 @@ class CellTraces:
         return audit_setting(self.setting, self.prompts.values())
 
     def values(self) -> Floats:
-        """The values that comparisons read: the grades [problem, sample], or pass@k [problem, 1].
+        """The values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule.
 
-        Raises KvatlasError where a problem has fewer than k samples.
+        Raises KvatlasError where a problem has fewer samples than the rule needs.
         """
-        if self.k is None:
+        if self.rule is None:
             return self.grades
         grades = self._by_problem(self.grades)
         values = np.full((len(self.place), 1), math.nan)
-        values[[self.place[problem] for problem in grades], 0] = pass_at_k(grades, self.k)
+        values[[self.place[problem] for problem in grades], 0] = self.rule.values(grades, self._votes())
         return values
 
     def by_sample(self, values: Floats) -> dict[ProblemKey, dict[int, float]]:
@@ -330,6 +329,18 @@ class CellTraces:
         known = ~np.isnan(values)
         rows = zip(self.place, values, known, strict=True)
         return {problem: row[there].tolist() for problem, row, there in rows if there.any()}
+
+    def _votes(self) -> dict[str, list[Hashable]]:
+        """For maj@K the answers that vote: their codes, `RIGHT`, or None without an answer."""
+        if self.rule is None or self.rule.kind != "maj":
+            return {}
+        rows = zip(self.place, self.grades.tolist(), self.traces["answer"].tolist(), strict=True)
+        votes: dict[str, list[Hashable]] = {
+            problem: [RIGHT if right else answer or None for right, answer in zip(grades, answers, strict=True)
+                      if not math.isnan(right)]
+            for problem, grades, answers in rows
+        }  # fmt: skip
+        return {problem: own for problem, own in votes.items() if own}
 
 
 # -- several cells -----------------------------------------------------------------------------------------------------
