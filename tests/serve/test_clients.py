@@ -277,20 +277,6 @@ def test_logprobs_are_the_models_own(small: openai.OpenAI, plain: ModelHandle) -
     assert {len(likely) for likely in text.logprobs.top_logprobs or []} <= {1, 2}
 
 
-def test_penalties_and_biases_change_what_is_drawn(small: openai.OpenAI, plain: ModelHandle) -> None:
-    wanted: dict[str, Any] = {"model": "tiny", "prompt": "It is", "temperature": 0, "max_tokens": 60, "logprobs": 0}
-    free = small.completions.create(**wanted).choices[0].logprobs
-    stored = small.completions.create(frequency_penalty=2, presence_penalty=2, **wanted).choices[0].logprobs
-    assert free is not None
-    assert stored is not None
-    assert len(set(stored.tokens or [])) > len(set(free.tokens or []))
-    first = (free.tokens or [""])[0]
-    banned = {str(token): -100 for token in range(len(plain.tokenizer)) if plain.tokenizer.decode([token]) == first}
-    without = small.completions.create(logit_bias=banned, **wanted).choices[0].logprobs
-    assert without is not None
-    assert first not in (without.tokens or [])
-
-
 def test_harmless_fields_and_values_for_the_template(tmp_path: Path) -> None:
     model = save_model("llama", tmp_path / "m", template=SWITCHED)
     with served(model) as address, openai.OpenAI(base_url=address, api_key="none") as client:

@@ -16,7 +16,6 @@ from kvatlas.serve.service import (
     ClosedError,
     GenerationRequest,
     LengthError,
-    RequestGroup,
     RequestHandle,
     Service,
     find_policy,
@@ -25,7 +24,6 @@ from kvatlas.serve.service import (
     sampling_with,
     stream_of,
 )
-from kvatlas.serve.text import Steering
 from tests.decoding import prompts
 
 VALUES = {"kv_budget": 56, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
@@ -85,31 +83,28 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle
 def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: ModelHandle) -> None:
     import torch
 
-    steering = Steering(top_logprobs=1)
-    ask = GenerationRequest(asks(model, 1)[0].prompt, SAMPLING, 0, steering=steering)
-    handle = RequestHandle(ask, service, RequestGroup())
+    ask = GenerationRequest(asks(model, 1)[0].prompt, SAMPLING, 0, top_logprobs=1)
+    handle = RequestHandle(ask, service)
     engines: list[int] = []
     for token in (5, 6, 7):
-        assert handle.steerer is not None
-        handle.steerer([*handle.ask.prompt, *engines], torch.zeros(20))
+        assert handle.recorder is not None
+        handle.recorder([*handle.ask.prompt, *engines], torch.zeros(20))
         told = list(handle.tokens)
         engines.append(token)
         # The engine's list has the token, its log-probability is not noted: a stream that looks now would lose it.
         assert list(handle.tokens) == told == engines[:-1]
         handle.stopping_criterion(engines)
-        assert [logprob.token for logprob in handle.steerer.logprobs] == list(handle.tokens) == engines
+        assert [logprob.token for logprob in handle.recorder.logprobs] == list(handle.tokens) == engines
     # It starts again where memory ran out.
-    handle.steerer(handle.ask.prompt, torch.zeros(20))
-    handle.steerer.note(5)
-    assert [logprob.token for logprob in handle.steerer.logprobs] == [5]
+    handle.recorder(handle.ask.prompt, torch.zeros(20))
+    handle.recorder.note(5)
+    assert [logprob.token for logprob in handle.recorder.logprobs] == [5]
 
 
 def test_the_line_is_bounded_and_all_or_nothing(service: Service, model: ModelHandle) -> None:
     handles = service.ask(asks(model, 8))
     with pytest.raises(BusyError, match=r"requests are waiting, and 6 may"):
         service.ask(asks(model, 9, max_new_tokens=1))
-    with pytest.raises(KvatlasError, match="Expected at most 10 answers at once, got 11"):
-        service.ask(asks(model, 11))
     assert all(handle.generation.result(60) for handle in handles)
     until(lambda: service.decoding == service.waiting == 0)
 
@@ -203,19 +198,3 @@ def test_where_memory_runs_out_the_batch_is_halved_and_answers_are_the_same(
     results = [handle.generation.result(60).tokens for handle in service.ask(asks(model, 6))]
     assert results == wanted
     assert (service.rows, service.failure) == (1, None)
-
-
-def test_the_group_with_the_fewest_rows_is_next_and_equal_ones_take_turns(model: ModelHandle) -> None:
-    service = Service(model, find_policy(model, "full", {}), SAMPLING, queue=20)
-    first, second, third = (service.ask(asks(model, 1) * count) for count in (3, 3, 1))
-    work = service.requests()
-
-    def taken() -> RequestHandle | None:
-        request = next(work)
-        return None if request is None else request.key
-
-    assert [taken() for _ in range(4)] == [first[0], second[0], third[0], first[1]]
-    second[1].cancel()
-    first[0].cancel()  # has a row
-    assert (service.waiting, service.decoding) == (2, 4)
-    assert [taken() for _ in range(3)] == [second[2], first[2], None]

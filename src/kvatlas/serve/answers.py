@@ -68,8 +68,8 @@ class AnswerFormat:
         self, handle: RequestHandle, tokens: Sequence[int], sent: int, offset: int, answered: bool
     ) -> dict[str, Any] | None:
         """Return log-probabilities of the answer's tokens after the first `sent`, without thinking and end token."""
-        steerer, model, tags = handle.steerer, handle.model, handle.model.thinking
-        if steerer is None or handle.ask.steering.top_logprobs is None:
+        recorder, model, tags = handle.recorder, handle.model, handle.model.thinking
+        if recorder is None:
             return None
         start, end = 0, len(tokens) - int(bool(tokens) and tokens[-1] in model.stops)
         if handle.ask.split and tags.close:
@@ -78,7 +78,7 @@ class AnswerFormat:
             else:
                 parts = tags.split(tokens)
                 start = parts[1] if parts else 0
-        noted = steerer.logprobs[max(sent, start) : end] if answered else []
+        noted = recorder.logprobs[max(sent, start) : end] if answered else []
 
         def text(token: int) -> str:
             return str(model.tokenizer.decode([token], skip_special_tokens=False))

@@ -35,7 +35,6 @@ from kvatlas.serve.service import (
     sampling_with,
     stream_of,
 )
-from kvatlas.serve.text import Steering
 from kvatlas.text import visible
 
 _log = logging.getLogger("kvatlas.serve")
@@ -213,8 +212,8 @@ class CompletionHandler:
         # Variables of the template may close thinking in the prompt, or leave it to the model.
         opened = text.rstrip().endswith(model.thinking.open) if values and model.thinking.open else None
         most = body.max_completion_tokens or body.max_tokens
-        steering = self._steering(body, (body.top_logprobs or 0) if body.logprobs else None)
-        return self._asks(body, model.tokens(text), most, steering, split=True, opened=opened)
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        return self._asks(body, model.tokens(text), most, top, split=True, opened=opened)
 
     def completion_asks(self, body: CompletionRequest) -> list[GenerationRequest]:
         """Return the requests of one or several prompts."""
@@ -224,7 +223,6 @@ class CompletionHandler:
             raise KvatlasError("prompt is empty; expected a text, token ids, or a list of them.")
         self._check_size([len(prompt) for prompt in prompts], body.n)
         model, size = self.service.model, len(self.service.model.tokenizer)
-        steering = self._steering(body, body.logprobs)
         asks = []
         for prompt in prompts:
             tokens = model.tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
@@ -232,23 +230,15 @@ class CompletionHandler:
             if wrong is not None:
                 raise KvatlasError(f"prompt has the token {wrong}; expected ids from 0 to {size - 1}.")
             # OpenAI's completions have 16 new tokens by default.
-            asks += self._asks(body, tokens, body.max_tokens or 16, steering, split=False)
+            asks += self._asks(body, tokens, body.max_tokens or 16, body.logprobs, split=False)
         return asks
-
-    def _steering(self, body: Generating, top_logprobs: int | None) -> Steering:
-        size, bias = len(self.service.model.tokenizer), body.logit_bias or {}
-        for token in bias:
-            if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
-                raise KvatlasError(f"logit_bias has the token {token!r}; expected ids from 0 to {size - 1}.")
-        bias_by_id = {int(token): value for token, value in bias.items()}
-        return Steering(bias_by_id, body.frequency_penalty or 0.0, body.presence_penalty or 0.0, top_logprobs)
 
     def _asks(
         self,
         body: Generating,
         prompt: tuple[int, ...],
         most: int | None,
-        steering: Steering,
+        top_logprobs: int | None,
         *,
         split: bool,
         opened: bool | None = None,
@@ -262,7 +252,8 @@ class CompletionHandler:
         )
         streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
         return [
-            GenerationRequest(prompt, sampling, each, body.stops, split, opened, steering, policy) for each in streams
+            GenerationRequest(prompt, sampling, each, body.stops, split, opened, top_logprobs, policy)
+            for each in streams
         ]
 
     async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 MAX_NEW_TOKENS = 1_000_000
 MAX_CHOICES = 128
-#: Prompts of one request, as in OpenAI's API.
-MAX_PROMPTS = 2048
 
 Count = Annotated[int, Field(ge=1, le=MAX_NEW_TOKENS)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 # Only the first fault of a list is reported.
 FirstFault = Field(fail_fast=True)
 Tokens = Annotated[list[int], FirstFault]
+#: Prompts of one request, as in OpenAI's API.
+AtMost2048 = Field(max_length=2048)
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 
 
@@ -69,6 +68,9 @@ class Generating(BaseModel):
     #: Unsupported fields of the API, with their neutral values.
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         "best_of": (1,),
+        "frequency_penalty": (0, 0.0),
+        "presence_penalty": (0, 0.0),
+        "logit_bias": ({},),
         "min_p": (0, 0.0),
         "repetition_penalty": (1, 1.0),
         "ignore_eos": (False,),
@@ -100,9 +102,6 @@ class Generating(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -125,12 +124,6 @@ class Generating(BaseModel):
             if value is not None and not any(type(value) is type(default) and value == default for default in neutral):
                 raise ValueError(f"{name} is not supported")
         return {name: value for name, value in data.items() if name not in {*cls.neutral, *cls.ignored}}
-
-    @model_validator(mode="after")
-    def _fits(self) -> Generating:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is given without stream")
-        return self
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -156,17 +149,8 @@ class ChatRequest(Generating):
         return self
 
 
-def _not_too_many(value: Any) -> Any:
-    if isinstance(value, list) and len(value) > MAX_PROMPTS and not isinstance(value[0], int):
-        raise ValueError(f"prompt has {len(value):,} prompts; expected at most {MAX_PROMPTS:,}")
-    return value
-
-
 class CompletionRequest(Generating):
     """POST /v1/completions: one prompt or several, as texts or as token ids."""
 
-    prompt: Annotated[
-        str | Annotated[list[str], FirstFault] | Tokens | Annotated[list[Tokens], FirstFault],
-        BeforeValidator(_not_too_many),
-    ]
+    prompt: str | Annotated[list[str], FirstFault] | Tokens | Annotated[list[Tokens], FirstFault, AtMost2048]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

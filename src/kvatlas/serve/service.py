@@ -23,7 +23,7 @@ from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
-from kvatlas.serve.text import Detokenizer, Steerer, Steering
+from kvatlas.serve.text import Detokenizer, LogprobRecorder
 from kvatlas.text import read_value
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class GenerationRequest:
     """A request for one generation: token ids of the prompt, sampling, random stream, and stop texts.
 
     With `split` thinking is separated from the answer, and `stop` is searched in the answer only, else in the whole
-    text. `opened` is True if the prompt opens thinking; None means as the chat template does. `steering` changes the
-    logits.
+    text. `opened` is True if the prompt opens thinking; None means as the chat template does. With `top_logprobs` the
+    log-probabilities of the drawn token and of so many of the likeliest are recorded.
     """
 
     prompt: tuple[int, ...]
@@ -63,7 +63,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     split: bool = True
     opened: bool | None = None
-    steering: Steering = field(default_factory=Steering)
+    top_logprobs: int | None = None
     #: None for that of the service.
     policy: Policy | None = None
 
@@ -143,21 +143,14 @@ def room_for(model: ModelHandle, policy: Policy, prompt: tuple[int, ...], limit:
     return min(MAX_NEW_TOKENS, left) if limit is None else limit
 
 
-@dataclass(eq=False)
-class RequestGroup:
-    """The requests of one call: those that wait, and the number of those with a row."""
-
-    waiting: deque[RequestHandle] = field(default_factory=deque)
-    rows: int = 0
-
-
 class RequestHandle:
     """One open request; `generation` is the future of its result."""
 
-    def __init__(self, ask: GenerationRequest, service: Service, group: RequestGroup) -> None:
-        self.ask, self.service, self.model, self.group = ask, service, service.model, group
+    def __init__(self, ask: GenerationRequest, service: Service) -> None:
+        self.ask, self.service, self.model = ask, service, service.model
         self.generation: Future[Generation[RequestHandle]] = Future()
-        self.steerer = Steerer(ask.steering, len(ask.prompt)) if ask.steering else None
+        top = ask.top_logprobs
+        self.recorder = None if top is None else LogprobRecorder(top, len(ask.prompt))
         self._text = ask.detokenizer(self.model)
         self._tokens: Sequence[int] = ()
         self._noted = 0
@@ -181,8 +174,8 @@ class RequestHandle:
 
     def stopping_criterion(self, tokens: Sequence[int]) -> bool:
         """Take the new tokens from the engine; return True if the generation ends here."""
-        if self.steerer is not None:
-            self.steerer.note(tokens[-1])
+        if self.recorder is not None:
+            self.recorder.note(tokens[-1])
         self._tokens, self._noted = tokens, len(tokens)
         if self.ask.stop and not self._gone:
             self._text.push(tokens)
@@ -255,8 +248,7 @@ class Service:
     on_failure: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        #: Groups with waiting requests.
-        self._groups: list[RequestGroup] = []
+        self._waiting: deque[RequestHandle] = deque()
         self._decoding: set[RequestHandle] = set()
         self._news = threading.Condition()
         #: True if new requests are refused because the service ends.
@@ -311,7 +303,7 @@ class Service:
     @property
     def waiting(self) -> int:
         """The number of requests that wait for a row."""
-        return sum(len(group.waiting) for group in self._groups)
+        return len(self._waiting)
 
     @property
     def decoding(self) -> int:
@@ -323,11 +315,7 @@ class Service:
 
         Raises BusyError if they do not fit into the queue, ClosedError if the service has ended.
         """
-        group = RequestGroup()
-        handles = [RequestHandle(ask, self, group) for ask in asks]
-        group.waiting.extend(handles)
-        if len(handles) > self.batch_size + self.queue:
-            raise KvatlasError(f"Expected at most {self.batch_size + self.queue} answers at once, got {len(handles)}.")
+        handles = [RequestHandle(ask, self) for ask in asks]
         with self._news:
             if self.failure is not None:
                 raise ClosedError(self._failed)
@@ -337,7 +325,7 @@ class Service:
             free = max(0, self.rows - len(self._decoding))
             if self.waiting + len(handles) > self.queue + free:
                 raise BusyError(f"{self.waiting} requests are waiting, and {self.queue} may; try again later.")
-            self._groups.append(group)
+            self._waiting.extend(handles)
             self._news.notify()
         return handles
 
@@ -345,7 +333,7 @@ class Service:
         """Refuse new requests, wait so long for open ones, end the rest with ClosedError, and free the weights."""
         with self._news:
             self.closing = True
-            left = self._open()
+            left = [*self._decoding, *self._waiting]
         wait_for([handle.generation for handle in left], timeout=seconds)
         self._fail_all("The server has stopped before this answer was finished.")
         if self._thread is not None:
@@ -355,15 +343,13 @@ class Service:
     def drop(self, handle: RequestHandle) -> None:
         """Remove a handle from the queue, if it waits there."""
         with self._news, contextlib.suppress(ValueError):
-            handle.group.waiting.remove(handle)
-
-    def _open(self) -> list[RequestHandle]:
-        return [*self._decoding, *(handle for group in self._groups for handle in group.waiting)]
+            self._waiting.remove(handle)
 
     def _fail_all(self, sentence: str) -> None:
         """End all requests; those with a row leave it at the next step."""
         with self._news:
-            left, self._groups = self._open(), []
+            left = [*self._decoding, *self._waiting]
+            self._waiting.clear()
             self._news.notify()
         for handle in left:
             handle.fail(ClosedError(sentence))
@@ -379,7 +365,6 @@ class Service:
                 handle = generation.key
                 with self._news:
                     self._decoding.discard(handle)
-                    handle.group.rows -= 1
                 # The client may have disconnected, or the service may have ended the request.
                 with contextlib.suppress(InvalidStateError):
                     handle.generation.set_result(generation)
@@ -395,10 +380,12 @@ class Service:
 
         while True:
             with self._news:
-                while not (self.waiting or self._decoding or self.closing):
+                while not (self._waiting or self._decoding or self.closing):
                     self._news.wait()
-                handle = self._next()
-                if handle is None and self.closing and not self._decoding:
+                handle = self._waiting.popleft() if self._waiting else None
+                if handle is not None:
+                    self._decoding.add(handle)
+                elif self.closing and not self._decoding:
                     return
             if handle is None:
                 yield None
@@ -411,21 +398,5 @@ class Service:
                 (ask.policy or self.policy,),
                 sampling=ask.sampling,
                 stopping_criterion=handle.stopping_criterion,
-                logits_processor=handle.steerer,
+                logits_processor=handle.recorder,
             )
-
-    def _next(self) -> RequestHandle | None:
-        """Return a request of the group with the fewest rows; groups with equal numbers take turns.
-
-        A single request therefore waits for the next free row only, and not for earlier groups of 128 requests.
-        """
-        self._groups = [group for group in self._groups if group.waiting]
-        if not self._groups:
-            return None
-        group = min(self._groups, key=lambda candidate: candidate.rows)
-        self._groups.remove(group)
-        self._groups.append(group)
-        group.rows += 1
-        handle = group.waiting.popleft()
-        self._decoding.add(handle)
-        return handle

@@ -1,10 +1,9 @@
-"""Text of new tokens as they come (thinking, answer, stop texts); changes of logits, and log-probabilities."""
+"""Text of new tokens as they come (thinking, answer, stop texts), and their log-probabilities."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -116,22 +115,6 @@ def split_text(
 
 
 @dataclass(frozen=True)
-class Steering:
-    """Changes of logits: `bias` by token; for a written token minus `frequency` times its count and minus `presence`.
-
-    With `top_logprobs` the model's own log-probabilities of the drawn token and of so many of the likeliest are noted.
-    """
-
-    bias: Mapping[int, float] = field(default_factory=dict)
-    frequency: float = 0.0
-    presence: float = 0.0
-    top_logprobs: int | None = None
-
-    def __bool__(self) -> bool:
-        return self != Steering()
-
-
-@dataclass(frozen=True)
 class TokenLogprob:
     """The natural log-probability of a drawn token, and the likeliest tokens with theirs."""
 
@@ -140,33 +123,24 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-class Steerer:
-    """The changes of logits during one generation; only the engine's thread calls it."""
+class LogprobRecorder:
+    """The model's own log-probabilities of one generation's tokens; only the engine's thread calls it."""
 
-    def __init__(self, steering: Steering, prompt: int) -> None:
-        self.steering, self.prompt = steering, prompt
+    def __init__(self, top: int, prompt: int) -> None:
+        self.top, self.prompt = top, prompt
         self.logprobs: list[TokenLogprob] = []
         self._seen: Tensor | None = None
 
     def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
-        """Return the changed logits [vocabulary] of the token after `tokens`, the prompt and the new tokens."""
-        steering, new = self.steering, tokens[self.prompt :]
+        """Keep the log-probabilities of the token after `tokens`, the prompt and the new tokens."""
         # A generation may restart.
-        del self.logprobs[len(new) :]
-        if steering.top_logprobs is not None:
-            self._seen = logits.float().log_softmax(-1)
-        if steering.bias:
-            ids = list(steering.bias)
-            logits[ids] += logits.new_tensor(list(steering.bias.values()))
-        if new and (steering.frequency or steering.presence):
-            counts = Counter(new)
-            logits[list(counts)] -= steering.frequency * logits.new_tensor(list(counts.values())) + steering.presence
+        del self.logprobs[len(tokens) - self.prompt :]
+        self._seen = logits.float().log_softmax(-1)
         return logits
 
     def note(self, token: int) -> None:
         """Note the log-probability of the drawn token."""
-        if self._seen is not None:
-            best = self._seen.topk(self.steering.top_logprobs or 0)
-            top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            self.logprobs.append(TokenLogprob(token, float(self._seen[token]), top))
-            self._seen = None
+        assert self._seen is not None
+        best = self._seen.topk(self.top)
+        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        self.logprobs.append(TokenLogprob(token, float(self._seen[token]), top))
