@@ -50,4 +50,4 @@ for choice in grid.recommend():
     print(choice.model, choice.by_memory.setting if choice.by_memory else choice.vacuous)
 
 print(grid.describe())
-print(grid.report("report.html", measure=0))
+print(grid.report("report.html"))

@@ -75,7 +75,7 @@ def test_recommendation_description_and_report(run: kvatlas.Run, tmp_path: Path)
     description = run.describe()
     assert str(description).startswith("# Values")
     assert description.to_json()["recommendation"]["setting"] == str(choice.by_memory.setting)
-    assert run.report(str(tmp_path / "page.html"), measure=0) == tmp_path / "page.html"
+    assert run.report(str(tmp_path / "page.html")) == tmp_path / "page.html"
 
 
 def test_other_metrics_and_what_is_wrong_in_a_sentence(run: kvatlas.Run, tmp_path: Path) -> None:

@@ -148,10 +148,11 @@ class Run:
         return _as(Description, analyse([self._analysis]))
 
     def report(self, path: str | Path, **options: Any) -> Path:
-        """Write the self-contained HTML page; `options` are those of `kvatlas.report.app.page.write_report`."""
+        """Write the self-contained HTML page and return its path; `options` are those of `write_report`."""
         from kvatlas.report.app.page import write_report
 
-        return write_report(self._analysis, Path(path), **options)[0]
+        write_report(self._analysis, Path(path), **options)
+        return Path(path)
 
 
 def open_run(

@@ -18,8 +18,7 @@ from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status
 from kvatlas.report.app.page import write_bundle, write_report
 from kvatlas.report.app.run import AppRun, open_runs
 from kvatlas.report.app.server import Server
-from kvatlas.report.app.traces import TEXT_LIMIT, Sources, coded_evictions, token_texts
-from kvatlas.report.pictures import Picture
+from kvatlas.report.app.traces import TEXT_LIMIT, Sources, evictions_of, token_texts
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
@@ -56,8 +55,6 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(page: Path) -> No
     for words in ("lose at most 3 points", "difference between", "key-tiny-CHAIN6", "0.1.0"):
         assert words in text
     assert json.loads(about["spec"])["seed"] == 0
-    assert about["figures"][0][0] == "Every two against each other."
-    assert "a panel for every two of full, dynts, random" in about["figures"][0][1]
     assert [(one["first"], one["second"]) for one in about["comparisons"]] == [("dynts", "random")]
     assert [(item["benchmark"], item["policy"]) for item in run["maps"]] == [
         (benchmark, policy) for benchmark in ("mean of 2", "CHAIN6", "CHAIN8") for policy in ("dynts", "random")
@@ -113,10 +110,7 @@ def test_it_needs_no_network_and_runs_its_own_script_alone(page: Path) -> None:
     assert all(value and value.startswith("#") for name, value in tags.attributes if name == "href")
     assert "https://" not in html
     assert html.replace("http://www.w3.org/2000/svg", "").count("http://") == 0
-    assert re.search(
-        r"default-src 'none'; style-src 'sha256-[\w+/=]+'; script-src 'sha256-[\w+/=]+'; img-src data:; base-uri", html
-    )
-    assert all(address.startswith("data:image/png;base64,") for _, _, address in documents(page)["about"]["figures"])
+    assert re.search(r"default-src 'none'; style-src 'sha256-[\w+/=]+'; script-src 'sha256-[\w+/=]+'; base-uri", html)
 
 
 def test_hostile_text_is_inert_and_visible(tmp_path: Path) -> None:
@@ -139,21 +133,12 @@ def test_long_traces_are_cut_and_said(tmp_path: Path) -> None:
     assert out.stat().st_size < 6_000_000
 
 
-def test_traces_that_do_not_fit_stand_in_a_folder_beside(tmp_path: Path) -> None:
+def test_a_page_holds_all_traces_that_fit_else_some_of_each_cell(tmp_path: Path) -> None:
     analysis = RunAnalysis(RunData.open(store_run(tmp_path / "run", manifest(grid("dynts"), problems=3))))
-    out = tmp_path / "my report.html"
-    written = write_report(analysis, out, per_cell=1, limit=9_000, trace_pages=True)
+    out = tmp_path / "report.html"
+    assert not write_report(analysis, out, per_cell=1, limit=9_000)
     assert 5 < len(traces_of(documents(out))) <= 20
-    assert '"folder":"my report.traces"' in out.read_text("utf-8")
-    assert len(written) == 1 + 20
-    shard = written[1].read_text("utf-8")
-    assert _Tags(shard).tags.count("script") == 2
-    assert len(traces_of(documents(written[1]))) == 6
-    assert '"home":"../my%20report.html"' in shard
-    assert write_report(analysis, out, per_cell=1, limit=9_000) == [out]
-    assert '"folder"' not in out.read_text("utf-8")
-    # All traces of a small run are in its page, and none where none are wanted.
-    assert write_report(analysis, out, trace_pages=True) == [out]
+    assert write_report(analysis, out)
     assert len(traces_of(documents(out))) == 3 * 10 * 2 * 2
     write_report(analysis, out, per_cell=0)
     assert traces_of(documents(out)) == []
@@ -216,32 +201,19 @@ def test_runs_without_two_axes_have_a_page_too(
     tmp_path: Path, settings: list[Setting], axes: Any, rows: list[str], columns: list[str]
 ) -> None:
     plan = manifest(settings, axes=axes, problems=3)
-    found = documents(report(tmp_path, plan, lambda item: replace(item, grade=replace(item.grade, progress=0.0))))
+    found = documents(report(tmp_path, plan))
     assert (found["run"]["maps"][1]["rows"], found["run"]["maps"][1]["columns"]) == (rows, columns)
-    # A line chart, and no pairs where progress says no more than the verdict.
-    ((_, _, address),) = found["about"]["figures"]
-    assert address.startswith("data:image/svg+xml;base64,")
     assert found["about"]["comparisons"] == []
 
 
-def test_finished_figures_are_embedded_as_images(tmp_path: Path) -> None:
-    figures = [Picture("Pairwise", "densities", b"<svg/>"), Picture("P", "", b"\x89PNG...")]
-    shown = documents(report(tmp_path, manifest(grid("dynts"), problems=2), figures=figures))["about"]["figures"]
-    assert shown[-2] == ["Pairwise", "densities", "data:image/svg+xml;base64,PHN2Zy8+"]
-    assert shown[-1][2].startswith("data:image/png;base64,")
-
-
-def test_evictions_are_coded_for_the_page() -> None:
+def test_evictions_of_a_trace() -> None:
     eviction_trace = EvictionTrace(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
-    coded = {"steps": [3, 5], "left": "$#%###", "judged": 3, "prompt_left": [0, 1]}
-    assert coded_evictions(eviction_trace, 2, 6, 1) == coded
-    shared = coded_evictions(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
-    assert shared["holders"] == 4
-    assert len(shared["held"]) == 2
-    never = {"steps": [], "left": "", "judged": 0, "prompt_left": []}
-    assert coded_evictions(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == never
-    many = coded_evictions(EvictionTrace(1, tuple(range(1, 301)), (0,) * 300), 0, 300, 1)
-    assert many["left"] == list(range(1, 301))
+    coded = {"steps": [3, 5], "left": [1, 0, 2, 0, 0, 0], "judged": 3, "prompt_left": [0, 1]}
+    assert evictions_of(eviction_trace, 2, 6, 1) == coded
+    shared = evictions_of(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
+    assert (shared["holders"], shared["held"]) == (4, [25, 0])
+    never = {"steps": [], "left": [], "judged": 0, "prompt_left": []}
+    assert evictions_of(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == never
 
 
 class Bytes:
@@ -263,7 +235,7 @@ def test_texts_of_tokens_join_to_the_whole(text: str) -> None:
 @pytest.mark.parametrize("spec", [{}, {"models": ["hf:/nowhere"], "benchmarks": ["NONE"]}])
 def test_what_is_gone_is_missing_and_no_error(spec: dict[str, Any]) -> None:
     result = Sources.of(Manifest((), (), spec, {}))
-    assert (result.models, result.benchmarks, result.problems) == ({}, {}, {})
+    assert (result.models, result.problems) == ({}, {})
     assert result.pieces("m", (1, 2)) is None
 
 

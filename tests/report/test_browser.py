@@ -165,9 +165,9 @@ def real(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a sweep of the embedded model, whose head and attention can be measured."""
-    folder = tmp_path_factory.mktemp("measured")
+def departing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of a sweep of an embedded model, whose attention can be measured."""
+    folder = tmp_path_factory.mktemp("departing")
     spec = {
         "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN5"], "problems": 2, "samples": 1,
         "sampling": {"max_new_tokens": 300},
@@ -175,11 +175,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
     }  # fmt: skip
     sweep(make_plan(parse_spec(spec)), folder / "run", workers=1)
-    write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html", measure=2)
+    write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html")
     return folder / "report.html"
 
 
-def test_it_opens_from_disk_with_everything_drawn(opened: Callable[..., Any], real: Path) -> None:
+def test_it_opens_from_disk_with_everything_drawn_and_tells_what_a_cell_rests_on(
+    opened: Callable[..., Any], real: Path
+) -> None:
     page = opened(real)
     assert page.locator("table.heat").count() == 6
     assert page.locator("table.heat td[data-cell]").count() == 6 * 4
@@ -192,13 +194,6 @@ def test_it_opens_from_disk_with_everything_drawn(opened: Callable[..., Any], re
     # The script hash of the policy is the page's own: a script added later does not run.
     page.evaluate("document.body.append(Object.assign(document.createElement('div'), {innerHTML: '<i>x</i>'}))")
     assert page.evaluate("document.querySelectorAll('script').length") == 2
-    for name in ("Answer", "Maps", "Traces", "Compare", "Evidence"):
-        page.click(f"#pages a >> text={name}")
-        page.wait_for_selector(f"#pages a[aria-current] >> text={name}")
-
-
-def test_hover_and_focus_tell_what_a_cell_rests_on(opened: Callable[..., Any], real: Path) -> None:
-    page = opened(real)
     tip = page.locator("#tip")
     assert tip.is_hidden()
     page.locator("table.heat >> nth=2").locator("td[data-cell] >> nth=1").hover()
@@ -217,6 +212,9 @@ def test_hover_and_focus_tell_what_a_cell_rests_on(opened: Callable[..., Any], r
     assert tip.is_visible()
     page.keyboard.press("Escape")
     assert tip.is_hidden()
+    for name in ("Answer", "Maps", "Traces", "Compare", "Evidence"):
+        page.click(f"#pages a >> text={name}")
+        page.wait_for_selector(f"#pages a[aria-current] >> text={name}")
 
 
 def test_tokens_have_the_colours_of_their_recorded_eviction(
@@ -306,40 +304,11 @@ def test_narrow_and_dark_reports_fit_and_can_be_read(
     assert min(page.evaluate(CONTRASTS.replace("td[data-cell]", ".outcomes td button"))) >= 4.5
 
 
-def test_measured_attention_colours_tokens_and_has_a_chart(opened: Callable[..., Any], measured: Path) -> None:
-    page = opened(measured)
-    shown = [one for one in held(page) if "measured" in one]
-    assert len(shown) == 2
-    # A search lists the traces of the file, those with attention first.
-    go(page, "/find?what=all", "Traces")
-    page.wait_for_selector("#list-rows a")
-    assert "10 traces found; of 10 in this file" in page.locator("#list-said").inner_text()
-    rows = page.locator("#list-rows tbody tr").all_inner_texts()
-    assert ["with measured attention" in row for row in rows] == [True] * 2 + [False] * 8
-    page.fill("#search input", "nothing like it")
-    page.keyboard.press("Enter")
-    page.wait_for_function("() => document.getElementById('list-said').textContent.startsWith('0 traces found')")
-    one = next(trace for trace in shown if page.evaluate(f"data.cells[{trace['cell']}].policy") != "full")
-    show(page, one, "full")
-    thinking = one["measured"]["attention"]
-    assert len(thinking) == one["thinking"]
-    assert page.locator(".scatter circle").count() == len(thinking)
-    # Beside it stands a trace without.
-    page.evaluate("delete documents[`${state.run}/${traceAt(data.outcomes[0].full, state.trace.index, 0)}`].measured")
-    for mode in ("predicted", "attention"):
-        page.select_option("#trace select >> nth=0", mode)
-        assert page.locator(".pair section >> nth=0").locator(".token.h6, .token.h5, .token.h4").count() > 0
-        assert page.locator(".pair .token.kept, .pair .token.in").count() == 0
-    assert sum(thinking) / len(thinking) == pytest.approx(1.0, abs=0.01)
-    assert "Question" in page.locator("#trace .facts").inner_text()
-    assert "Reference" in page.locator("#trace .facts").inner_text()
-
-
-def test_two_settings_side_by_side_and_what_the_departing_step_missed(
-    opened: Callable[..., Any], measured: Path
+def test_what_the_full_cache_read_where_a_trace_departs_is_measured(
+    opened: Callable[..., Any], departing: Path
 ) -> None:
-    page = opened(measured)
-    with Store.open(measured.parent / "run") as store:
+    page = opened(departing)
+    with Store.open(departing.parent / "run") as store:
         stored = {(str(t.setting), t.problem): t for _, t in store.traces()}
     names = [cell["name"] for cell in page.evaluate("data.cells")]
     shown = [one for one in held(page) if "departs" in one]
@@ -370,10 +339,6 @@ def test_two_settings_side_by_side_and_what_the_departing_step_missed(
     assert page.evaluate(PARTING_SHOWN) == [True, True]
     page.click(".departure button >> nth=0")
     assert page.locator(".pair .token.at").count() == 1
-    page.click("text=What was missed")
-    assert page.locator("#trace output").inner_text().startswith(f"{at} of ")
-    # Of one setting with itself there is nothing to compare.
-    assert page.locator("#trace select >> nth=1").locator("option").count() == 1 + 4
 
 
 def attention_of_the_newest(trace: Trace, new: int) -> Any:
@@ -536,25 +501,14 @@ def test_every_address_can_be_opened_first_and_wrong_ones_say_so(served: Callabl
         heading(page, words)
         assert page.locator("#failure").inner_text() == ""
         assert page.evaluate("location.hash") == address
+        # Sentences and comparisons are fetched with their pages alone.
+        assert (page.locator("#provenance-table tr").count() > 0) == ("compare" in address)
+        page.close()
     for address in WRONG:
         first.evaluate(f"location.hash = '#{address}'")
         first.wait_for_function("() => document.getElementById('failure').textContent !== ''")
         first.evaluate("location.hash = '#/'")
         first.wait_for_function("() => document.getElementById('failure').textContent === ''")
-
-
-def test_sections_of_a_run_that_is_served_are_fetched_when_they_are_opened(
-    served: Callable[..., Any], run: Path
-) -> None:
-    page = served([run], "#/a-run")
-    page.wait_for_selector("#verdicts .card")
-    page.wait_for_selector("#costs svg.chart")
-    assert page.locator("#observations li").count() == 0
-    page.click("#pages a >> text=Evidence")
-    page.wait_for_selector("#observations li")
-    page.click("#pages a >> text=Compare")
-    page.wait_for_selector("#comparisons table.list")
-    page.wait_for_selector("table.outcomes td button")
 
 
 def test_a_sweep_that_goes_on_is_followed(served: Callable[..., Any], tmp_path: Path) -> None:

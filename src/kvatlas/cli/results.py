@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import print_markdown, print_rows
+from kvatlas.cli.output import note, print_markdown, print_rows
 from kvatlas.core import KvatlasError
 from kvatlas.text import unfiltered
 
@@ -63,7 +63,7 @@ def view(
 ) -> None:
     """Show runs in the browser, from the map to the single token, live while a sweep runs; or write them as HTML.
 
-    A page of one run is self-contained; traces that it cannot hold are written in a folder beside it.
+    A page of one run is self-contained. It holds all traces if they fit into 4 MB, else --traces of each cell.
     """
     held = options.assignments("--fix", fix)
     if out is not None and out.suffix in (".html", ".htm"):
@@ -76,10 +76,10 @@ def view(
         from kvatlas.stats.run_data import RunData
 
         analysis = RunAnalysis(RunData.open(runs[0], metric, partial, held, lose_at_most))
-        written = write_report(analysis, out, per_cell=traces, measure=4 if traces else 0, trace_pages=traces > 0)
-        typer.echo(written[0])
-        if len(written) > 1:
-            typer.echo(f"{written[1].parent} ({len(written) - 1} pages with all traces)")
+        complete = write_report(analysis, out, per_cell=traces)
+        typer.echo(out)
+        if traces and not complete:
+            note(f"The page holds up to {traces} traces of each cell; --out FOLDER writes all.")
         return
     from kvatlas.report.app.page import write_bundle
     from kvatlas.report.app.run import open_runs

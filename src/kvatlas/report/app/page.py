@@ -12,7 +12,6 @@ from itertools import zip_longest
 from pathlib import Path
 from string import Template
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
@@ -20,8 +19,6 @@ from kvatlas.core import KvatlasError
 from kvatlas.figures import style
 from kvatlas.report.app.documents import MISSING, RIGHT, Json, maps_of
 from kvatlas.report.app.run import AppRun, Place, address_name, trace_address
-from kvatlas.report.app.traces import LETTERS
-from kvatlas.report.pictures import Picture
 from kvatlas.results.export import check_target, replacing
 from kvatlas.results.store import Store
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -29,6 +26,8 @@ from kvatlas.text import visible
 
 #: Bytes of traces that stand in the page itself, before compression.
 TRACES_LIMIT = 4_000_000
+#: Traces of a page for which the attention of the full cache at their departure is measured.
+DEPARTURES = 64
 #: The scripts in their order; each uses those before it.
 SCRIPTS = ("base.js", "source.js", "maps.js", "charts.js", "problems.js", "tokens.js", "trace.js", "app.js")
 
@@ -52,19 +51,17 @@ def _made_visible(value: Any) -> Any:
     return value
 
 
-def app_page(source: str, documents: Mapping[str, Any] | None = None, **settings: Any) -> str:
+def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
     """Return the HTML of the app.
 
     Args:
         source: `server`, `files`, or `embedded` for a page that holds its documents.
         documents: the documents of an embedded source by address, compressed in the page.
-        settings: `start`, the address that opens first; `home`, the page to which other addresses lead; `folder`, the
-            folder with a page for each cell.
     """
     web = resources.files("kvatlas.report.app") / "web"
     sheet, script = ("\n".join((web / name).read_text("utf-8") for name in names) for names in (("app.css",), SCRIPTS))
-    constants = {
-        "letters": LETTERS,
+    constants: dict[str, Any] = {
+        "source": source,
         "colours": style.steps(style.VALUES),
         "costs": style.steps(style.COSTS),
         "differences": style.steps(style.DIFFERENCES),
@@ -72,14 +69,14 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None, **settings
     }
     if documents is not None:
         packed = gzip.compress(embedded(documents).encode(), mtime=0)
-        settings["documents"] = base64.b64encode(packed).decode()
+        constants["documents"] = base64.b64encode(packed).decode()
     return Template((web / "app.html").read_text("utf-8")).substitute(
         style=sheet,
         script=script,
         style_hash=_policy_hash(sheet),
         script_hash=_policy_hash(script),
         connect="" if source == "embedded" else "connect-src 'self'; ",
-        page=embedded({**constants, **settings, "source": source}),
+        page=embedded(constants),
     )
 
 
@@ -114,54 +111,26 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, "utf-8", newline="")
 
 
-def write_report(
-    analysis: RunAnalysis,
-    out: Path,
-    *,
-    per_cell: int = 2,
-    measure: int = 4,
-    limit: int | None = None,
-    trace_pages: bool = False,
-    figures: Sequence[Picture] = (),
-) -> list[Path]:
-    """Write the app of a stored run to the HTML file `out`, whole or not at all; return the written files.
+def write_report(analysis: RunAnalysis, out: Path, *, per_cell: int = 2, limit: int | None = None) -> bool:
+    """Write the app of a stored run to the HTML file `out`, whole or not at all; return True if it holds all traces.
 
     All traces stand in the page if they fit into `limit` bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell
-    do and, with `trace_pages`, all are in a folder NAME.traces, a page for each cell. `measure` traces get their
-    predicted importance and the answer's attention (0: none). `figures` are shown besides the run's own pictures.
-    Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
+    do. Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
     """
     check_page(out)
     if not maps_of(analysis):
         raise KvatlasError("The run has no settings that a report could show.")
     run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), analysis)
-    traces, complete = _traces(run, per_cell, TRACES_LIMIT if limit is None else limit)
-    if measure:
-        for trace, found in zip(traces.values(), run.attentions(list(traces), measure), strict=True):
-            trace |= {name: value for name, value in found.items() if value is not None}
-    run.document["measured"] = [trace_address(place) for place, trace in traces.items() if "measured" in trace]
-    settings: dict[str, Any] = {} if complete or not trace_pages else {"folder": f"{out.stem}.traces"}
-    addresses = ("run", *run.addresses())
-    documents = {"about": run.about(figures), **{address: run.answer(address) for address in addresses}}
-    written = [_write_report_page(run, out, documents, traces, **settings)]
-    for number in range(len(run.marks)) if settings else ():
-        traces = {place: run.trace(*place, whole=False) for place in run.places([number])}
-        if traces:
-            needed = {name: documents[name] for name in documents if name == f"cell/{number}" or "cell" not in name}
-            own = {"home": f"../{quote(out.name)}", "cell": number, "start": f"#/{run.name}/cell/{number}"}
-            path = out.parent / settings["folder"] / f"{number}.html"
-            written.append(_write_report_page(run, path, needed, traces, **own))
-    return written
-
-
-def _write_report_page(
-    run: AppRun, out: Path, documents: Mapping[str, Json], traces: Mapping[Place, Json], **settings: Any
-) -> Path:
-    own = {**documents, **{trace_address(place): trace for place, trace in traces.items()}}
-    named = {"runs": [run.summary()], **{f"{run.name}/{address}": document for address, document in own.items()}}
+    traces = _traces(run, per_cell, TRACES_LIMIT if limit is None else limit)
+    for trace, departs in zip(traces.values(), run.departures(list(traces), DEPARTURES), strict=True):
+        if departs:
+            trace["departs"] = departs
+    documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
+    documents |= {trace_address(place): trace for place, trace in traces.items()}
+    named = {f"{run.name}/{address}": document for address, document in documents.items()}
     with replacing(out) as part:
-        part.write_text(app_page("embedded", named, **settings), "utf-8", newline="")
-    return out
+        part.write_text(app_page("embedded", {"runs": [run.summary()], **named}), "utf-8", newline="")
+    return len(traces) == run.done
 
 
 def check_page(out: Path) -> None:
@@ -171,8 +140,8 @@ def check_page(out: Path) -> None:
         raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; the name must end in .html.")
 
 
-def _traces(run: AppRun, per_cell: int, limit: int) -> tuple[dict[Place, Json], bool]:
-    """The page's traces, at most `limit` bytes of them, and whether they are all of the run."""
+def _traces(run: AppRun, per_cell: int, limit: int) -> dict[Place, Json]:
+    """The page's traces, at most `limit` bytes of them."""
     tokens = sum(float(np.nansum(cell.traces["output_tokens"])) for cell in run.data.cells)
     # A token takes about seven bytes of the page; only where all may fit are all tried.
     turns = chosen_traces(run, run.promised if per_cell and 7 * tokens < limit else per_cell)
@@ -185,7 +154,7 @@ def _traces(run: AppRun, per_cell: int, limit: int) -> tuple[dict[Place, Json], 
         if size > limit:
             break
         traces[place] = document
-    return traces, len(traces) == run.done
+    return traces
 
 
 def chosen_traces(run: AppRun, per_cell: int) -> list[list[Place]]:

@@ -17,8 +17,7 @@ import numpy as np
 from kvatlas.core import KvatlasError, NoteKind, Trace
 from kvatlas.figures import style
 from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, in_order, maps_of, marks, run_document
-from kvatlas.report.app.traces import LoadedModels, Sources, departures, measured, trace_document
-from kvatlas.report.pictures import Picture, pictures
+from kvatlas.report.app.traces import Sources, departures, trace_document
 from kvatlas.report.result import analyse
 from kvatlas.report.text import say
 from kvatlas.results import Key, Manifest, Store
@@ -36,10 +35,8 @@ SEARCH_SECONDS, SEARCH_HITS = 0.4, 50
 #: Characters of a trace that are shown on either side of a found text.
 AROUND = 60
 FILTERS = ("", "lost", "right", "wrong", "truncated")
-#: Departures that are measured for each trace whose attention is.
-DEPARTURES = 16
 _NUMBER = "[0-9]{1,9}"
-_ADDRESS = re.compile(f"run|about|(outcomes|cell)/{_NUMBER}|(trace|attention)/{_NUMBER}/{_NUMBER}/{_NUMBER}")
+_ADDRESS = re.compile(f"run|about|(outcomes|cell)/{_NUMBER}|(trace|departure)/{_NUMBER}/{_NUMBER}/{_NUMBER}")
 _READING = "The run is not complete, or still being read: maps have no frames, and nothing is chosen, until it is."
 
 
@@ -155,7 +152,7 @@ class AppRun:
 
     def answer(self, address: str) -> Json:
         """Return the document at `run`, `about`, `outcomes/TABLE`, `cell/CELL`, `trace/CELL/PROBLEM/SAMPLE` or
-        `attention/CELL/PROBLEM/SAMPLE`.
+        `departure/CELL/PROBLEM/SAMPLE`.
 
         Raises LookupError for an address without a document.
         """
@@ -190,26 +187,22 @@ class AppRun:
             trace = store.trace(self.key((number, problem, sample)))
         return {"cell": number, "index": problem, **trace_document(trace, self.sources, whole)}
 
-    def attention(self, number: int, problem: int, sample: int) -> Json:
-        """Return predicted importance and attention of the answer, and what the departing step missed, measured now."""
+    def departure(self, number: int, problem: int, sample: int) -> Json:
+        """Return what the departing step of a trace missed, measured now; null where that is unknown."""
         with self._measuring:
-            return self.attentions([(number, problem, sample)], 1)[0]
+            return {"departs": self.departures([(number, problem, sample)], 1)[0]}
 
-    def attentions(self, places: Sequence[Place], limit: int) -> list[Json]:
+    def departures(self, places: Sequence[Place], limit: int) -> list[Json | None]:
         """Return the same for traces, of which the first `limit` that can be measured are."""
         pairs: list[tuple[Trace, Trace | None]] = []
         with self.data.store() as store:
             for place in places:
                 full = self.full(place)
-                trace = store.trace(self.key(place))
-                pairs.append((trace, None if full is None else store.trace(self.key(full))))
-        models = LoadedModels(self.sources)
-        importance = measured([trace for trace, _ in pairs], models, limit)
-        missed = departures(pairs, models, DEPARTURES * limit)
-        return [{"measured": one, "departs": other} for one, other in zip(importance, missed, strict=True)]
+                pairs.append((store.trace(self.key(place)), None if full is None else store.trace(self.key(full))))
+        return departures(pairs, self.sources, limit)
 
-    def about(self, figures: Sequence[Picture] = ()) -> Json:
-        """Return the run's sentences, comparisons, figures and provenance; without tests while it is not complete."""
+    def about(self) -> Json:
+        """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""
         manifest, keys = self.manifest, dict[str, list[str]]()
         for cell in manifest.expected:
             keys.setdefault(cell.run_key, []).append(f"{cell.model} | {cell.benchmark} | {cell.setting}")
@@ -222,20 +215,16 @@ class AppRun:
             "spec": json.dumps(dict(manifest.spec), indent=2, ensure_ascii=False, default=str),
             "keys": list(keys.items()),
         }
-        drawings = list(figures)
-        if self.finished:
+        if self.finished and not self.data.is_line:
             with self._describing:
-                analysis = self.analysis or RunAnalysis(self.data)
-                drawings = [*pictures(analysis.run, maps_of(analysis)), *drawings]
-                if not analysis.run.is_line:
-                    result = analyse([analysis])
-                    document |= {
-                        "interpretation": [*say("recommendations", result), *say("effects", result)],
-                        "observations": [*say("observations", result), *say("notes", result)],
-                        "sentences": [[one.title, say("analysis", one)] for one in result.every],
-                        "comparisons": result.to_dict()["comparisons"],
-                    }
-        return {**document, "figures": [[one.title, one.about, one.address] for one in drawings]}
+                result = analyse([self.analysis or RunAnalysis(self.data)])
+            document |= {
+                "interpretation": [*say("recommendations", result), *say("effects", result)],
+                "observations": [*say("observations", result), *say("notes", result)],
+                "sentences": [[one.title, say("analysis", one)] for one in result.every],
+                "comparisons": result.to_dict()["comparisons"],
+            }
+        return document
 
     # -- traces -------------------------------------------------------------------------------------------------------
 

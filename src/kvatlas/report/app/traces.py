@@ -1,16 +1,17 @@
-"""One trace as the app shows it: its tokens, when each left the cache, and its attention."""
+"""One trace as the app shows it: its tokens, when each left the cache, and where it departs."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.benchmarks import Benchmark, for_model
-from kvatlas.core import EvictionTrace, KvatlasError, Problem, Setting, Status, Trace
+from kvatlas.core import EvictionTrace, KvatlasError, Problem, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.results import Manifest
 from kvatlas.text import visible
@@ -18,15 +19,12 @@ from kvatlas.text import visible
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Item = TypeVar("Item")
 #: Tokens and characters of one trace that a page holds at most.
 TOKEN_LIMIT, TEXT_LIMIT = 8_000, 48_000
 #: Bytes of a model whose attention is measured, at most.
 BYTES_LIMIT = 1 << 30
 #: Evicted tokens that are named for a departure.
 NAMED = 8
-#: One letter for each small number, in lists of token lengths and evictions.
-LETTERS = "".join(chr(code) for code in range(35, 127) if chr(code) not in '"&<>\\')
 
 
 @dataclass(frozen=True)
@@ -50,18 +48,14 @@ class Sources:
         except KvatlasError:
             return cls()
         for entry in spec.models:
-            try:
+            with suppress(KvatlasError):
                 model = entry.find()
                 models[model.name] = model
-            except KvatlasError:
-                continue
         for benchmark_spec in spec.benchmarks:
-            try:
+            with suppress(KvatlasError):
                 benchmark = benchmark_spec.find()
                 problems[benchmark.name] = {problem.id: problem for problem in benchmark.problems(spec.problems)}
                 benchmarks[benchmark.name] = benchmark
-            except KvatlasError:
-                continue
         return cls(models, benchmarks, problems)
 
     def problem(self, trace: Trace) -> Problem | None:
@@ -130,7 +124,7 @@ def token_texts(tokenizer: Any, tokens: tuple[int, ...]) -> list[str]:
 
 
 def trace_document(trace: Trace, sources: Sources, whole: bool = False) -> dict[str, Any]:
-    """Return a trace, cut into tokens with the time of each one's eviction (see `coded_evictions`).
+    """Return a trace, cut into tokens with the time of each one's eviction (see `evictions_of`).
 
     As much of it as a page holds, or the `whole` of it.
     """
@@ -164,18 +158,18 @@ def trace_document(trace: Trace, sources: Sources, whole: bool = False) -> dict[
     if pieces is not None:
         # Scripts count UTF-16 units, in text whose hidden characters were made visible.
         units = [len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]
-        document["lengths"] = _coded(units)
+        document["lengths"] = units
         if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
             window = dict(trace.setting.parameters).get("local_window")
-            document |= coded_evictions(trace.eviction_trace, trace.usage.prompt_tokens, len(tokens), window)
+            document |= evictions_of(trace.eviction_trace, trace.usage.prompt_tokens, len(tokens), window)
     return document
 
 
-def coded_evictions(eviction_trace: EvictionTrace, prompt: int, new: int, window: int | None) -> dict[str, Any]:
+def evictions_of(eviction_trace: EvictionTrace, prompt: int, new: int, window: int | None) -> dict[str, Any]:
     """Return when tokens were evicted: of the prompt (counts), and of the first `new` new tokens.
 
     `steps` are the steps at which tokens left; `left` has for each token the number of its step from 1, 0 for never;
-    `held` half the percent of the holders that had it at the end, where a policy chooses more than once; `prompt_left`
+    `held` the percent of the holders that had it at the end, where a policy chooses more than once; `prompt_left`
     has for each step the number of prompt tokens that left; `judged` is the number of new tokens that a compression has
     seen outside its window.
     """
@@ -185,124 +179,46 @@ def coded_evictions(eviction_trace: EvictionTrace, prompt: int, new: int, window
     prompt_left = Counter(eviction_trace.left[:prompt])
     document: dict[str, Any] = {
         "steps": steps,
-        "left": _coded([number[step] for step in left]),
+        "left": [number[step] for step in left],
         "judged": max(0, steps[-1] - 1 - (window or 0)) if steps else 0,
         "prompt_left": [prompt_left[step] for step in steps],
     }
     if eviction_trace.holders > 1:
         kept = eviction_trace.held[prompt : prompt + new]
         document["holders"] = eviction_trace.holders
-        document["held"] = _coded([round(50 * count / eviction_trace.holders) for count in kept])
+        document["held"] = [round(100 * count / eviction_trace.holders) for count in kept]
     return document
 
 
-def _coded(numbers: Sequence[int]) -> str | list[int]:
-    """One letter for each number if all are small, else the numbers."""
-    if max(numbers, default=0) < len(LETTERS):
-        return "".join(LETTERS[number] for number in numbers)
-    return list(numbers)
-
-
-@dataclass
-class LoadedModels:
-    """The models of a run, each loaded on its first use."""
-
-    sources: Sources
-    loaded: dict[str, PreTrainedModel | None] = field(default_factory=dict)
-
-    def get(self, name: str) -> PreTrainedModel | None:
-        """Return a model's weights; None where they are gone or larger than `BYTES_LIMIT`."""
-        if name not in self.loaded:
-            self.loaded[name] = self._load(self.sources.models.get(name))
-        return self.loaded[name]
-
-    def _load(self, model: ModelHandle | None) -> PreTrainedModel | None:
-        try:
-            if model is None or sum(path.stat().st_size for path in model.folder.glob("*.safetensors")) > BYTES_LIMIT:
-                return None
-            return model.load()
-        except KvatlasError:
-            return None
-
-
-def measured(traces: Sequence[Trace], models: LoadedModels, limit: int) -> list[dict[str, Any] | None]:
-    """Return predicted importance and later attention for the first `limit` traces that have both, None for others.
-
-    A trace needs its model, with a DynTS head, its prompt, and an end of thinking.
-    """
-
-    def look(trace: Trace) -> dict[str, Any] | None:
-        handle, prompt = models.sources.models.get(trace.model), models.sources.prompt(trace)
-        if handle is None or prompt is None or not _has_head(handle):
-            return None
-        model = models.get(trace.model)
-        return None if model is None else _measure(handle, model, prompt, trace.tokens)
-
-    return _first(limit, traces, look)
-
-
 def departures(
-    pairs: Sequence[tuple[Trace, Trace | None]], models: LoadedModels, limit: int
+    pairs: Sequence[tuple[Trace, Trace | None]], sources: Sources, limit: int
 ) -> list[dict[str, Any] | None]:
     """Return what the departing step missed, for the first `limit` traces that depart from the full cache's.
 
-    Each pair is a trace and the full cache's trace of the same sample.
+    Each pair is a trace and the full cache's trace of the same sample. None for a trace whose model or question is
+    gone, and for models larger than `BYTES_LIMIT`.
     """
-
-    def look(pair: tuple[Trace, Trace | None]) -> dict[str, Any] | None:
-        trace, full = pair
-        prompt, model = models.sources.prompt(trace), models.get(trace.model) if full is not None else None
-        return None if full is None or prompt is None or model is None else _departure(model, prompt, trace, full)
-
-    return _first(limit, pairs, look)
-
-
-def _first(limit: int, items: Sequence[Item], look: Callable[[Item], dict[str, Any] | None]) -> list[Any]:
-    """Return the result of `look` for the first `limit` items that have one, None for all others."""
-    results = []
-    for item in items:
-        results.append(look(item) if limit > 0 else None)
+    weights: dict[str, PreTrainedModel | None] = {}
+    results: list[dict[str, Any] | None] = []
+    for trace, full in pairs:
+        prompt = sources.prompt(trace) if full is not None and limit > 0 else None
+        if full is None or prompt is None:
+            results.append(None)
+            continue
+        if trace.model not in weights:
+            weights[trace.model] = _load(sources.models[trace.model])
+        model = weights[trace.model]
+        results.append(None if model is None else _departure(model, prompt, trace, full))
         limit -= results[-1] is not None
     return results
 
 
-def _has_head(model: ModelHandle) -> bool:
-    from kvatlas import policies
-
+def _load(handle: ModelHandle) -> PreTrainedModel | None:
     try:
-        policies.of(Setting.of("dynts", kv_budget=2, local_window=1, ratio=0.0)).check(model)
+        small = sum(path.stat().st_size for path in handle.folder.glob("*.safetensors")) <= BYTES_LIMIT
+        return handle.load() if small else None
     except KvatlasError:
-        return False
-    return True
-
-
-def _measure(
-    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
-) -> dict[str, Any] | None:
-    """The head's importance of each thinking token, and the attention that the answer pays to it, on the full cache.
-
-    Both are scaled to a mean of 1 over the thinking tokens; `agreement` is Spearman's rank correlation over them.
-    """
-    from scipy import stats
-
-    from kvatlas.policies.dynts import HEAD_FILE, importance, load_head
-    from kvatlas.policies.model_files import beside
-    from kvatlas.predictor.labels import answer_attention
-
-    split = handle.split(tokens)
-    if split is None or split[0] < 3 or split[1] >= len(tokens):
         return None
-    thinking = slice(len(prompt), len(prompt) + split[0])
-    attention, hidden = answer_attention(model, [*prompt, *tokens], len(prompt) + split[1])
-    paid = attention[thinking].double()
-    predicted = importance(load_head(str(beside(handle, HEAD_FILE))), hidden[thinking]).double()
-    agreement = float(stats.spearmanr(predicted.numpy(), paid.numpy()).statistic)
-    scaled = [(values / values.mean().clamp(min=1e-12)).tolist() for values in (predicted, paid)]
-    return {
-        "predicted": [round(value, 3) for value in scaled[0]],
-        "attention": [round(value, 3) for value in scaled[1]],
-        "agreement": round(agreement, 4) if agreement == agreement else None,
-    }
 
 
 def _departure(model: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace) -> dict[str, Any] | None:

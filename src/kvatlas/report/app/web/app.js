@@ -18,7 +18,7 @@ const tabs = { answer: "Answer", maps: "Maps", find: "Traces", compare: "Compare
 /* The pages of a run, and what all of them are about: model, policy, measure and colour scale. */
 function drawHeader() {
   const { parts, query } = here(), page_ = parts[1] === "map" ? "maps" : (parts[1] ?? "answer");
-  const there = state.run !== null && !page.home, models = there ? unique(data.maps.map((map) => map.model)) : [];
+  const there = state.run !== null, models = there ? unique(data.maps.map((map) => map.model)) : [];
   const onMaps = ["answer", "maps", "cell", "trace"].includes(page_), lists = ["answer", "maps", "find", "compare"].includes(page_);
   byId("pages").hidden = !there;
   byId("view").hidden = !there || !(onMaps || lists);
@@ -43,7 +43,7 @@ function drawHeader() {
 
 function drawSearch() {
   const field = byId("search");
-  field.hidden = state.run === null || page.source === "files" || Boolean(page.home);
+  field.hidden = state.run === null || page.source === "files";
   if (field.hidden || field.contains(document.activeElement)) return;
   const { parts, query } = here(), found = parts[1] === "find" ? query : {};
   const input = el("input", { type: "search", placeholder: "Search in traces", "aria-label": "Search in traces", value: found.text ?? "" });
@@ -114,7 +114,7 @@ async function showRun(parts, query, fresh) {
   const hide = (id, empty) => { byId(id).hidden ||= empty; };
   hide("limits", !data.findings.length);
   hide("costs", !data.fronts.length);
-  for (const id of ["figures", "comparisons", "summary", "analysis"]) hide(id, !data.finished);
+  for (const id of ["comparisons", "summary", "analysis"]) hide(id, !data.finished);
   /* Without a server all is here already; else only what is on show is fetched. */
   if (!live || document.querySelector("[data-about]:not([hidden])")) await drawAbout();
   drawCosts();
@@ -137,17 +137,15 @@ function verdictCard(card) {
     el("p", { class: "soft" }, card.words));
 }
 
-/* The run's sentences, figures, comparisons and provenance. */
+/* The run's sentences, comparisons and provenance. */
 async function drawAbout() {
   const about = await ofRun("about");
   const items = (lines) => lines.map((line) => el("li", {}, line));
   byId("observations").replaceChildren(...items([...about.interpretation, ...about.observations]));
   byId("sentences").replaceChildren(...about.sentences.flatMap(([name, lines]) => [el("h3", {}, name), el("ul", { class: "words" }, ...items(lines))]));
-  for (const [id, there] of [["summary", about.interpretation], ["analysis", about.sentences], ["figures", about.figures], ["comparisons", about.comparisons]]) {
+  for (const [id, there] of [["summary", about.interpretation], ["analysis", about.sentences], ["comparisons", about.comparisons]]) {
     byId(id).hidden ||= !there.length;
   }
-  byId("pictures").replaceChildren(...about.figures.map(([name, text, src]) => el("figure", { class: "picture" },
-    el("figcaption", {}, el("strong", {}, name), ` ${text}`), el("div", { class: "scroll", tabindex: 0 }, el("img", { src, alt: text || name })))));
   const of = (one) => (!view.model || one.model.split(", ").includes(view.model)) && (!view.policy || `${one.first} ${one.second}`.includes(view.policy));
   byId("comparisons-table").replaceChildren(...comparisonTable(about.comparisons.filter(of)));
   byId("provenance-table").replaceChildren(listTable("Provenance of the run", [], about.provenance));
@@ -202,15 +200,14 @@ async function showCell(number, query) {
   const full = table.full === number ? null : table.marks[table.full];
   const rows = [...table.marks[number]].map((mark, place) => {
     const problem = Math.floor(place / table.samples), sample = place % table.samples;
-    const tokens = `${whole(lengths[place])} tokens${isMeasured(number, problem, sample) ? ", with measured attention" : ""}`;
+    const tokens = `${whole(lengths[place])} tokens`;
     return { cell: number, problem, sample, mark, full: full?.[place], more: [tokens, full?.[place] ? `full: ${marks[full[place]]}` : ""] };
   });
   const names = Object.keys(filters).filter((name) => name !== "lost" || full);
   const shown = filtered(rows, query, names);
   show("list", nameOf(number), [[state.run, to(state.run)], [cell.short, ""]]);
   byId("list-map").replaceChildren(...mapAround(number));
-  const all = page.folder ? [link(`${encodeURIComponent(page.folder)}/${number}.html`, "All traces of this cell")] : [];
-  byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "cell", number)), ...all);
+  byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "cell", number)));
   byId("list-said").textContent = `${facts}. ${whole(shown.rows.length)} of ${whole(shown.there.length)} traces.`;
   /* Lost ones come first, and of others those that can be read. */
   const rank = (row) => 2 * filters.lost[1](row.mark, row.full) + holds(row.cell, row.problem, row.sample);
@@ -255,10 +252,8 @@ async function showFound(given) {
     const share = seen < total ? `${whole(seen)} of ${whole(total)} looked at` : documents ? `of ${whole(total)} in this file` : "all looked at";
     byId("list-said").textContent = `${whole(hits.length)} traces found; ${share}${rest ? ", the rest is left out" : ""}.`;
     const of = ([cell]) => (!view.model || data.cells[cell].model === view.model) && (!view.policy || data.cells[cell].policy === view.policy);
-    drawRows(hits.filter(of).map(([cell, problem, sample, mark, around]) => {
-      const measured = isMeasured(cell, problem, sample) ? "with measured attention" : "";
-      return { cell, problem, sample, mark, more: [nameOf(cell), around ? `… ${around} …` : measured] };
-    }), ["Cell", "Text"]);
+    const row = ([cell, problem, sample, mark, around]) => ({ cell, problem, sample, mark, more: [nameOf(cell), around ? `… ${around} …` : ""] });
+    drawRows(hits.filter(of).map(row), ["Cell", "Text"]);
   });
 }
 
@@ -301,7 +296,7 @@ async function route(fresh = true) {
 
 function sayProgress() {
   const run = state.runs.find((one) => one.name === state.run);
-  byId("live").replaceChildren(run ? (page.home ? link(`${page.home}#/`, "Back to the report") : progress(run)) : "");
+  byId("live").replaceChildren(run ? progress(run) : "");
 }
 
 /* While a sweep writes, all pages but a trace and a search follow. */
@@ -325,5 +320,4 @@ async function follow() {
 }
 
 window.addEventListener("hashchange", () => route());
-if (page.start && !location.hash) history.replaceState(null, "", page.start);
 follow().then(() => route());

@@ -1,4 +1,4 @@
-/* Charts: accuracy against cost, importance against attention, the size of the cache over time. */
+/* Charts: accuracy against cost, the size of the cache over time. */
 const costView = { group: 0 };
 
 function drawCosts() {
@@ -25,7 +25,7 @@ function ticks([low, high], wanted) {
 function frame([width, height], label, horizontal, vertical, [left, right, top, bottom]) {
   const px = (x) => left + horizontal.at(x) * (width - left - right);
   const py = (y) => height - bottom - vertical.at(y) * (height - top - bottom);
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: horizontal.role, "aria-label": label });
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "group", "aria-label": label });
   for (const x of horizontal.ticks) {
     picture.append(svg("line", { class: "axis", x1: px(x), x2: px(x), y1: top, y2: height - bottom }),
       svg("text", { x: px(x), y: height - bottom + 15, "text-anchor": "middle" }, brief(x)));
@@ -55,7 +55,7 @@ function costChart(group, name, label) {
   const full = dots.find(({ cell }) => cell.policy === "full")?.cell, ys = padded(dots.map(({ cell }) => cell.value), 100);
   const xs = padded(dots.map(({ cell }) => cell[name])), lost = (value) => (full ? full.value - value : value);
   const marks_ = full ? ticks([lost(ys[1]), lost(ys[0])], 5).map(lost) : ticks(ys, 5);
-  const { picture, px, py } = frame(size, `${data.metric} against ${label}`, { at: linear(xs), ticks: ticks(xs, 5), label, role: "group" },
+  const { picture, px, py } = frame(size, `${data.metric} against ${label}`, { at: linear(xs), ticks: ticks(xs, 5), label },
     { at: linear(ys), ticks: marks_, label: full ? "Points lost against the full cache" : data.metric, text: (value) => brief(lost(value)) }, margins);
   const margin = data.cards[0]?.margin;
   if (full && known(margin)) {
@@ -90,20 +90,6 @@ function costChart(group, name, label) {
   });
   return el("figure", {}, el("figcaption", {}, el("strong", {}, `${full ? "Loss" : data.metric} against ${label.toLowerCase()}`)), picture,
     el("ul", { class: "legend" }, ...legend, el("li", {}, `ringed, dashed line: the front${full && known(margin) ? `; band: at most ${brief(margin)} points lost` : ""}`)));
-}
-
-/* Predicted importance against the answer's attention, a dot for each thinking token, both axes logarithmic. */
-function scatter({ predicted, attention, agreement }) {
-  const correlation = known(agreement) ? fixed(agreement, 2) : "unknown";
-  const axis = (label) => ({
-    at: (value) => (Math.log10(Math.min(Math.max(value, 0.01), 100)) / 2 + 1) / 2, ticks: [0.01, 0.1, 1, 10, 100], label, role: "img",
-  });
-  const { picture, px, py } = frame([420, 300], `Predicted importance against attention of the answer, rank correlation ${correlation}`,
-    axis("Predicted importance (1 = mean)"), axis("Attention of the answer (1 = mean)"), [44, 10, 10, 44]);
-  predicted.forEach((value, index) => picture.append(
-    svg("circle", { cx: px(value), cy: py(attention[index]), r: 2.6, fill: page.lines[0], "fill-opacity": 0.5 })));
-  return el("figure", { class: "scatter" }, el("figcaption", {}, el("strong", {}, "Predicted importance against later attention"),
-    ` of the ${predicted.length} thinking tokens, measured with the full cache on this trace's tokens. Spearman's rank correlation: ${correlation}.`), picture);
 }
 
 /* Cached tokens against new tokens, a line for each trace, and a mark for the moment. */

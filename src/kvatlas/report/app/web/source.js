@@ -9,9 +9,7 @@ const filters = {
   truncated: ["truncated", (mark) => mark === "t"],
 };
 
-/* The page of one cell holds that cell's traces alone; all else is in the page of the run. */
-const home = (kind, number) => (page.home && !(["cell", "trace"].includes(kind) && number === page.cell) ? page.home : "");
-const to = (...parts) => withQuery(`${home(...parts.slice(1))}#/${parts.map((part) => encodeURIComponent(part)).join("/")}`, view.chosen());
+const to = (...parts) => withQuery(`#/${parts.map((part) => encodeURIComponent(part)).join("/")}`, view.chosen());
 
 /* What the header chooses; every address has what differs from the usual. */
 const usual = { model: "", policy: "", show: "value", scale: "row" };
@@ -95,7 +93,6 @@ const tableOf = (cell) => data.outcomes.findIndex((table) => table.rows.includes
 
 /* Whether the source holds a trace, of those that are stored. */
 const holds = (cell, problem, sample) => !documents || `${state.run}/${traceAt(cell, problem, sample)}` in documents;
-const isMeasured = (cell, problem, sample) => Boolean(data.measured?.includes(traceAt(cell, problem, sample)));
 
 /* The outcomes of a table: `marks` of each row, one letter for each problem and sample. */
 async function outcomesOf(number) {
@@ -120,7 +117,6 @@ async function found({ text = "", what = "", table = "" }, shown) {
       if (position < 0 || !filters[what][1](mark, one.marks[one.full]?.[at])) continue;
       hits.push([cell, problem, sample, mark, text ? body.slice(Math.max(0, position - 60), position + text.length + 60) : ""]);
     }
-    hits.sort((a, b) => isMeasured(...b.slice(0, 3)) - isMeasured(...a.slice(0, 3)));
     shown(hits.slice(0, most), { seen, total: seen, rest: hits.length > most });
     return;
   }

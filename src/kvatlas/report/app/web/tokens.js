@@ -1,44 +1,33 @@
 /* The tokens of a trace, coloured by what became of them, and the cache in motion. */
-const traceView = { mode: "evictions", text: null };
 /* Seconds in which a trace is played. */
 const SECONDS = 15;
 
-const numbers = (coded) => (typeof coded === "string" ? [...coded].map((letter) => page.letters.indexOf(letter)) : coded);
-
 function pieces(trace) {
   let at = 0;
-  return numbers(trace.lengths).map((length) => trace.text.slice(at, (at += length)));
+  return trace.lengths.map((length) => trace.text.slice(at, (at += length)));
 }
 
 /* The first token in which two traces differ, -1 where one only ends sooner or they are the same. */
 const departsAt = (own, others) => own.findIndex((piece, index) => piece !== others[index]);
 
-function bin(value) {
-  return value <= 0.2 ? 0 : Math.min(6, 1 + Math.floor(Math.log2(value / 0.2)));
-}
-
-function tokenClass(trace, left, held, index) {
-  const values = trace.measured?.[traceView.mode];
-  if (traceView.mode !== "evictions") return values && index < values.length ? `h${bin(values[index])}` : "";
+function tokenClass(trace, index) {
+  const { left, held } = trace;
   if (!left) return "";
   const number = left[index];
   if (number) return `e${Math.min(4, Math.floor(((number - 1) / trace.steps.length) * 5))}`;
   if (number === undefined || index >= trace.judged) return "in";
-  return held && held[index] < 50 ? `k${1 + Math.min(2, Math.floor(held[index] / 17))}` : "kept";
+  return held && held[index] < 100 ? `k${1 + Math.min(2, Math.floor(held[index] / 34))}` : "kept";
 }
 
-function tokenWords(trace, left, held, index, text) {
+function tokenWords(trace, index, text) {
+  const { left, held } = trace;
   const parts = [`token ${index + 1} ${JSON.stringify(text)}`];
   const number = left?.[index];
   if (left && number === undefined) parts.push("the last token is never cached");
   else if (number) parts.push(`evicted after ${trace.steps[number - 1]} new tokens`);
   else if (left && index < trace.judged) parts.push("kept to the end");
   else if (left) parts.push(trace.steps.length ? "still in the window: no compression has judged it" : "in the cache: there was no compression");
-  if (held && number === 0) parts.push(`by ${held[index] * 2} % of ${trace.holders} choices of layers and heads`);
-  if (trace.measured && index < trace.measured.predicted.length) {
-    const { predicted, attention } = trace.measured;
-    parts.push(`predicted importance ${fixed(predicted[index], 2)}, attention of the answer ${fixed(attention[index], 2)} (1 is the mean)`);
-  }
+  if (held && number === 0) parts.push(`by ${held[index]} % of ${trace.holders} choices of layers and heads`);
   return parts.join(", ");
 }
 
@@ -66,10 +55,9 @@ function tokenText(trace, said, chosen) {
   /* Isolating each token costs a second for 16,000 of them, and keeps apart only scripts that run from right to left. */
   const fromRight = /[\u0590-\u08ff\ufb1d-\ufefc]|[\ud802\ud803\ud83a\ud83b]/.test(trace.text);
   const box = el("pre", { tabindex: 0, role: "group", "aria-label": "Tokens of the trace", class: fromRight ? "isolated" : null });
-  const left = trace.left && numbers(trace.left), held = trace.held && numbers(trace.held);
   const nodes = pieces(trace).map((text, index) => {
     const node = document.createElement("span");
-    node.className = `token ${tokenClass(trace, left, held, index)}`;
+    node.className = `token ${tokenClass(trace, index)}`;
     node.textContent = text;
     node.index = index;
     return node;
@@ -80,7 +68,7 @@ function tokenText(trace, said, chosen) {
     nodes[current]?.classList.remove("at");
     current = index;
     nodes[index].classList.add("at");
-    said.textContent = tokenWords(trace, left, held, index, nodes[index].textContent);
+    said.textContent = tokenWords(trace, index, nodes[index].textContent);
   };
   const select = (index, scroll = false) => {
     if (!nodes[index]) return;
@@ -102,10 +90,7 @@ function tokenText(trace, said, chosen) {
 
 function legendOf(trace) {
   const legend = (...items) => el("ul", { class: "legend fate" }, ...items.map(([name, text]) =>
-    el("li", {}, name ? el("i", { class: `swatch ${name}` }) : null, text)));
-  if (traceView.mode !== "evictions") {
-    return legend(["h0", "under a fifth of the mean"], ["h3", "the mean"], ["h6", "six times the mean and more"], ["", "thinking tokens, on the full cache"]);
-  }
+    el("li", {}, el("i", { class: `swatch ${name}` }), text)));
   if (trace.left === undefined) return el("p", { class: "soft" }, "The evictions of these tokens were not recorded.");
   if (!trace.steps.length) return legend(["in", trace.compressions ? "still in the cache" : "no compression fired: everything stayed"]);
   return legend(["kept", "kept to the end"], ["e0", "evicted early"], ["e4", "evicted late"], ["in", "still in the window"],
@@ -126,7 +111,7 @@ function cacheSizes(trace, left, length) {
 
 /* One column that follows: it changes only the tokens between two moments. */
 function follower({ trace, text }) {
-  const length = text.nodes.length, left = trace.left ? numbers(trace.left) : [], leaving = new Map();
+  const length = text.nodes.length, left = trace.left ?? [], leaving = new Map();
   left.forEach((number, index) => {
     const step = trace.steps[number - 1];
     if (number) leaving.set(step, [...(leaving.get(step) ?? []), text.nodes[index]]);
@@ -198,7 +183,7 @@ function motion(columns) {
     playing = requestAnimationFrame(next);
   };
   const play = el("button", { onclick: run }, "Play");
-  const jump = (label, moment, about, then = null) => el("button", { title: about, onclick: () => { stop(); show(moment()); then?.(); } }, label);
+  const jump = (label, moment, about) => el("button", { title: about, onclick: () => { stop(); show(moment()); } }, label);
   const whole_ = () => {
     stop();
     for (const part of parts) part.end();
@@ -213,12 +198,10 @@ function motion(columns) {
   });
   const buttons = [play, slider];
   if (own.steps.length) buttons.push(jump("Next compression", () => own.steps.find((step) => step > Number(slider.value)) ?? own.steps[0]));
-  const { departs } = own.trace, differs = parts[1] ? departsAt(pieces(own.trace), pieces(parts[1].trace)) : -1;
-  const at = departs?.at ?? (differs >= 0 ? differs : null);
-  if (known(at)) buttons.push(jump("Departure", () => at, "Where the two begin to differ"));
-  if (departs?.missed.length) buttons.push(jump("What was missed", () => at, null, () => own.text.select(departs.missed[0][0], true)));
+  const at = parts[1] ? departsAt(pieces(own.trace), pieces(parts[1].trace)) : -1;
+  if (at >= 0) buttons.push(jump("Departure", () => at, "Where the two begin to differ"));
   /* A trace opens where it departs. */
-  if (known(at) && here().parts.length < 6) setTimeout(() => { if (slider.isConnected) show(at); });
+  if (at >= 0 && here().parts.length < 6) setTimeout(() => { if (slider.isConnected) show(at); });
   else mark(last);
   const fates = el("p", { class: "fates soft" }, "Blue: in the cache. Struck through: evicted. Pale: not yet written. Red: where the two part.");
   return el("div", { class: "motion" }, chart.node, el("div", { class: "controls" }, ...buttons, el("button", { onclick: whole_ }, "Whole trace")), said, fates);

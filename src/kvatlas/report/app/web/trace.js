@@ -1,4 +1,4 @@
-/* The page of a trace: its facts, its tokens, another setting's trace beside it, and its attention. */
+/* The page of a trace: its facts, its tokens, another setting's trace beside it, and what the departing step missed. */
 const nameOf = (number) => `${shortOf(data.cells[number].model)} | ${data.cells[number].benchmark} | ${data.cells[number].short}`;
 
 function traceAddress(trace, query, token = null) {
@@ -14,9 +14,9 @@ async function showTrace([cell, problem, sample, token], query) {
   byId("traces-map").replaceChildren(...mapAround(cell));
   byId("traces-controls").replaceChildren(...neighbours(table, trace, query),
     link(to(state.run, "problem", tableOf(cell), problem), "This problem in all cells"),
-    ...(live && trace.measured === undefined ? [el("button", { onclick: (event) => guarded(() => measure(trace, event.target)) }, "Measure attention")] : []));
+    ...(live && full && !trace.departs ? [el("button", { onclick: (event) => guarded(() => measure(trace, event.target)) }, "Measure attention")] : []));
   const draw = (other) => {
-    const text = drawTrace(trace, others, other, () => draw(other));
+    const text = drawTrace(trace, others, other);
     if (known(token)) text?.select(token - 1, true);
   };
   state.redraw = () => draw(null);
@@ -60,9 +60,9 @@ document.addEventListener("keydown", (event) => {
 async function measure(trace, button) {
   button.disabled = true;
   button.textContent = "Measuring …";
-  const { measured, departs } = await fetched(`${state.run}/attention/${trace.cell}/${trace.index}/${trace.sample}`);
-  Object.assign(trace, measured ? { measured } : {}, departs ? { departs } : {});
-  button.textContent = measured || departs ? "Measured" : "Nothing to measure";
+  const { departs } = await fetched(`${state.run}/departure/${trace.cell}/${trace.index}/${trace.sample}`);
+  if (departs) trace.departs = departs;
+  button.textContent = departs ? "Measured" : "Nothing to measure";
   if (trace === state.trace) state.redraw();
 }
 
@@ -84,26 +84,21 @@ function factsOf(trace) {
 }
 
 /* Draw a trace, and another one beside it; returns the text of the first. */
-function drawTrace(trace, others, other, redraw) {
+function drawTrace(trace, others, other) {
   const parts = [el("h3", {}, badge(trace.right, trace.verdict), `${trace.problem}, sample ${trace.sample}`)];
   let text = null;
   if (trace.lengths) {
-    const modes = [["evictions", "eviction from the cache"]];
-    if (trace.measured) modes.push(["predicted", "predicted importance"], ["attention", "attention of the answer"]);
-    if (!modes.some(([name]) => name === traceView.mode)) traceView.mode = "evictions";
     const info = el("p", { class: "info", role: "status" }, "Point at a token, or move with the arrow keys.");
     text = tokenText(trace, info, (index) => lead(traceAddress(trace, here().query, index + 1), true));
     const columns = [{ trace, text }, ...(other ? [{ trace: other, text: tokenText(other, info) }] : [])];
     const names = others.map(({ short, mark }) => [short, `${short} (${marks[mark]})`]);
     if (trace.departs) parts.push(departure(trace, text, other, others));
     parts.push(el("div", { class: "controls" },
-      choice("Colour by", modes, traceView.mode, (value) => { traceView.mode = value; redraw(); }),
       choice("Beside it", [["none", "nothing"], ...names], other ? data.cells[other.cell].short : "none", (value) => lead(traceAddress(trace, { beside: value })))),
     legendOf(trace));
     if (trace.left !== undefined) parts.push(motion(columns));
     parts.push(info, other ? sideBySide(...columns) : text.box);
     parts.push(factsOf(trace));
-    if (trace.measured) parts.push(scatter(trace.measured));
   } else parts.push(factsOf(trace), el("pre", { tabindex: 0 }, trace.text));
   if (trace.more) parts.push(el("p", { class: "soft" }, `${whole(trace.more)} more ${trace.lengths ? "tokens" : "characters"} are in the run; export it to read them.`));
   const write = () => { if (raw.children.length < 2) raw.append(el("pre", { tabindex: 0 }, JSON.stringify(trace, null, 1))); };
