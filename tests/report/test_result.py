@@ -80,7 +80,6 @@ def test_the_published_maps_show_a_ratio_effect_and_no_peak(published):
         (2.75, 4.06), (1.75, 3.63), (1.29, 2.39), (1.05, 1.58), (2.81, 4.06), (1.78, 3.87), (1.13, 2.36), (0.98, 1.59)
     ]  # fmt: skip
     assert [len(item["plateau"]) for item in result["maps"]] == [20] * 8
-    assert [len(across["good_for_all"]) for across in result["across"]] == [20, 20]
     assert result["comparisons"] == []
     assert published.notes == ()
     # 500 tokens and a fifth of the other 4,500 stay after a compression: the cheapest that is not shown to be worse.
@@ -113,8 +112,6 @@ def test_the_long_text_has_five_sections_and_every_sentence_has_its_number():
     ]  # fmt: skip
     assert "49.3 (30.8–67.9) at local_window 2000, ratio 0.3" in text
     assert text.count(BINOMIAL_NOTE.text) == 1
-    widths = {line.count("|") - line.count(r"\|") for line in text.splitlines() if line.startswith("| R1-Llama")}
-    assert widths == {11}
     for line in text.splitlines():
         if line.startswith("- ") or (line and line[0].isalpha()):
             assert any(mark.isdigit() for mark in line) or BINOMIAL_NOTE.text in line, line

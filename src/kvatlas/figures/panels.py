@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -220,62 +220,54 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
 
 
 @dataclass(frozen=True)
-class Against:
-    """The other side of a comparison: a baseline of each map by its `name`, or other maps by the partner's name."""
+class Compared:
+    """Maps, and the map that each is compared with, by its name: that of `name`, with the differences that are paired.
 
+    Where `name` is a baseline all cells of the other map are its cell.
+    """
+
+    maps: Sequence[Map]
     name: str
-    others: Mapping[MapName, Map] = field(default_factory=dict)
+    others: Mapping[MapName, Map]
+    differences: Differences
 
-    def baselines(self, map_: Map) -> dict[str, Cell]:
-        """The baseline of a map by its name; empty if maps are compared cell by cell."""
-        if self.others:
-            return {}
-        if self.name not in map_.baselines:
-            known = ", ".join(map_.baselines) or "none"
-            raise KvatlasError(
-                f"The map of {map_.model} on {map_.benchmark} has no baseline {self.name!r}; its baselines are: "
-                f"{known}."
-            )
-        return {self.name: map_.baselines[self.name]}
-
-    def cells(self, map_: Map) -> Mapping[CellCoord, Cell]:
-        """The other side of each cell of a map; raises KvatlasError without one."""
-        for base in self.baselines(map_).values():
-            return dict.fromkeys(map_.cells, base)
-        other = self.others.get(map_.name)
-        shared = {} if other is None else {coord: cell for coord, cell in other.cells.items() if coord in map_.cells}
+    def cells(self, map_: Map) -> dict[CellCoord, Cell]:
+        """The other side of the cells of a map; raises KvatlasError without one."""
+        other = self.others[map_.name].cells
+        shared = {coord: cell for coord, cell in other.items() if coord in map_.cells}
         if not shared:
             raise KvatlasError(f"{self.name} has no cell of the map of {map_.model} on {map_.benchmark} {map_.policy}.")
         return shared
 
 
-def difference_panels(maps: Sequence[Map], differences: Differences, against: Against) -> list[Panel]:
-    """Maps of cell minus the other side, in points; without intervals where `differences` has none.
+def difference_panels(compared: Compared) -> list[Panel]:
+    """Maps of cell minus the other side, in points; without intervals where the differences are not paired.
 
     Intervals and marks hold over all cells of a map together. Raises KvatlasError if a map has nothing to be compared
     with.
     """
     panels = []
-    for map_ in maps:
-        paired, base, cells = differences.get(map_.name, {}), against.baselines(map_), {}
-        for coord, other in against.cells(map_).items():
+    for map_ in compared.maps:
+        paired, cells = compared.differences.get(map_.name, {}), {}
+        for coord, other in compared.cells(map_).items():
             contrast = paired.get(coord)
             value = 100 * (contrast.value if contrast else map_.cells[coord].estimate.value - other.estimate.value)
             limits = [style.signed(100 * limit, 0) for limit in (contrast.low, contrast.high)] if contrast else []
             is_proven = contrast is not None and contrast.p < LEVEL
             cells[coord] = CellText(value, style.signed(value), " to ".join(limits), is_proven)
         widths = _widths(paired.values())
+        base = {name: cell for name, cell in map_.baselines.items() if name == compared.name}
         panels.append(
             Panel(
                 map_,
                 cells,
-                f"{style.label(map_.metric)} minus {against.name}",
+                f"{style.label(map_.metric)} minus {compared.name}",
                 "in points",
                 ("paired by problem", "bold: a difference is proven") if paired else ("not paired",),
                 style.DIFFERENCES,
                 centred=True,
                 least=max(NARROWEST, fmean(widths or [0])) / 2,
-                claim=f"proven to differ from {against.name}" if paired else "",
+                claim=f"proven to differ from {compared.name}" if paired else "",
                 proven=frozenset(coord for coord, cell in cells.items() if cell.bold),
                 half_interval=median(widths) / 2 if widths else None,
                 baselines=style.baseline_texts(base),
@@ -285,17 +277,17 @@ def difference_panels(maps: Sequence[Map], differences: Differences, against: Ag
     return panels
 
 
-def cost_change_panels(maps: Sequence[Map], name: str, against: Against) -> list[Panel]:
+def cost_change_panels(compared: Compared, name: str) -> list[Panel]:
     """Maps of the change of a cost in percent of the other side; raises KvatlasError if a cost is not known."""
     panels = []
-    for map_ in maps:
+    for map_ in compared.maps:
         cost, known = _known_costs(map_, name)
-        base = {coord: value for coord, cell in against.cells(map_).items() if (value := cost.of(cell))}
+        base = {coord: value for coord, cell in compared.cells(map_).items() if (value := cost.of(cell))}
         changes = {coord: 100 * (value / base[coord] - 1) for coord, value in known.items() if coord in base}
         if not changes:
-            raise KvatlasError(f"{against.name} of {map_.model} on {map_.benchmark} has no {name} to compare with.")
+            raise KvatlasError(f"{compared.name} of {map_.model} on {map_.benchmark} has no {name} to compare with.")
         cells = {coord: CellText(change, style.signed(change, 0)) for coord, change in changes.items()}
-        label = f"{cost.label} against {against.name}"
+        label = f"{cost.label} against {compared.name}"
         colours = f"{style.DIFFERENCES}_r"
         panels.append(Panel(map_, cells, label, "in %", (), colours, centred=True, digits=0, notes=map_.remarks))
     return panels

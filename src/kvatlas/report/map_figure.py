@@ -13,7 +13,7 @@ from kvatlas.figures import curves as line_charts
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.panels import (
-    Against,
+    Compared,
     cost_change_panels,
     cost_panels,
     data_csv,
@@ -28,7 +28,7 @@ from kvatlas.stats.inference import Contrast
 from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.maps import curves_of_run, mean_map, mean_maps
 from kvatlas.stats.metrics import COSTS
-from kvatlas.stats.pairs import Differences, differences_of_run, differences_of_runs
+from kvatlas.stats.pairs import differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
 
@@ -105,12 +105,8 @@ def plot_sources(
             other = MapSource.open(against, graded, partial, fix, lose_at_most) if is_source else None
             compared = compare(maps, runs, against, other)
             compared = replace(compared, maps=of_policy(compared.maps, policy))
-            compared = compared.of_means() if mean else compared
-            panels = (
-                cost_change_panels(compared.maps, cost, compared.against)
-                if cost
-                else difference_panels(compared.maps, compared.differences, compared.against)
-            )
+            compared = _of_means(compared) if mean else compared
+            panels = cost_change_panels(compared, cost) if cost else difference_panels(compared)
         else:
             single = of_policy(maps, policy)
             panels = cost_panels(mean_maps(single) if mean else single, cost or "")
@@ -168,26 +164,17 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
 # -- differences -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The maps that are compared, what with, and the differences that are paired."""
-
-    maps: Sequence[Map]
-    against: Against
-    differences: Differences
-
-    def of_means(self) -> Compared:
-        """The same for means over benchmarks."""
-        by_policy: dict[tuple[str, str], list[Map]] = {}
-        for map_ in self.maps if self.against.others else ():
-            by_policy.setdefault((map_.model, map_.policy), []).append(map_)
-        others = {
-            MapName.of_mean(model, len(group), policy): mean_map([self.against.others[map_.name] for map_ in group])
-            for (model, policy), group in by_policy.items()
-            if len(group) > 1
-        }
-        against = Against(self.against.name, {**self.against.others, **others})
-        return Compared(mean_maps(self.maps), against, self.differences)
+def _of_means(compared: Compared) -> Compared:
+    """The same comparison for means over benchmarks."""
+    by_policy: dict[tuple[str, str], list[Map]] = {}
+    for map_ in compared.maps:
+        by_policy.setdefault((map_.model, map_.policy), []).append(map_)
+    others = {
+        MapName.of_mean(model, len(group), policy): mean_map([compared.others[map_.name] for map_ in group])
+        for (model, policy), group in by_policy.items()
+        if len(group) > 1
+    }
+    return replace(compared, maps=mean_maps(compared.maps), others={**compared.others, **others})
 
 
 def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: MapSource | None) -> Compared:
@@ -200,7 +187,7 @@ def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: M
         return _compared(maps, Path(against).name, other.maps, lambda name: name, runs, other_runs)
     if any(against in map_.baselines for map_ in maps):
         paired = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
-        return Compared(maps, Against(against), paired)
+        return Compared(maps, against, {map_.name: _everywhere(map_, against) for map_ in maps}, paired)
     if any(against == map_.policy for map_ in maps):
         rest = [map_ for map_ in maps if map_.policy != against]
         return _compared(rest, against, maps, lambda name: name._replace(policy=against), runs, runs)
@@ -216,6 +203,16 @@ def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: M
         f"There is no baseline, policy or model {against!r} to compare with, and no such run or CSV map; there are: "
         f"{', '.join(filter(None, named))}."
     )
+
+
+def _everywhere(map_: Map, baseline: str) -> Map:
+    """A map with its baseline in all cells; raises KvatlasError where it has none of that name."""
+    if baseline not in map_.baselines:
+        known = ", ".join(map_.baselines) or "none"
+        raise KvatlasError(
+            f"The map of {map_.model} on {map_.benchmark} has no baseline {baseline!r}; its baselines are: {known}."
+        )
+    return replace(map_, cells=dict.fromkeys(map_.cells, map_.baselines[baseline]))
 
 
 def _compared(
@@ -238,4 +235,4 @@ def _compared(
     for run in runs:
         for other_run in other_runs:
             contrasts |= differences_of_runs(run, other_run, partner)
-    return Compared([map_ for map_ in maps if map_.name in others], Against(name, others), contrasts)
+    return Compared([map_ for map_ in maps if map_.name in others], name, others, contrasts)

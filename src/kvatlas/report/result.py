@@ -161,31 +161,6 @@ class MapResult:
 
 
 @dataclass(frozen=True)
-class Across:
-    """A model and policy over several benchmarks: those with evidence, and the cells on all plateaus there are."""
-
-    model: str
-    policy: str
-    benchmarks: tuple[str, ...]
-    with_evidence: tuple[str, ...]
-    good_for_all: tuple[CellCoord, ...]
-    axes: tuple[str, str]
-    cells: int
-
-    def to_dict(self) -> Json:
-        """The same as data."""
-        good = [dict(zip(self.axes, coord, strict=True)) for coord in self.good_for_all]
-        return {
-            "model": self.model,
-            "policy": self.policy,
-            "benchmarks": list(self.benchmarks),
-            "with_evidence": list(self.with_evidence),
-            "good_for_all": good,
-            "cells": self.cells,
-        }
-
-
-@dataclass(frozen=True)
 class Result:
     """All that is known of some maps. Shares in [0, 1]; parts that need traces are empty for maps without.
 
@@ -195,7 +170,6 @@ class Result:
     findings: tuple[Limit, ...]
     maps: tuple[MapResult, ...]
     means: tuple[MapResult, ...]
-    across: tuple[Across, ...]
     comparisons: tuple[Comparison, ...]
     choices: tuple[Choice, ...]
     notes: tuple[Note, ...]
@@ -234,8 +208,7 @@ class Result:
         unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
         (every cell, see `Cell.to_dict`, with what it loses against the full cache), baselines, omnibus,
         evidence_of_difference, plateau, may_lose, effects, stability, method, notes. `means`: the same for the means
-        over benchmarks. `across`: by model and policy, the settings on the plateau of
-        every benchmark. `comparisons`: first minus second, in points, p-values adjusted over all of them.
+        over benchmarks. `comparisons`: first minus second, in points, p-values adjusted over all of them.
         `recommendation`: the first model's choice, with that of every model under `all`; `vacuous` says why there is
         none. `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
         over all benchmarks (and models, for CSV maps), each level against the mean of the others.
@@ -245,7 +218,6 @@ class Result:
             "findings": [asdict(finding) for finding in self.findings],
             "maps": [one.to_dict() for one in self.maps],
             "means": [one.to_dict() for one in self.means],
-            "across": [one.to_dict() for one in self.across],
             "comparisons": [_comparison(comparison) for comparison in self.comparisons],
             "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
             "effects": [_pooled(effect) for effect in self.effects],
@@ -308,7 +280,6 @@ def analyse(
         findings=tuple(findings([cell for run in runs for cell in run.cells_of(policy)])),
         maps=tuple(tested[: len(maps)]),
         means=tuple(tested[len(maps) :]),
-        across=_across([one for one in tested[: len(maps)] if one.verdict.basis and not one.map.is_mean]),
         comparisons=adjusted(compared),
         choices=tuple(choices),
         notes=(*notes, *remarks),
@@ -341,25 +312,6 @@ def _means(maps: Sequence[Map]) -> tuple[list[Map], list[Note]]:
         return mean_maps(maps), []
     except KvatlasError as error:
         return [], [Note(NoteKind.LEFT_OUT, f"No means over benchmarks: {error}")]
-
-
-def _across(maps: Sequence[MapResult]) -> tuple[Across, ...]:
-    groups: dict[tuple[str, str], list[MapResult]] = {}
-    for one in maps:
-        groups.setdefault((one.map.model, one.map.policy), []).append(one)
-    return tuple(
-        Across(
-            model,
-            policy,
-            tuple(one.map.benchmark for one in group),
-            tuple(one.map.benchmark for one in group if one.verdict.evidence),
-            tuple(coord for coord in group[0].verdict.plateau if all(coord in one.verdict.plateau for one in group)),
-            group[0].axes,
-            len(group[0].values),
-        )
-        for (model, policy), group in groups.items()
-        if len(group) > 1
-    )
 
 
 def _p(p: float | None) -> float | None:

@@ -9,7 +9,7 @@ from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import Cell, CellCoord, Estimate, Setting
+from kvatlas.core import CellCoord, Setting
 from kvatlas.figures import style
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
@@ -79,7 +79,6 @@ def _environment() -> Environment:
         "say": say,
         "grid_table": grid_table,
         "benchmark_table": benchmark_table,
-        "overview_table": overview_table,
         "comparison_table": comparison_table,
     }
     return environment
@@ -143,12 +142,12 @@ def _exact(one: MapResult, value: float) -> str:
 
 
 def _estimates(coords: Iterable[CellCoord], one: MapResult) -> str:
-    return listed(f"{_estimate(one.map.cells[coord].estimate)} at {at(coord, one)}" for coord in coords)
-
-
-def _estimate(estimate: Estimate) -> str:
-    interval = style.interval(estimate)
-    return style.percent(estimate.value) + (f" ({interval})" if interval else "")
+    texts = []
+    for coord in coords:
+        estimate = one.map.cells[coord].estimate
+        interval = style.interval(estimate)
+        texts.append(f"{style.percent(estimate.value)}{f' ({interval})' if interval else ''} at {at(coord, one)}")
+    return listed(texts)
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -183,36 +182,21 @@ def grid_table(one: MapResult) -> str:
 def benchmark_table(result: Result) -> str:
     """The lowest and the highest value of each policy, and the full cache's, by model and benchmark."""
     policies = list(dict.fromkeys(one.map.policy for one in result.single))
-    with_full = any(one.map.full for one in result.single)
     rows = []
     for (model, benchmark), maps in grouped(result.single, "map.model", "map.benchmark"):
+        full, problems = maps[0].map.full, maps[0].problems
         spans = {one.map.policy: f"{_exact(one, min(one.values))} to {_exact(one, max(one.values))}" for one in maps}
-        full = [_percent(maps[0].map.full)] if with_full else []
-        problems = _or_dash(maps[0].problems)
-        rows.append([style.model(model), benchmark, problems, *full, *(spans.get(name, "–") for name in policies)])
-    names = ["Model", "Benchmark", "Problems", *(["full"] if with_full else [])]
-    return table([*names, *(f"{policy or 'cells'}, lowest to highest" for policy in policies)], rows)
-
-
-def overview_table(result: Result) -> str:
-    """A row for each map: its size, its values and whether a difference between its cells is proven."""
-    header = ["Map", "Problems", "Samples", "Cells", "Mean", "Min", "Max", "Highest cells", "Difference?", "Baselines"]
-    return table(header, map(_overview_row, result.every))
-
-
-def _overview_row(one: MapResult) -> list[str]:
-    test = one.verdict.omnibus
-    baselines = [f"{name} {_estimate(cell.estimate)}" for name, cell in one.map.baselines.items()]
-    return [
-        one.title,
-        _or_dash(one.problems),
-        _or_dash(one.samples),
-        str(len(one.map.cells)),
-        *map(style.percent, (one.mean, min(one.values), max(one.values))),
-        "; ".join(at(coord, one) for coord in one.peaks),
-        "unknown" if test is None else f"{'proven' if one.verdict.evidence else 'not proven'}, p {p_text(test.p)}",
-        "; ".join(baselines) or "–",
-    ]
+        rows.append(
+            [
+                style.model(model),
+                benchmark,
+                "–" if problems is None else str(problems),
+                "–" if full is None else style.percent(full.estimate.value),
+                *(spans.get(name, "–") for name in policies),
+            ]
+        )
+    columns = [f"{policy or 'cells'}, lowest to highest" for policy in policies]
+    return table(["Model", "Benchmark", "Problems", "full", *columns], rows)
 
 
 def comparison_table(result: Result) -> str:
@@ -235,11 +219,3 @@ def comparison_table(result: Result) -> str:
         for difference in [comparison.difference]
     ]
     return table([*header, "p", "p (Holm)", "p (BH)", "Note"], rows)
-
-
-def _percent(cell: Cell | None) -> str:
-    return "–" if cell is None else style.percent(cell.estimate.value)
-
-
-def _or_dash(value: int | None) -> str:
-    return "–" if value is None else str(value)

@@ -264,10 +264,6 @@ class CellTraces:
         problems = self.problems
         return [self.key(problems[problem], sample) for problem, sample in np.argwhere(self.there).tolist()]
 
-    def cost_means(self, cost: str) -> dict[str, float]:
-        """The mean of a cost for each problem of which it is known."""
-        return {problem: float(np.mean(values)) for problem, values in self._by_problem(self.traces[cost]).items()}
-
     def coord(self, axes: tuple[str, str]) -> CellCoord:
         """Its values on the vertical and the horizontal axis."""
         values = self.setting.values
