@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -147,9 +147,9 @@ def test_a_widened_scale_stays_among_percentages() -> None:
 
 @pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.COUNTS, style.DIFFERENCES])
 def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(colours: str) -> None:
-    for step in range(201):
-        background = style.colour(step, 0, 200, colours)
+    for share in np.linspace(0, 1, 201):
+        background = to_hex(style.colour_map(colours)(share))
         assert contrast(background, style.ON_COLOUR) >= 4.5, background
     steps = style.steps(colours)
-    assert [style.colour(value, 0, 10, colours) for value in (0, 10, 99)] == [steps[0], steps[-1], steps[-1]]
+    assert [to_hex(style.colour_map(colours)(end)) for end in (0.0, 1.0)] == [steps[0], steps[-1]]
     assert style.steps(f"{colours}_r") == steps[::-1]

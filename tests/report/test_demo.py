@@ -1,19 +1,12 @@
-"""The output of the demo: its folder, and a map in a terminal, with and without colour, wide and narrow."""
+"""The output of the demo: its folder and its terminal."""
 
-import io
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 
 from kvatlas.cli.output import print_demo
-from kvatlas.core import Cell, Estimate, Map, Note, NoteKind, Setting
-from kvatlas.report.demo import FIGURES, first_look, print_maps
+from kvatlas.report.demo import FIGURES, first_look
 from kvatlas.results import Store
-from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.intervals import with_binomial_bounds
 from tests.command_line import Call
 from tests.stats.synthetic import grid, manifest
 from tests.stored import store_run
@@ -28,7 +21,8 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
     print_demo(folder)
     said = " ".join(capsys.readouterr().out.split())
-    assert "tiny, mean of 2" in said
+    assert "tiny dynts: local_window \\ ratio" in said
+    assert "Found tiny, mean of 2" in said
     assert "report.html" in said
     names = {path.name for path in folder.iterdir()}
     assert {f"{name}.{kind}" for name in ("means", "tiny-dynts") for kind in FIGURES} <= names
@@ -69,39 +63,3 @@ def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: p
     assert after.count("traces are without an answer (0) or truncated") == 2
     assert kvatlas("demo", "--quick", "--workers", 1, "--out", tmp_path / "run")[0] == 0
     assert len(drawn) == 1
-
-
-@pytest.fixture
-def heatmap() -> Map:
-    return with_binomial_bounds(read_maps("published:dynts_r1_llama"))[0]
-
-
-def printed(heatmap: Map, **options: Any) -> str:
-    file = io.StringIO()
-    print_maps([heatmap], Console(file=file, **options))
-    return file.getvalue()
-
-
-def test_plain_text_has_values_intervals_and_the_largest_window_first(heatmap: Map) -> None:
-    text, narrow = printed(heatmap, width=90), printed(heatmap, width=62)
-    assert "\x1b" not in text
-    assert "R1-Llama | AIME24 | dynts: Pass@1 in percent with its 95 % interval" in text
-    assert text.count("49.3") == narrow.count("49.3") == 2
-    assert text.index(" 3000 ") < text.index(" 2000 ") < text.index(" 500 ")
-    assert "30.8–67.9" in text
-    assert "30.8" not in narrow
-    assert "interval" not in narrow.splitlines()[0]
-    coloured = printed(heatmap, width=90, force_terminal=True, color_system="truecolor")
-    assert "\x1b[38;2;17;17;17;48;2;" in coloured
-
-
-def test_holes_baselines_and_markup_in_names(heatmap: Map) -> None:
-    cells = dict(heatmap.cells)
-    del cells[500, 0.1]
-    full = {"full": Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5))}
-    notes = (Note(NoteKind.PARTIAL, "PARTIAL: x"),)
-    text = printed(replace(heatmap, model="[red]m[/red]", cells=cells, baselines=full, notes=notes), width=100)
-    assert "[red]m[/red] | AIME24" in text
-    assert "baseline: full 97.0 (90.0–99.0)" in text
-    assert "PARTIAL: x" in text
-    assert " – " in text

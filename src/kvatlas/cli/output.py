@@ -208,12 +208,12 @@ def print_demo(folder: Path) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from kvatlas.report.demo import print_maps, write_demo
-    from kvatlas.report.text import recommendation
+    from kvatlas.report.demo import write_demo
+    from kvatlas.report.result import analyse
+    from kvatlas.report.text import mean_tables, recommendation
 
     analysis, written = write_demo(folder)
-    console = Console()
-    print_maps(analysis.means, table_console())
+    print_markdown(mean_tables(analyse([analysis])))
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")
     lines = [
         *(("Found", recommendation(choice)) for choice in analysis.choices),
@@ -222,7 +222,7 @@ def print_demo(folder: Path) -> None:
     ]
     for name, text in lines:
         # Not wrapped: paths are copied.
-        console.print(Text(visible(f"{name:<9}{text}")), soft_wrap=True)
+        Console().print(Text(visible(f"{name:<9}{text}")), soft_wrap=True)
 
 
 @contextmanager

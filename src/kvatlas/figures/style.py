@@ -134,11 +134,6 @@ DARK = Palette(
 )  # fmt: skip
 
 
-def scale(maps: Sequence[Map]) -> tuple[float, float]:
-    """The smallest and largest value of the maps' cells in percent, a point apart at least."""
-    return span([100 * cell.estimate.value for map_ in maps for cell in map_.cells.values()])
-
-
 def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
     """From the smallest to the largest value, `least` apart at least; as far below 0 as above it if `centred`.
 
@@ -174,13 +169,6 @@ def colour_map(colours: str) -> LinearSegmentedColormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(colours, steps(colours))
-
-
-def colour(value: float, low: float, high: float, colours: str = VALUES) -> str:
-    """The colour of a value on the scale from low to high, as `#rrggbb`."""
-    from matplotlib.colors import to_hex
-
-    return to_hex(colour_map(colours)(min(max((value - low) / (high - low), 0.0), 1.0)))
 
 
 #: The font that comes with matplotlib, and what stands in for it.

@@ -1,13 +1,11 @@
-"""The output of `kvatlas demo`: figures, maps as CSV and the report in its folder, maps in the terminal."""
+"""The output of `kvatlas demo`: figures, maps as CSV and the report in its folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvatlas.core import Map
-from kvatlas.figures import style
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
 from kvatlas.figures.style import save
@@ -16,16 +14,9 @@ from kvatlas.results.export import write_maps
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of
-from kvatlas.text import visible
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 #: Kinds of files of each figure.
 FIGURES = ("png", "svg", "pdf")
-#: Characters of an interval such as `25.7–100.0`.
-_WIDE = 10
 
 
 def first_look(folder: Path) -> list[Path]:
@@ -67,56 +58,3 @@ def _full_and_best(means: Sequence[Map]) -> set[tuple[str, str]]:
     best = {model: mean.cells[mean.best] for model, mean in first.items()}
     full = {model: mean.baselines["full"] for model, mean in first.items() if "full" in mean.baselines}
     return {(model, cell.setting.id) for part in (full, best) for model, cell in part.items()}
-
-
-def print_maps(maps: Sequence[Map], console: Console) -> None:
-    """Print maps on one colour scale, the largest vertical value on top, with baselines and notes below.
-
-    Cells have their 95 % intervals where the console has room for them; an empty cell is a dash.
-    """
-    from rich.text import Text
-
-    low, high = style.scale(maps)
-    for map_ in maps:
-        console.print(_table(map_, console.width, low, high))
-        for text, interval in style.baseline_texts(map_.baselines):
-            console.print(Text(visible(f"  baseline: {text}{f' ({interval})' if interval else ''}")), soft_wrap=True)
-        for note in map_.remarks:
-            console.print(Text(visible(f"  {note}"), style="bold red" if note.is_warning else ""), soft_wrap=True)
-
-
-def _table(map_: Map, width: int, low: float, high: float) -> Table:
-    """A map as a table for a console of so many columns, coloured on the scale from low to high."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    (vertical, rows), (horizontal, columns) = map_.axes
-    known = any(style.interval(cell.estimate) for cell in map_.cells.values())
-    intervals = known and width >= len(style.label(vertical)) + 5 + (_WIDE + 3) * len(columns)
-    wide = _WIDE if intervals else 5
-    title = " | ".join(part for part in (style.model(map_.model), map_.benchmark, map_.policy) if part)
-    metric = style.label(map_.metric)
-    table = Table(
-        title=Text(visible(f"{title}: {metric} in percent{' with its 95 % interval' if intervals else ''}")),
-        caption=Text(f"{style.label(horizontal)} →"),
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0),
-        title_style="bold",
-    )
-    table.add_column(Text(f"{style.label(vertical)} ↑ "), justify="right", no_wrap=True)
-    for column in columns:
-        table.add_column(Text(visible(str(column))), justify="center", no_wrap=True)
-    for row in reversed(rows):
-        texts = [Text(visible(f"{row} "))]
-        for column in columns:
-            cell = map_.cells.get((row, column))
-            if cell is None:
-                texts.append(Text(f" {'–':^{wide}} ", style="dim"))
-                continue
-            text = f" {style.percent(cell.estimate.value):^{wide}} "
-            text += f"\n {style.interval(cell.estimate):^{wide}} " if intervals else ""
-            ground = style.colour(100 * cell.estimate.value, low, high)
-            texts.append(Text(text, style=f"{style.ON_COLOUR} on {ground}"))
-        table.add_row(*texts)
-    return table

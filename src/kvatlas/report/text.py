@@ -26,6 +26,11 @@ def one_page(result: Result) -> str:
     return _rendered("describe.md", result)
 
 
+def mean_tables(result: Result) -> str:
+    """A Markdown table for each model and policy: the mean over benchmarks, else the only map."""
+    return _rendered("grids.md", result)
+
+
 def every_map(result: Result) -> str:
     """The result as Markdown with every map, test and comparison."""
     return _rendered("describe_long.md", result)
