@@ -1,9 +1,7 @@
 """Output of commands about a run, finished or being decoded."""
 
-import io
 import itertools
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,25 +50,9 @@ def test_traces_are_called_what_they_came_to(
     assert " ok" not in " ".join(lines)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def decoded() -> Trace:
     return next(traces(manifest(grid("dynts"), problems=1, samples=1)))[1]
-
-
-def test_a_terminal_gets_a_bar(decoded: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "140")
-    with output.progress_display(quiet=False) as on_trace:
-        for done in range(1, 5):
-            on_trace(Progress(decoded, done, 4, 300 * done, 100 * done))
-    assert re.search(r"4/4 traces.*25% of tokens saved.*0:00 left", screen.getvalue())
 
 
 def test_a_log_gets_a_line_now_and_then_and_at_the_end(
@@ -80,9 +62,9 @@ def test_a_log_gets_a_line_now_and_then_and_at_the_end(
     clock = itertools.chain([0.0, 16.0], itertools.repeat(17.0))
     monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
     for quiet, lines in ((False, ["9/11", "11/11"]), (True, [])):
-        with output.progress_display(quiet=quiet) as on_trace:
-            for done in range(9, 12):
-                on_trace(Progress(decoded, done, 11, 300 * (done - 8), 0))
+        on_trace = output.progress_display(quiet=quiet)
+        for done in range(9, 12):
+            on_trace(Progress(decoded, done, 11, 300 * (done - 8), 0))
         err = capsys.readouterr().err.splitlines()
         assert [line.split()[0] for line in err] == lines
         assert quiet or "0:00:32 left" in err[0]

@@ -59,8 +59,6 @@ def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_p
             known = (trace.benchmark, trace.problem, trace.sample) not in cut
             assert ("answer_kept" in trace.grade.metrics) is ("answer_change" in trace.grade.metrics) is known
             assert (trace.grade.status is Status.OK) is known
-    assert f"{lacking} of 6 full-cache traces of embedded:tiny-llama on CHAIN4 have no answer" in said
-    assert "6 of 6 full-cache traces of embedded:tiny-llama on CHAIN7 have no answer" in said
 
     drawing = ("map", out, "--out", tmp_path / "a.svg", "--metric")
     said = kvatlas.refuse(*drawing, "answer_kept")

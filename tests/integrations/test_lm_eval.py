@@ -89,8 +89,6 @@ def test_log_likelihoods_are_the_harnesss_with_a_note(
 def test_what_is_not_honoured_is_refused_by_name(ours: SelectedLM) -> None:
     with pytest.raises(KvatlasError, match="generation argument num_beams is not supported"):
         generate(ours, ["w"], num_beams=4)
-    with pytest.raises(KvatlasError, match="batch_size is 'many'"):
-        SelectedLM.create_from_arg_string(ARGUMENTS, {"batch_size": "many"})
     with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
         SelectedLM.create_from_arg_string(ARGUMENTS + ",depth=3")
 

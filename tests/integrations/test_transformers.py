@@ -12,7 +12,6 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
-    TextStreamer,
 )
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
@@ -92,21 +91,17 @@ def test_greedy_with_the_full_cache_is_what_transformers_writes(
     assert torch.equal(own.sequences, ours.sequences)
 
 
-def test_processors_criteria_and_streamers_are_honoured(
-    tiny_llama: ModelHandle, model: Any, texts: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processors_and_criteria_are_honoured(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
     inputs = encoded(tiny_llama, texts[:1])
     length = inputs["input_ids"].shape[1]
     plain = model.generate(**inputs, **HOW, **OURS)[0, length:].tolist()
     words = tiny_llama.text(plain)
     stop = words[8:11]
-    streamer = TextStreamer(tiny_llama.tokenizer, skip_prompt=True)
     criteria = StoppingCriteriaList([Writes(tiny_llama, stop, length)])
-    result = model.generate(**inputs, **HOW, **OURS, stopping_criteria=criteria, stream_to=streamer)
+    result = model.generate(**inputs, **HOW, **OURS, stopping_criteria=criteria)
     written = tiny_llama.text(result[0, length:].tolist())
     assert words.startswith(written)
     assert stop in written
-    assert capsys.readouterr().out.strip() == written.strip()
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(5.0)])
     other = model.generate(**inputs, **HOW, **OURS, logits_processor=processors)[0, length:].tolist()
     assert other != plain
@@ -136,15 +131,12 @@ def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, 
         ({"kv_budget": 20}, "kv_budget 20 is too small for this prompt"),
         ({"settings": {"depth": 1}}, "has no parameter 'depth'"),
         ({"max_new_tokens": 4000}, "The model has 1024 positions"),
-        ({"stream_to": TextStreamer}, "given with 3 sequences; expected one"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(
     tiny_llama: ModelHandle, model: Any, texts: list[str], changes: dict[str, Any], sentence: str
 ) -> None:
-    if "stream_to" in changes:
-        changes = {"stream_to": TextStreamer(tiny_llama.tokenizer)}
-    inputs = encoded(tiny_llama, texts if "stream_to" in changes else texts[:1])
+    inputs = encoded(tiny_llama, texts[:1])
     with pytest.raises(KvatlasError, match=sentence):
         model.generate(**inputs, **{**HOW, **OURS, **changes})
 

@@ -93,17 +93,6 @@ def test_a_cluster_that_is_not_there_is_a_sentence(spec_data: Build, tmp_path: P
         sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", address="127.0.0.1:1")
 
 
-def test_a_cluster_that_asks_for_a_token_is_a_sentence(
-    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def init(**_: Any) -> None:
-        raise RuntimeError("ray::AuthenticationError")
-
-    monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(KvatlasError, match="'auto' asks for a token, and this driver's is missing"):
-        sweep(make_plan(parse_spec(spec_data())), tmp_path, executor="ray", address="auto")
-
-
 def test_a_node_unlike_the_drivers_is_refused(spec_data: Build, tmp_path: Path) -> None:
     plan = make_plan(parse_spec(spec_data()))
     (model,) = plan.models

@@ -24,24 +24,24 @@ def list_(
     problem: Annotated[str, typer.Option(metavar="ID", help="The problem; default: the first.")] = "",
     model: Annotated[str | None, typer.Option(help="The problem through this model's chat template.")] = None,
     column: options.Column = None,
-    out: Annotated[Path | None, typer.Option(metavar="SPEC.yaml", help="Copy the recipe to this file.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """List policies, benchmarks, models that need no download, or recipes; with a name, show that one.
 
     Of a benchmark the exact prompt of a problem goes to standard output and its reference answer to standard error.
     """
-    kinds = {"policies": _policies, "models": _models, "recipes": _recipes, "benchmarks": _benchmarks}
-    if kind not in kinds:
-        raise KvatlasError(f"list: expected {', '.join(kinds)}, got {kind!r}.")
     if kind == "benchmarks" and name:
         _print_problem(name, problem, model, column)
+    elif kind == "benchmarks":
+        print_rows(_benchmarks(), as_json)
+    elif kind == "models":
+        print_rows(_models(), as_json)
     elif kind == "recipes":
-        _recipes(name, out, as_json)
+        _recipes(name, as_json)
     elif kind == "policies":
         _policies(name, as_json)
     else:
-        print_rows(_models() if kind == "models" else _benchmarks(), as_json)
+        raise KvatlasError(f"list: expected policies, models, recipes or benchmarks, got {kind!r}.")
 
 
 def _policies(name: str | None, as_json: bool) -> None:
@@ -68,7 +68,7 @@ def _policies(name: str | None, as_json: bool) -> None:
             typer.echo(f"\nParameters of every policy that compresses:\n{shared}")
 
 
-def _recipes(name: str | None, out: Path | None, as_json: bool) -> None:
+def _recipes(name: str | None, as_json: bool) -> None:
     from kvatlas.sweeps.spec import recipes
 
     texts = recipes()
@@ -79,13 +79,8 @@ def _recipes(name: str | None, out: Path | None, as_json: bool) -> None:
         print_rows(rows, as_json, one_line=True)
     elif name not in texts:
         raise KvatlasError(f"There is no recipe {name!r}; expected: {', '.join(texts)}.")
-    elif out is None:
-        typer.echo(texts[name], nl=False)
-    elif out.exists():
-        raise KvatlasError(f"{str(out)!r} exists; name another file with --out.")
     else:
-        out.write_text(texts[name], "utf-8")
-        typer.echo(f"{out}: check it with kvatlas plan {out}")
+        typer.echo(texts[name], nl=False)
 
 
 def _benchmarks() -> list[dict[str, Any]]:

@@ -6,8 +6,7 @@ import json
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 _NO_EDGE, _NARROW = 10_000, 12
 #: Verdicts that are always counted; others (a grader's timeout) only where there are any.
 VERDICTS = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
-#: Seconds between two lines of progress in a file or a pipe, and between two updates of the bar in a terminal.
-INTERVAL, REFRESH = 15.0, 0.5
+#: Seconds between two lines of progress.
+INTERVAL = 10.0
 
 
 def note(sentence: str) -> None:
@@ -43,13 +42,10 @@ def warn(sentences: Iterable[str]) -> None:
         note(f"Warning: {sentence}")
 
 
-def print_rows(
-    rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: bool = False, order: Sequence[str] = ()
-) -> None:
+def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: bool = False) -> None:
     """Print rows with equal keys as a table, or as JSON.
 
-    In a terminal long texts wrap, or are cut to `one_line`. A table that is too wide loses columns in the given
-    `order`, then from the right, and names them below; the first column is never cut.
+    In a terminal long texts wrap, or are cut to `one_line`; names and numbers are never cut.
     """
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -61,25 +57,16 @@ def print_rows(
     columns = {name: [visible(_cell_text(row[name])) for row in rows] for name in (rows[0] if rows else {})}
     widths = {name: max(map(len, (name, *texts))) for name, texts in columns.items()}
     numbers = [name for name in columns if all(isinstance(row[name], int | float) for row in rows)]
-    # Names and numbers are never cut: texts wrap, and where that is not enough the last numbers are left out.
-    left_out: list[str] = []
-
-    def needed() -> int:
-        whole = {*numbers, *list(columns)[:1]}
-        return sum((widths[name] if name in whole else min(widths[name], _NARROW)) + 2 for name in columns)
-
-    while numbers and needed() > console.width:
-        left_out.insert(0, numbers.pop())
-        del columns[left_out[0]]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(columns):
         whole = place == 0 or name in numbers
-        table.add_column(name.replace("_", " "), no_wrap=one_line or whole, min_width=widths[name] if whole else None)
+        width = widths[name] if whole else min(widths[name], _NARROW)
+        table.add_column(name.replace("_", " "), no_wrap=one_line or whole, min_width=width)
+    # The terminal wraps the lines of a table that is wider.
+    console.width = max(console.width, console.measure(table).minimum)
     for texts in zip(*columns.values(), strict=True):
         table.add_row(*map(escape, texts))
     console.print(table)
-    if left_out:
-        typer.echo(f"Left out at {console.width} columns: {', '.join(left_out).replace('_', ' ')}; --json has all.")
 
 
 def _cell_text(value: Any) -> str:
@@ -225,13 +212,8 @@ def print_demo(folder: Path) -> None:
         Console().print(Text(visible(f"{name:<9}{text}")), soft_wrap=True)
 
 
-@contextmanager
-def progress_display(quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
-    """Yield the function that a sweep calls after each trace: a bar in a terminal, lines elsewhere."""
-    if quiet:
-        yield lambda _: None
-        return
-    bar = _bar() if sys.stderr.isatty() else None
+def progress_display(quiet: bool = False) -> Callable[[Progress], None]:
+    """Return the function that a sweep calls after each trace; it prints a line now and then, and at the end."""
     began = last = time.monotonic()
     before = -1
 
@@ -240,27 +222,11 @@ def progress_display(quiet: bool = False) -> Iterator[Callable[[Progress], None]
         if before < 0:
             before = progress.done - 1
         now = time.monotonic()
-        if now - last < (REFRESH if bar else INTERVAL) and progress.done < progress.total:
-            return
-        last = now
-        text = visible(progress.text(before, now - began))
-        if bar is None:
-            print(text, file=sys.stderr, flush=True)
-        else:
-            bar.update(bar.task_ids[0], completed=progress.done, total=progress.total, description=text, refresh=True)
+        if not quiet and (now - last >= INTERVAL or progress.done == progress.total):
+            last = now
+            note(progress.text(before, now - began))
 
-    with bar or nullcontext():
-        yield on_trace
-
-
-def _bar() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = BarColumn(), TextColumn("{task.description}", markup=False)
-    bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
-    bar.add_task("starting", total=None)
-    return bar
+    return on_trace
 
 
 def answers_display(name: str) -> Callable[[int, int], None]:

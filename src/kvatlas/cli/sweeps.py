@@ -17,9 +17,6 @@ from kvatlas.core import KvatlasError, Setting
 if TYPE_CHECKING:
     from kvatlas.sweeps import Spec
 
-#: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
-FIRST_PROBLEMS = 12
-
 app = typer.Typer()
 predictor = typer.Typer(no_args_is_help=True)
 app.add_typer(predictor, name="predictor", help="What dynts and triattention need to know of a model.")
@@ -35,34 +32,13 @@ def demo(
     quiet: options.Quiet = False,
 ) -> None:
     """Run the main job on the embedded models: sweep, maps, report."""
-    import yaml
-
-    from kvatlas.report.demo import first_look
-    from kvatlas.results.store import FILE
-    from kvatlas.sweeps import make_plan, parse_spec
-    from kvatlas.sweeps.executors import WorkerPool
-    from kvatlas.sweeps.spec import recipes
+    from kvatlas.sweeps import make_plan, read_spec
 
     name = "demo-quick" if quick else "demo"
-    data = yaml.safe_load(recipes()[name])
     folder = out or Path("runs") / name
     _check_start(folder)
-    plan = make_plan(parse_spec(data, f"{name}.yaml"))
+    _drive(make_plan(read_spec(Path(name))), folder, workers=workers, quiet=quiet)
     if not quiet:
-        warn(plan.warnings)
-    with WorkerPool(workers) as pool:
-        if data["problems"] > FIRST_PROBLEMS and not (folder / FILE).exists():
-            # A coarse grid on the first of the same problems gives maps within the first minute.
-            axes = {axis: values[::2] for axis, values in data["axes"].items()}
-            coarse = make_plan(parse_spec(data | {"problems": FIRST_PROBLEMS, "axes": axes}, f"{name}.yaml"))
-            _decode(coarse, folder, pool=pool, quiet=quiet)
-            pictures = ", ".join(map(str, first_look(folder)))
-            if not quiet:
-                count = f"{FIRST_PROBLEMS} of {data['problems']} problems"
-                note(f"First maps, of every second step and {count}: {pictures}")
-        _decode(plan, folder, pool=pool, quiet=quiet)
-    if not quiet:
-        warn(_limits(folder))
         note("Drawing the figures and the report.")
     print_demo(folder)
 
@@ -200,7 +176,6 @@ def sweep(
     from kvatlas.stats.metrics import SCREENED
     from kvatlas.sweeps import make_plan, read_spec, screening
     from kvatlas.sweeps import screen as read_all
-    from kvatlas.sweeps.screen import unanswered
 
     if from_ is not None and not screen:
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
@@ -212,8 +187,6 @@ def sweep(
     if quiet:
         return
     if screen:
-        for sentence in unanswered(out):
-            note(sentence)
         note(
             f"{out} is a screen: it says where settings depart from the full cache, not how often they are right. "
             f"Draw it with kvatlas map {out} --metric {SCREENED[0]} (or {', '.join(SCREENED[1:])})."
@@ -244,10 +217,9 @@ def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *,
     """Work with progress on standard error; Ctrl-C keeps finished traces and exits with 130."""
     from kvatlas.sweeps import sweep as decode_all
 
+    on_message = (lambda _: None) if quiet else note
     try:
-        with progress_display(quiet) as on_trace:
-            on_message = (lambda _: None) if quiet else note
-            (work or decode_all)(plan, folder, on_trace=on_trace, on_message=on_message, **options)
+        (work or decode_all)(plan, folder, on_trace=progress_display(quiet), on_message=on_message, **options)
     except KeyboardInterrupt:
         note(f"Stopped. Finished traces are kept in {folder}; the same command goes on from there.")
         raise typer.Exit(130) from None
@@ -313,9 +285,8 @@ def train(
         # A fifth of the smallest benchmark, at least one problem.
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
     material = Material(spec, skip, held_out, tokens_per_trace)
-    with progress_display() as on_trace:
-        folder = work or out.with_suffix(".work")
-        provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, on_trace=on_trace)
+    folder = work or out.with_suffix(".work")
+    provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, on_trace=progress_display())
     note(f"learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
     typer.echo(json.dumps(provenance, indent=2))
 
@@ -338,8 +309,8 @@ def evaluate(
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
     spec = _full_cache(model, benchmarks, model_option, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
-    with progress_display() as on_trace:
-        quality = judge(head, Material(spec, skip), work or head.with_suffix(".eval"), on_trace=on_trace)
+    folder = work or head.with_suffix(".eval")
+    quality = judge(head, Material(spec, skip), folder, on_trace=progress_display())
     typer.echo(json.dumps(quality, indent=2))
 
 

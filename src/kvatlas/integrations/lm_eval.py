@@ -23,8 +23,7 @@ from tqdm import tqdm
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Options, embedded, find
-from kvatlas.models.gguf import PACKAGED
+from kvatlas.models import Options, find
 from kvatlas.serve.service import find_policy, room_for, sampling_with, stream_of
 from kvatlas.serve.text import Detokenizer
 
@@ -42,10 +41,10 @@ _SUPPORTED = {"do_sample", "temperature", "top_p", "top_k", "until", "max_gen_to
 class SelectedLM(HFLM):
     """A local model under one setting. Token ids, chat templates and log-likelihoods are the harness's.
 
-    Arguments (`--model_args`): `pretrained` (embedded:NAME, hf:FOLDER or hf:OWNER/NAME; without a prefix a folder or
-    hub id), `policy`, `kv_budget`, `local_window`, `ratio` and every other parameter of the policy; the model options
-    (`dtype`, `device`, `think_close`, ...); `batch_size` (1, the harness's default, and auto stand for 32: answers are
-    the same); `seed`; `max_gen_toks` for tasks without their own.
+    Arguments (`--model_args`): `pretrained` (embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME), `policy`,
+    `kv_budget`, `local_window`, `ratio` and every other parameter of the policy; the model options (`dtype`, `device`,
+    `think_close`, ...); `batch_size` (1, the harness's default, and auto stand for 32: answers are the same); `seed`;
+    `max_gen_toks` for tasks without their own.
     Answers exclude the thinking, as tasks grade them; stop texts are searched for in the answer.
     """
 
@@ -63,17 +62,14 @@ class SelectedLM(HFLM):
     ) -> None:
         names = {field.name for field in fields(Options)} - {"device"}
         options = {name: value for name, value in arguments.items() if name in names}
-        address = pretrained if pretrained.startswith(("hf:", *embedded(), *PACKAGED)) else f"hf:{pretrained}"
         # The harness passes cuda:0 by default, also on machines without a GPU.
-        if device and not (device.startswith("cuda") and not torch.cuda.is_available()):
+        if device and torch.cuda.is_available():
             options["device"] = device
-        self.atlas = find(address, **options)
+        self.atlas = find(pretrained, **options)
         self.atlas.check()
         for note in self.atlas.notes:
             _log.warning(note)
         self.policy = find_policy(self.atlas, policy, {n: v for n, v in arguments.items() if n not in names})
-        if str(batch_size) not in ("1", "auto") and (not str(batch_size).isdigit() or int(batch_size) < 1):
-            raise KvatlasError(f"batch_size is {batch_size!r}; expected an integer >= 2, or 1 and auto for {ROWS}.")
         # 1 is the harness's default.
         self.rows = ROWS if str(batch_size) in ("1", "auto") else int(batch_size)
         self.seed, self.new_tokens = seed, max_gen_toks

@@ -17,7 +17,6 @@ from transformers import Cache, GenerationConfig, PreTrainedModel, PreTrainedTok
 from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
-from transformers.generation.streamers import BaseStreamer
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
@@ -41,7 +40,6 @@ def generate(
     logits_processor: processing.LogitsProcessorList,
     stopping_criteria: stopping.StoppingCriteriaList,
     generation_config: GenerationConfig,
-    streamer: BaseStreamer | None = None,
     policy: str = "full",
     kv_budget: int | None = None,
     local_window: int | None = None,
@@ -49,7 +47,6 @@ def generate(
     settings: Mapping[str, Any] | None = None,
     seed: int | None = None,
     batch_size: int = 64,
-    stream_to: BaseStreamer | None = None,
     think_tokenizer: PreTrainedTokenizerBase | None = None,
     think_close: str | None = None,
     **prepared: Any,
@@ -59,15 +56,12 @@ def generate(
     `policy`, `kv_budget`, `local_window` and `ratio` are the setting, `settings` further parameters of the policy.
     Sampling uses the engine's counter-based noise under `seed`: the n-th row with the same prompt gets the n-th sample,
     independent of the rest of the batch; the default seed comes from torch's generator (`transformers.set_seed`). Up to
-    `batch_size` rows are decoded together. `stream_to` is a streamer (transformers passes no `streamer` to functions
-    like this one). `think_tokenizer` is needed for a model that was not loaded from a folder, `think_close` if the end
-    of thinking cannot be found. Processors and criteria are called for one row at a time, criteria without scores.
+    `batch_size` rows are decoded together. `think_tokenizer` is needed for a model that was not loaded from a folder,
+    `think_close` if the end of thinking cannot be found. Processors and criteria are called for one row at a time,
+    criteria without scores. transformers passes no streamer to functions like this one.
     Raises KvatlasError for unsupported arguments.
     """
     _refuse(generation_config, logits_processor)
-    stream = streamer if stream_to is None else stream_to
-    if stream is not None and len(input_ids) > 1:
-        raise KvatlasError(f"The streamer was given with {len(input_ids)} sequences; expected one.")
     ends = [c.eos_token_id.flatten().tolist() for c in stopping_criteria if isinstance(c, stopping.EosTokenCriteria)]
     stops = frozenset(int(token) for tokens in ends for token in tokens)
     handle = handle_for(model, think_tokenizer, stops, think_close=think_close)
@@ -86,15 +80,13 @@ def generate(
             prompt,
             stream_of(seed or 0, prompt, sample),
             (setting,),
-            stopping_criterion=_stopping_criterion(prompt, criteria, stream, input_ids.device),
+            stopping_criterion=_stopping_criterion(prompt, criteria, input_ids.device) if criteria else None,
             logits_processor=_logits_processor(own) if own else None,
         )
         for row, (prompt, sample) in enumerate(_prompts(input_ids, _visible(input_ids, prepared)))
     ]
     for request in requests:
         room_for(handle, setting, request.prompt, sampling.max_new_tokens)
-    if stream_to is not None:
-        stream_to.put(input_ids.cpu())
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
@@ -102,8 +94,6 @@ def generate(
             tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
         model.train(training)
-    if stream is not None:
-        stream.end()
     sequences = _sequences(input_ids, [tokens[request.key] for request in requests], generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
@@ -178,15 +168,13 @@ def _prompts(input_ids: Tensor, visible: Tensor) -> Iterator[tuple[tuple[int, ..
 
 
 def _stopping_criterion(
-    prompt: tuple[int, ...], criteria: Sequence[Any], stream: BaseStreamer | None, device: torch.device
-) -> Callable[[Sequence[int]], bool] | None:
+    prompt: tuple[int, ...], criteria: Sequence[Any], device: torch.device
+) -> Callable[[Sequence[int]], bool]:
     def stopping_criterion(tokens: Sequence[int]) -> bool:
-        if stream is not None:
-            stream.put(torch.tensor(tokens[-1:]))
-        ids = torch.tensor([[*prompt, *tokens]], device=device) if criteria else None
+        ids = torch.tensor([[*prompt, *tokens]], device=device)
         return any(bool(criterion(ids, None).all()) for criterion in criteria)
 
-    return stopping_criterion if criteria or stream is not None else None
+    return stopping_criterion
 
 
 def _logits_processor(processors: Sequence[Any]) -> Callable[[Sequence[int], Tensor], Tensor]:

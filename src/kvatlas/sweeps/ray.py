@@ -57,17 +57,9 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
             socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
         ray.init(address=pool.address, **common)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if "AuthenticationError" in f"{type(cause).__name__} {cause}":
-                raise KvatlasError(
-                    f"The Ray cluster {pool.address!r} asks for a token, and this driver's is missing or wrong: set "
-                    "RAY_AUTH_MODE=token here and on every node, with the head's ~/.ray/auth_token (or RAY_AUTH_TOKEN)."
-                ) from error
-            cause = cause.__cause__ or cause.__context__
         raise KvatlasError(
             f"The Ray cluster {pool.address!r} cannot be reached ({str(error).splitlines()[0]}); expected HOST:PORT of "
-            "its head node, 'auto' on a node of it, or ray://HOST:PORT."
+            "its head node, 'auto' on a node of it, or ray://HOST:PORT, and its token if it has one."
         ) from error
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from kvatlas.core import KvatlasError
 from kvatlas.results import Store
 from kvatlas.results.store import FILE
-from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps.plan import FULL, Plan
 from kvatlas.sweeps.run import Progress, promised, sweep
 from kvatlas.sweeps.spec import Allocation
@@ -66,20 +65,6 @@ def screen(
         on_message(f"{missing} full-cache traces are missing: they are decoded first.")
         sweep(plan.full_cache, folder, promise=promise, **options)
     sweep(plan, folder, promise=promise, on_trace=on_trace, **options)
-
-
-def unanswered(folder: Path) -> list[str]:
-    """Return a sentence for each model and benchmark of a screen with full-cache traces that have no answer."""
-    with Store.open(folder) as store:
-        cells = TraceTable.load(store).cells("answer_kept")
-    # All settings read the same traces, so one of them is enough.
-    first = {(cell.expected.model, cell.expected.benchmark): cell for cell in reversed(cells)}
-    return [
-        f"{cell.unmeasured} of {cell.stored} full-cache traces of {model} on {benchmark} have no answer: "
-        "answer_kept is unknown there."
-        for (model, benchmark), cell in sorted(first.items())
-        if cell.unmeasured
-    ]
 
 
 def _copy_traces(plan: Plan, traces: Path, to: Store) -> None:
