@@ -79,6 +79,10 @@ def test_outcomes_say_what_every_trace_came_to(tmp_path: Path) -> None:
     tables = found["run"]["outcomes"]
     assert [table["benchmark"] for table in tables] == ["CHAIN6", "CHAIN8"]
     assert (tables[0]["problems"], tables[0]["samples"], len(tables[0]["rows"])) == (["p0", "p1", "p2"], 2, 10)
+    # The full cache first, then by the values of parameters: 8 before 16.
+    names = [found["run"]["cells"][cell]["short"] for cell in tables[0]["rows"]]
+    assert names[:2] == ["full", "dynts(local_window=8, ratio=0.1)"]
+    assert names[4] == "dynts(local_window=16, ratio=0.1)"
     with Store.open(tmp_path / "run") as store:
         stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
     for number, table in enumerate(tables):

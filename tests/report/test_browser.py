@@ -12,6 +12,7 @@ import pytest
 
 from kvatlas import models
 from kvatlas.benchmarks import find
+from kvatlas.benchmarks.seqbench import parse_plan, read_maze
 from kvatlas.core import EvictionTrace, Grade, Status, Trace
 from kvatlas.report.app.page import write_report
 from kvatlas.report.app.run import open_runs
@@ -183,8 +184,10 @@ def test_it_opens_from_disk_with_everything_drawn_and_tells_what_a_cell_rests_on
     opened: Callable[..., Any], real: Path
 ) -> None:
     page = opened(real)
-    assert page.locator("table.heat").count() == 6
-    assert page.locator("table.heat td[data-cell]").count() == 6 * 4
+    # Each map is on its page, and beside its sentences.
+    for place in ("#maps-panels", "#sentences"):
+        assert page.locator(f"{place} table.heat").count() == 6
+        assert page.locator(f"{place} table.heat td[data-cell]").count() == 6 * 4
     assert page.locator("svg.chart").count() == 2
     assert page.locator(".chart path.front").count() == 2
     assert page.locator("table.outcomes tbody tr").count() == 3
@@ -215,6 +218,24 @@ def test_it_opens_from_disk_with_everything_drawn_and_tells_what_a_cell_rests_on
     for name in ("Answer", "Maps", "Traces", "Compare", "Evidence"):
         page.click(f"#pages a >> text={name}")
         page.wait_for_selector(f"#pages a[aria-current] >> text={name}")
+
+
+def test_a_maze_is_drawn_with_the_walk_of_its_plan(opened: Callable[..., Any], real: Path) -> None:
+    page = opened(real)
+    problem = find("SEQBENCH-6x6-B1").problems(4)[3]
+    maze, plan = read_maze(problem.question.splitlines()), parse_plan(problem.answer)
+    drawn = page.evaluate(
+        """(texts) => {
+          const maze = mazeOf(texts[0], [["reference", texts[1]], ["answer", null]]);
+          const walk = maze.querySelector(".walk.reference").getAttribute("points").split(" ").length;
+          return [...[".floor", ".locked", ".walk"].map((name) => maze.querySelectorAll(name).length), walk];
+        }""",
+        [problem.question, problem.answer],
+    )
+    assert plan is not None
+    walked = sum(name in ("start", "move_to") for name, _ in plan)
+    assert drawn == [len(maze.rooms), len(maze.locked_doors), 1, walked]
+    assert page.evaluate("mazeOf(state.runs[0].name, [])") is None
 
 
 def test_tokens_have_the_colours_of_their_recorded_eviction(
@@ -502,7 +523,10 @@ def test_every_address_can_be_opened_first_and_wrong_ones_say_so(served: Callabl
         assert page.locator("#failure").inner_text() == ""
         assert page.evaluate("location.hash") == address
         # Sentences and comparisons are fetched with their pages alone.
-        assert (page.locator("#provenance-table tr").count() > 0) == ("compare" in address)
+        if "compare" in address:
+            page.wait_for_selector("#provenance-table tr", state="attached")
+        else:
+            assert page.locator("#provenance-table tr").count() == 0
         page.close()
     for address in WRONG:
         first.evaluate(f"location.hash = '#{address}'")

@@ -276,7 +276,7 @@ def _depth_panel(panel: Axes, curves: Sequence[DepthCurve], look: Look, publishe
         if curve.decay:
             panel.plot(smooth, curve.decay(smooth), color=colour, lw=1.1, alpha=0.8, zorder=2)
         # A little apart, so that intervals of several systems at the same difficulty can be told apart.
-        shift = (number - (len(curves) - 1) / 2) * 0.008 * width
+        shift = (number - (len(curves) - 1) / 2) * 0.02 * width
         estimates: list[Estimate] = [estimate for _, estimate in curve.points]
         low = [e.value - (e.low or 0.0) for e in estimates]
         high = [(1.0 if e.high is None else e.high) - e.value for e in estimates]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, NoteKind, Trace
+from kvatlas.core import KvatlasError, NoteKind, Setting, Trace
 from kvatlas.figures import style
 from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, in_order, maps_of, marks, run_document
 from kvatlas.report.app.traces import Sources, departures, trace_document
@@ -319,9 +319,15 @@ def _without_traces(manifest: Manifest, folder: Path, fix: Mapping[str, Any]) ->
     return RunData(manifest, table, metric, True, fixed, table.cells(metric), folder)
 
 
+def _order(setting: Setting) -> tuple[bool, list[str | float]]:
+    """A key that puts the full cache first and orders settings by name, numbers within it by value."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", str(setting))
+    return setting.policy != "full", [float(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
 def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
     rows: dict[tuple[str, str, int], list[int]] = {}
-    for number, cell in enumerate(manifest.expected):
+    for number, cell in sorted(enumerate(manifest.expected), key=lambda one: _order(one[1].setting)):
         rows.setdefault((cell.model, cell.benchmark, cell.samples), []).append(number)
     tables = []
     for (model, benchmark, samples), numbers in rows.items():

@@ -96,10 +96,11 @@ async function showRun(parts, query, fresh) {
   const tab = map ? "maps" : (parts[1] ?? "answer");
   show("overview", tab === "answer" ? claim() : tabs[tab], [[state.run, to(state.run)]]);
   for (const section of document.querySelectorAll("[data-tab]")) section.hidden = !section.dataset.tab.split(" ").includes(tab);
-  const on = data.benchmarks.join(", ");
+  const on = data.benchmarks.join(", "), compared = unique(data.maps.map((one) => one.policy).filter(Boolean));
+  const beside = unique(data.maps.flatMap((one) => one.beside).map((number) => data.cells[number].short));
   byId("maps-title").classList.toggle("unseen", tab === "maps");
   byId("metric").hidden = tab !== "answer";
-  byId("metric").textContent = `${data.models.join(" and ")} on ${on}: ${data.metric} in percent over KV-cache selection settings. Intervals are 95 %, clustered by problem. Truncated and answerless traces count as wrong.`;
+  byId("metric").textContent = `${compared.join(" and ")} ${compared.length ? "settings of " : ""}${data.models.join(" and ")} on ${on}, beside ${beside.join(" and ") || "no baseline"}: ${data.metric} in percent. Intervals are 95 %, clustered by problem. Truncated and answerless traces count as wrong.`;
   byId("warnings").replaceChildren(...data.warnings.map((text) => el("p", { class: "warn" }, text)));
   const problems = new Map(data.outcomes.map((table) => [table.benchmark, table.problems.length]));
   const samples = data.outcomes.map((table) => table.samples);
@@ -137,12 +138,16 @@ function verdictCard(card) {
     el("p", { class: "soft" }, card.words));
 }
 
+const titleOf = (map) => [map.short, map.benchmark, map.policy].filter(Boolean).join(" | ");
+
 /* The run's sentences, comparisons and provenance. */
 async function drawAbout() {
   const about = await ofRun("about");
   const items = (lines) => lines.map((line) => el("li", {}, line));
   byId("observations").replaceChildren(...items([...about.interpretation, ...about.observations]));
-  byId("sentences").replaceChildren(...about.sentences.flatMap(([name, lines]) => [el("h3", {}, name), el("ul", { class: "words" }, ...items(lines))]));
+  byId("sentences").replaceChildren(...about.sentences.flatMap(([name, lines]) => [el("h3", {}, name),
+    el("div", { class: "evidence" }, ...data.maps.filter((map) => titleOf(map) === name).map((map) => panel(map, measureShown(), scaleOf(map, measureShown()))),
+      el("ul", { class: "words" }, ...items(lines)))]));
   for (const [id, there] of [["summary", about.interpretation], ["analysis", about.sentences], ["comparisons", about.comparisons]]) {
     byId(id).hidden ||= !there.length;
   }
@@ -236,6 +241,10 @@ async function showProblem(at, index, query) {
   byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "problem", at, index)));
   byId("list-said").textContent = `${whole(shown.counts.right)} of ${whole(shown.there.length)} traces are right.`;
   drawRows(shown.rows, ["Setting"]);
+  const held = rows.find((row) => row.mark !== "." && holds(row.cell, index, row.sample));
+  if (!held) return;
+  const { question, reference } = await ofRun(traceAt(held.cell, index, held.sample));
+  if (question) byId("list-map").append(mazeOf(question, [["reference", reference]]) ?? el("p", { class: "question" }, question));
 }
 
 async function showFound(given) {
@@ -252,8 +261,8 @@ async function showFound(given) {
     const share = seen < total ? `${whole(seen)} of ${whole(total)} looked at` : documents ? `of ${whole(total)} in this file` : "all looked at";
     byId("list-said").textContent = `${whole(hits.length)} traces found; ${share}${rest ? ", the rest is left out" : ""}.`;
     const of = ([cell]) => (!view.model || data.cells[cell].model === view.model) && (!view.policy || data.cells[cell].policy === view.policy);
-    const row = ([cell, problem, sample, mark, around]) => ({ cell, problem, sample, mark, more: [nameOf(cell), around ? `… ${around} …` : ""] });
-    drawRows(hits.filter(of).map(row), ["Cell", "Text"]);
+    const row = ([cell, problem, sample, mark, around]) => ({ cell, problem, sample, mark, more: [nameOf(cell), ...(query.text ? [`… ${around} …`] : [])] });
+    drawRows(hits.filter(of).map(row), ["Cell", ...(query.text ? ["Text"] : [])]);
   });
 }
 

@@ -35,7 +35,7 @@ function spanOf(maps, measure) {
 
 /* The ends of a map's colour scale, the same wherever it stands; differences are on one scale around 0. */
 function scaleOf(map, measure) {
-  const all = view.scale === "all" || measure.centred, row = data.maps.filter((one) => one.model === map.model && one.benchmark === map.benchmark);
+  const all = view.scale === "all" || measure.centred, row = data.maps.filter((one) => one.benchmark === map.benchmark);
   return spanOf(view.scale === "own" && !measure.centred ? [map] : all ? data.maps : row, measure);
 }
 

@@ -11,7 +11,7 @@ async function showTrace([cell, problem, sample, token], query) {
   const name = data.cells[cell].short, chosen = query.beside ?? full?.short ?? "";
   state.trace = trace;
   show("traces", nameOf(cell), [[state.run, to(state.run)], [name, to(state.run, "cell", cell)], [`${trace.problem}, sample ${sample}`, ""]]);
-  byId("traces-map").replaceChildren(...mapAround(cell));
+  byId("traces-map").replaceChildren(...[...mapAround(cell), mazeOf(trace.question, [["reference", trace.reference], ["answer", trace.answer]])].filter(known));
   byId("traces-controls").replaceChildren(...neighbours(table, trace, query),
     link(to(state.run, "problem", tableOf(cell), problem), "This problem in all cells"),
     ...(live && full && !trace.departs ? [el("button", { onclick: (event) => guarded(() => measure(trace, event.target)) }, "Measure attention")] : []));
