@@ -62,7 +62,7 @@ def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, 
         )
     err = kvatlas.refuse("compare", run, "--out", tmp_path / "a.png", "--metric", "beauty")
     own = "precision, progress_valid, recall, valid"
-    assert f"expected: pass@1, progress, pass@K (K up to 2), {own}, and" in err
+    assert f"expected: pass@1, progress, pass@K, maj@K (K up to 2), {own}, and" in err
     for metric in ("pass@2", "precision"):
         kvatlas.succeed("compare", run, "--out", tmp_path / "a.png", "--metric", metric)
 
