@@ -80,9 +80,12 @@ $(VENV)/deep.stamp: $(VENV)/dev.stamp
 	$(PIP) mutmut
 	touch $@
 
-# The report of the demo's run as an example among the documents: one trace of each cell, so that it stays small.
-example: demo
+# What README and docs show of the demo's run: its report with one trace of each cell, pictures, and the numbers that
+# README quotes, printed as its lines.
+example: demo $(VENV)/dev.stamp
 	$(BIN)/kvatlas view runs/demo --out docs/example-report.html --traces 1
+	$(BIN)/python docs/pictures.py runs/demo
+	$(BIN)/python -m tests.demo_numbers runs/demo
 
 # The embedded models from nothing, in place of the shipped ones.
 embedded: $(VENV)/user.stamp

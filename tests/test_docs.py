@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from kvatlas.sweeps import make_plan, parse_spec, sweep
+from tests.demo_numbers import FILE, quotes
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -78,6 +79,11 @@ def test_docstrings_and_comments_are_plain_english() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)|src=\"([^\":]+)\"", page.read_text()):
         assert (page.parent / "".join(target)).exists(), target
+
+
+def test_readme_quotes_the_numbers_of_the_demo() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert [line for line in quotes(json.loads(FILE.read_text())) if line not in lines] == []
 
 
 @pytest.fixture(scope="module")

@@ -235,7 +235,7 @@ def depth_figure(
     curves = [depth_curve(system, by, decay=depth) for system in success]
     silent = dict.fromkeys(key[0] for system in success for key in system.outcomes if not says(system, key, by))
     if silent:
-        notes = [*notes, Note(NoteKind.LEFT_OUT, f"{', '.join(silent)} left out: no {by} of its problems is known")]
+        notes = [*notes, Note(NoteKind.LEFT_OUT, f"{', '.join(silent)} left out: the {by} of their problems is unknown")]
     about = [f"points: means over problems{', in bins of about equally many' if depth else ''}"]
     about += ["bars: 95 % intervals"] if look.intervals is not False else []
     about += ["lines: exp(-L / L0), in brackets the 95 % interval of L0"] if depth else []
