@@ -95,7 +95,7 @@ def test_curves_leave_out_what_has_no_such_difficulty(kvatlas: Call, run: Path, 
     )
     said = kvatlas.succeed(*words, err="")
     assert sum(point["problems"] for point in json.loads(said)["curves"][0]["points"]) == 40
-    assert "CHAIN4-8 left out: no L of its problems is known" in (tmp_path / "a.svg").read_text()
+    assert "CHAIN4-8 left out: the L of their problems is unknown" in (tmp_path / "a.svg").read_text()
     kvatlas.succeed(*words, "--by", "n")
     err = kvatlas.refuse("draw", "curves", tmp_path / "chains", "--by", "L", "--out", tmp_path / "a.svg")
     assert err == "kvatlas: No benchmark of A says the L of its problems; there are: CHAIN4-8.\n"

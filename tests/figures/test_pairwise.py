@@ -11,10 +11,10 @@ import pytest
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting, Trace, Usage
-from kvatlas.figures.curves import depth_figure
+from kvatlas.figures.curves import depth_figure, depth_text
 from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure, save_pairwise
-from kvatlas.stats.decay import PUBLISHED_L0, depth_curve
+from kvatlas.stats.decay import PUBLISHED_L0, Decay, depth_curve
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
 from tests.figures.conftest import texts
@@ -113,7 +113,9 @@ def test_curves_have_both_axes_fits_and_published_lines(run: Path, tmp_path: Pat
         assert fitted.decay.low < fitted.decay.depth < fitted.decay.high
         assert sum(estimate.problems for _, estimate in fitted.points) == 150
         assert all(a[0] < b[0] for a, b in zip(fitted.points, fitted.points[1:], strict=False))
-        assert f"L0 {fitted.decay.depth:.1f}" in shown
+        assert f"L0 {depth_text(fitted.decay)}".split(" (")[0] in shown
+    assert depth_text(Decay(40.2, 36.07, 99.94, 9, 9)) == "40.2 (36.1–99.9)"
+    assert depth_text(Decay(1234.5, 100.0, math.inf, 9, 9)) == "1,234 (100–∞)"
     # A chance c of failing at each action is a depth of -1 / log(1 - c), but for the first action, which never fails.
     assert curves[1].decay.low * 0.9 < -1 / math.log(1 - 0.15) < curves[1].decay.high
     grey = [line for line in figure.axes[0].lines if line.get_color() == "#c4c4c4"]

@@ -235,7 +235,8 @@ def depth_figure(
     curves = [depth_curve(system, by, decay=depth) for system in success]
     silent = dict.fromkeys(key[0] for system in success for key in system.outcomes if not says(system, key, by))
     if silent:
-        notes = [*notes, Note(NoteKind.LEFT_OUT, f"{', '.join(silent)} left out: the {by} of their problems is unknown")]
+        text = f"{', '.join(silent)} left out: the {by} of their problems is unknown"
+        notes = [*notes, Note(NoteKind.LEFT_OUT, text)]
     about = [f"points: means over problems{', in bins of about equally many' if depth else ''}"]
     about += ["bars: 95 % intervals"] if look.intervals is not False else []
     about += ["lines: exp(-L / L0), in brackets the 95 % interval of L0"] if depth else []
@@ -300,6 +301,7 @@ def _depth_panel(panel: Axes, curves: Sequence[DepthCurve], look: Look, publishe
 
 
 def depth_text(decay: Decay) -> str:
-    """`40.2 (36.1–45.0)`, with ∞ where no decay is seen."""
-    value, low, high = ("∞" if math.isinf(d) else style.fixed(d) for d in (decay.depth, decay.low, decay.high))
+    """`40.2 (36.1–45.0)`, in whole numbers from 100 on, with ∞ where no decay is seen."""
+    ends = decay.depth, decay.low, decay.high
+    value, low, high = ("∞" if math.isinf(end) else f"{end:,.0f}" if end >= 100 else style.fixed(end) for end in ends)
     return f"{value} ({low}–{high})"
