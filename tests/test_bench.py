@@ -1,5 +1,7 @@
 """The programs in bench/ that need minutes or a GPU run here in small."""
 
+import asyncio
+import importlib
 import json
 import runpy
 import sys
@@ -34,20 +36,20 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> None:
-    words = ["--tiny", "--batches", "1", "9", "--budget", "32", "--window", "8", "--prompt", "20", "--tokens", "40"]
+    words = ["--tiny", "--batches", "1", "4", "--budget", "32", "--window", "8", "--prompt", "20", "--tokens", "24"]
     result = run("gpu.py", *words, "--out", str(tmp_path / "results" / "gpu.json"))
     assert result["hardware"]
     assert json.loads((tmp_path / "results" / "gpu.json").read_text()) == result
     for item in result["results"]:
         # One pass reads the prompts.
         assert item["graph_steps"] == (item["passes"] - 1 if item["graphs"] else 0)
-        assert not item["graphs"] or item["same_tokens"] > 35
+        assert not item["graphs"] or item["same_tokens"] > 20
     by_key = {(entry["batch"], entry["policy"]): entry for entry in result["results"]}
-    assert set(by_key) == {(batch, policy) for batch in (1, 9) for policy in ("window", "full")}
+    assert set(by_key) == {(batch, policy) for batch in (1, 4) for policy in ("window", "full")}
     assert all(entry["fits"] and entry["tokens_per_second"] > 0 for entry in result["results"])
     # 512 bytes a token (2 layers, 2 KV heads of 16, keys and values); one page of 128 belongs to no sequence.
     assert by_key[1, "window"]["kv_bytes"] <= 2 * 512 * 192
-    assert by_key[9, "full"]["kv_bytes"] >= 9 * 512 * 59
+    assert by_key[4, "full"]["kv_bytes"] >= 4 * 512 * 43
 
 
 def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
@@ -108,8 +110,23 @@ def test_the_program_of_screens_reads_in_fewer_passes_than_decoding(run: Run) ->
     assert set(grid["rank_correlation_with_pass_at_1"]) == {"unchanged", "agreed", "top1", "likeness", "answer_kept"}
 
 
-def test_the_program_of_serving_compares_a_real_server_with_the_engine(run: Run) -> None:
-    result = run("serving.py", "--clients", "4", "--requests", "8", "--tokens", "20", "--turns", "1")
+def test_the_program_of_serving_compares_a_real_server_with_the_engine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its clients run in this process: one of their own spends seconds on importing torch."""
+    monkeypatch.syspath_prepend(BENCH)
+    serving = importlib.import_module("serving")
+
+    def clients(url: str, options: Any) -> dict[str, Any]:
+        texts = serving.questions(options.requests)
+        names = ("tokens", "seconds", "firsts")
+        return dict(zip(names, asyncio.run(serving.asked(url, texts, options.clients, options.tokens)), strict=True))
+
+    monkeypatch.setattr(serving, "clients_in_a_process", clients)
+    words = ["--clients", "4", "--requests", "8", "--tokens", "20", "--turns", "1"]
+    monkeypatch.setattr(sys, "argv", ["serving.py", *words])
+    serving.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["tokens"] > 8
     assert result["server_tokens_per_second"][0] > 0
     assert result["processor_ratio"] > 0.05

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps.spec import recipes
 from tests.demo_numbers import FILE, quotes
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +93,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     for name in ("docs", "README.md"):
         (folder / name).symlink_to(ROOT / name)
-    quick = yaml.safe_load((ROOT / "src/kvatlas/sweeps/demo-quick.yaml").read_text())
+    quick = yaml.safe_load(recipes()["demo-quick"])
     sweep(make_plan(parse_spec({**quick, "problems": 3})), folder / "runs" / "demo", workers=1)
     return folder
 
@@ -104,6 +105,8 @@ def test_commands_run(
 ) -> None:
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("COLUMNS", "100")
+    one_problem = {name: text.replace("problems: 6", "problems: 1") for name, text in recipes().items()}
+    monkeypatch.setattr("kvatlas.sweeps.spec.recipes", lambda: one_problem)
     for block in blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
             text = line.split(" #")[0].strip()

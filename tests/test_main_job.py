@@ -22,7 +22,7 @@ def spec(**changes: Any) -> dict[str, Any]:
     return {
         "models": ["embedded:tiny-qwen"],
         "benchmarks": BENCHMARKS,
-        "problems": 50,
+        "problems": 24,
         "samples": 1,
         "sampling": {"max_new_tokens": 700},
         "settings": [

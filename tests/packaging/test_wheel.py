@@ -11,6 +11,16 @@ import pytest
 
 from tests.packaging.environments import ROOT, Environment
 
+#: A sweep of four cells on both embedded models.
+SPEC = """
+models: [embedded:tiny-llama, embedded:tiny-qwen]
+benchmarks: [CHAIN3]
+problems: 1
+sampling: {max_new_tokens: 60}
+settings: {policy: dynts, kv_budget: 90, ratio_over: thinking}
+axes: {local_window: [8, 16], ratio: [0.2, 0.4]}
+"""
+
 
 @pytest.fixture(scope="module")
 def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
@@ -57,24 +67,19 @@ def test_a_package_is_built_without_kernels_where_they_do_not_compile(
 
 
 @pytest.mark.slow
-def test_the_demo_runs_from_the_wheel(installed: Environment, tmp_path: Path) -> None:
+def test_a_recipe_a_sweep_and_its_page_come_from_the_wheel(installed: Environment, tmp_path: Path) -> None:
     where = installed.run(tmp_path, "-c", "import kvatlas; print(kvatlas.__file__)").stdout
     assert where.startswith(str(installed.folder))
-    done = installed.run(tmp_path, "-m", "kvatlas", "demo", "--quick", "--quiet", "--workers", "1")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "runs" / "demo-quick" / "run.sqlite").is_file()
-    assert list((tmp_path / "runs" / "demo-quick").rglob("*.html"))
-
-
-def test_the_first_commands_need_no_checkout(installed: Environment, tmp_path: Path) -> None:
-    for words in (
-        ["list", "recipes", "demo", "--out", "demo.yaml"],
-        ["plan", "demo.yaml", "--tokens-per-second", "10000"],
-    ):
-        done = installed.run(tmp_path, "-m", "kvatlas", *words)
-        assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
-    again = installed.run(tmp_path, "-m", "kvatlas", "list", "recipes", "demo", "--out", "demo.yaml")
-    assert (again.returncode, "exists" in again.stderr) == (2, True)
+    (tmp_path / "spec.yaml").write_text(SPEC)
+    done = installed.commands(
+        tmp_path,
+        ["plan", "demo", "--tokens-per-second", "10000"],
+        ["sweep", "spec.yaml", "--out", "run", "--quiet", "--workers", "1"],
+        ["map", "run", "--out", "map.png"],
+        ["view", "run", "--out", "page.html"],
+    )
+    assert [code for code, _, _ in done] == [0] * 4, done
+    assert "<html" in (tmp_path / "page.html").read_text()
 
 
 def test_the_command_and_its_completion(installed: Environment, tmp_path: Path) -> None:

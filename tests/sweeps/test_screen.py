@@ -42,7 +42,8 @@ def records(folder: Path) -> dict[Any, Trace]:
 @pytest.fixture(scope="module")
 def data(spec_data: Build) -> dict[str, Any]:
     settings = [{"policy": name, "kv_budget": 64, "ratio_over": "thinking"} for name in ("window", "h2o", "snapkv")]
-    return spec_data(settings=settings, problems=2, sampling={"temperature": 0.3, "max_new_tokens": 90})
+    sampling = {"temperature": 0.3, "max_new_tokens": 90}
+    return spec_data(settings=settings, problems=2, samples=1, sampling=sampling)
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +82,19 @@ def test_it_says_that_full_cache_traces_come_first_and_goes_on_where_it_was(
     data: dict[str, Any], screened: tuple[Path, list[str]], decoded: Path, tmp_path: Path
 ) -> None:
     folder, told = screened
-    assert told == ["8 full-cache traces are missing: they are decoded first."]
+    assert told == ["4 full-cache traces are missing: they are decoded first."]
     plan = screening(make_plan(parse_spec(data)))
     again: list[str] = []
     progress: list[Any] = []
     screen(plan, folder, workers=1, on_message=again.append, on_trace=progress.append)
     assert (again, progress) == ([], [])
-    screen(plan, tmp_path / "s", traces=decoded, workers=1, batch_size=3, on_message=again.append)
+    few = screening(make_plan(parse_spec({**data, "problems": 1})))
+    screen(few, tmp_path / "s", traces=decoded, workers=1, batch_size=3, on_message=again.append)
     assert again == []
-    assert {key: trace.grade for key, trace in records(tmp_path / "s").items()} == {
-        key: trace.grade for key, trace in records(folder).items()
-    }
+    grades = {key: trace.grade for key, trace in records(folder).items()}
+    others = {key: trace.grade for key, trace in records(tmp_path / "s").items()}
+    assert len(others) == len(grades) / 2
+    assert others.items() <= grades.items()
 
 
 def test_its_maps_say_what_they_are(screened: tuple[Path, list[str]]) -> None:
@@ -117,7 +120,7 @@ def test_what_cannot_be_screened_is_refused_in_a_sentence(data: dict[str, Any], 
     other = screening(make_plan(parse_spec({**data, "benchmarks": ["CHAIN7"]})))
     with pytest.raises(KvatlasError, match=r"they have benchmarks CHAIN4, CHAIN5 \(this spec: CHAIN7\)\.$"):
         screen(other, tmp_path / "b", traces=decoded)
-    sweep(make_plan(parse_spec({**data, "baseline": [], "problems": 1, "samples": 1})), tmp_path / "run", workers=1)
+    sweep(make_plan(parse_spec({**data, "baseline": [], "problems": 1})), tmp_path / "run", workers=1)
     with pytest.raises(KvatlasError, match="has no setting 'full'"):
         screen(plan, tmp_path / "c", traces=tmp_path / "run")
     with pytest.raises(KvatlasError, match="no setting that compresses"):
