@@ -94,7 +94,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("docs", "README.md"):
         (folder / name).symlink_to(ROOT / name)
     quick = yaml.safe_load(recipes()["demo-quick"])
-    sweep(make_plan(parse_spec({**quick, "problems": 3})), folder / "runs" / "demo", workers=1)
+    sweep(make_plan(parse_spec({**quick, "problems": 2})), folder / "runs" / "demo", workers=1)
     return folder
 
 
