@@ -54,7 +54,6 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "good": "third_kinds:Good",
         },
         "kvatlas.benchmarks": {"GONE": "third_party:Sum", "BAD": "third_kinds:run", "WELL": "third_kinds:Family"},
-        "kvatlas.executors": {"gone": "third_party:run", "lonely": "third_kinds:lonely", "well": "third_kinds:run"},
     }
     about = tmp_path / "third-1.0.dist-info"
     about.mkdir()
@@ -81,14 +80,12 @@ WARNED: dict[str, list[str]] = {
 REFUSED = {
     "list policies gone": "The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFound",
     "list benchmarks GONE3": "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used",
-    "sweep spec.yaml --out run --executor gone": "The executor 'gone' of the plug-in third_party:run cannot be used",
-    "sweep spec.yaml --out run --executor lonely": "expected a function of a kvatlas.sweeps",
 }
 #: Unknown names, with some that the sentence lists and those that it must not: entry points that cannot be used.
 UNKNOWN = {
     "list policies mine": ({"window", "good"}, {"gone", "lost", "number", "misnamed"}),
     "list benchmarks MINE3": ({"CHAIN", "WELL"}, {"GONE", "BAD"}),
-    "sweep x --out run --executor mine": ({"local", "well"}, {"gone", "lonely"}),
+    "sweep x --out run --executor mine": ({"local", "ray"}, set()),
 }
 
 

@@ -1,4 +1,4 @@
-"""The registry of policies, benchmarks and executors by name; third parties add theirs by entry points."""
+"""The registry of policies and benchmarks by name; third parties add theirs by entry points."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def edit(folder: Path, name: str, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "weights in pickle format"),
+        (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "has no weights"),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
         (lambda f: edit(f, "config.json", model_type="quantum"), "has the unknown model type 'quantum'"),
         (lambda f: edit(f, "config.json", layer_types=["chunked_attention"]), "has chunked_attention layers"),

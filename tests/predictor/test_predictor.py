@@ -1,6 +1,7 @@
 """The DynTS head and the statistics of triattention: labels, training, storage, calibration."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from kvatlas.predictor import (
     HeadLoss,
     answer_attention,
     evaluate,
+    hidden_states,
     label_trace,
     left_out,
     provenance_of,
     save_head,
-    shards,
     train,
 )
 from kvatlas.predictor.labels import query_statistics
@@ -137,7 +138,7 @@ def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.T
     results = []
     for _ in range(traces):
         hidden = torch.randn(tokens, 8, generator=generator)
-        results.append(shards.sample_tokens(hidden, hidden[:, 0].exp(), 0, 0))
+        results.append(hidden_states.sample_tokens(hidden, hidden[:, 0].exp(), 0, 0))
     return results
 
 
@@ -146,51 +147,44 @@ def counted(traces: int = 5) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
     return [(*part, 100 + number) for number, part in enumerate(parts(traces))]
 
 
-def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "TOKENS_PER_SHARD", 70)
-    shards.write(tmp_path, counted(), {"model": "m"})
-    assert len(list(tmp_path.glob("shard-*.safetensors"))) == 3
-    result, wanted = shards.read(tmp_path), examples_of(parts())
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "states.safetensors"
+    hidden_states.write(file, counted(), {"model": "m"})
+    result, wanted = hidden_states.read(file), examples_of(parts())
     assert result.hidden.dtype is torch.float16
     for name in ("hidden", "label", "trace"):
         assert torch.equal(getattr(result, name), getattr(wanted, name))
     assert result.thinking is not None
     assert result.thinking.tolist() == [100, 101, 102, 103, 104]
     assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
-    assert shards.is_made_from(tmp_path, {"model": "m"})
-    assert not shards.is_made_from(tmp_path, {"model": "other"})
-    # Written anew, nothing of the old stays.
-    shards.write(tmp_path, counted(1), {"model": "other"})
-    assert len(list(tmp_path.glob("shard-*.safetensors"))) == 1
-    assert int(shards.read(tmp_path).trace.max()) == 0
+    assert hidden_states.is_made_from(file, {"model": "m"})
+    assert not hidden_states.is_made_from(file, {"model": "other"})
+    hidden_states.write(file, [], {})
+    with pytest.raises(KvatlasError, match="no traces for training"):
+        train(hidden_states.read(file))
 
 
-def test_an_unfinished_folder_does_not_count(tmp_path: Path) -> None:
-    def broken() -> object:
+def test_an_unfinished_file_does_not_count(tmp_path: Path) -> None:
+    def broken() -> Iterator[Any]:
         yield counted(1)[0]
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):
-        shards.write(tmp_path, broken(), {})  # type: ignore[arg-type]
-    assert not shards.is_made_from(tmp_path, {})
-    with pytest.raises(KvatlasError, match="cannot be read"):
-        shards.read(tmp_path)
-    shards.write(tmp_path, [], {})
-    with pytest.raises(KvatlasError, match="no traces for training"):
-        train(shards.read(tmp_path))
+        hidden_states.write(tmp_path / "states.safetensors", broken(), {})
+    assert not hidden_states.is_made_from(tmp_path / "states.safetensors", {})
 
 
 def test_sampling_keeps_pairs_order_and_range() -> None:
     hidden = torch.arange(100.0)[:, None] * torch.tensor([1.0, 1e5])
     label = torch.arange(100.0)
-    few, labels = shards.sample_tokens(hidden, label, 30, 7)
+    few, labels = hidden_states.sample_tokens(hidden, label, 30, 7)
     assert few.shape == (30, 2)
     assert torch.equal(few[:, 0].float(), labels)
     assert torch.equal(labels, labels.sort().values)
     assert torch.isfinite(few).all()
-    again, _ = shards.sample_tokens(hidden, label, 30, 7)
+    again, _ = hidden_states.sample_tokens(hidden, label, 30, 7)
     assert torch.equal(few, again)
-    assert len(shards.sample_tokens(hidden, label, 200, 7)[1]) == 100
+    assert len(hidden_states.sample_tokens(hidden, label, 200, 7)[1]) == 100
 
 
 def test_a_head_keeps_its_provenance_and_is_judged_on_its_own_width(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_workers_that_die_are_followed_by_fewer_with_half_the_batch(
         traces = decode(job, range(len(job.units)))
         yield from (next(traces) for _ in range(3)) if len(halvings) < 3 else traces
 
-    monkeypatch.setattr(driver.executors, "get", lambda _: dying)
+    monkeypatch.setattr(driver, "executor_of", lambda _: dying)
     said: list[str] = []
     sweep(plan, tmp_path / "run", batch_size=8, on_message=said.append)
     assert halvings == [0, 1, 2]
@@ -240,7 +240,7 @@ def test_workers_that_always_die_end_the_sweep(
     spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halvings: list[int] = []
-    monkeypatch.setattr(driver.executors, "get", lambda _: lambda job, _: iter(halvings.append(job.halvings) or ()))
+    monkeypatch.setattr(driver, "executor_of", lambda _: lambda job, _: iter(halvings.append(job.halvings) or ()))
     with pytest.raises(KvatlasError, match="even with one sequence at a time"):
         sweep(make_plan(parse_spec(spec_data())), tmp_path / "run", batch_size=8)
     assert halvings == [0, 1, 2, 3]

@@ -198,10 +198,10 @@ def sweep(
 def _check_start(folder: Path, executor: str = "local") -> None:
     """Raise KvatlasError for an unknown executor and a folder that cannot hold a run, before heavy imports."""
     from kvatlas.results.store import check_folder
-    from kvatlas.sweeps.executors import executors
+    from kvatlas.sweeps.run import executor_of
 
     check_folder(folder)
-    executors.get(executor)
+    executor_of(executor)
 
 
 def _drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:

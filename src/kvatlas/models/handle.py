@@ -38,7 +38,6 @@ _STREAMS = {
     "7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd",
     "a4e90e308aced10c": "f945ffafc617c52054861ccaef642f023b2a9b53ab71f15fa309921963dfbd8e",
 }
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 #: Kinds of layers that the engine decodes: with a KV cache, with a state, or with neither.
 _CACHED = ("full_attention", "sliding_attention", "attention", "hybrid")
 _LAYERS = (*_CACHED, "linear_attention", "conv", "mamba", "moe", "mlp")
@@ -246,16 +245,14 @@ class ModelHandle:
 
     def _check_weights(self) -> None:
         if self.repository is None and not self._weight_files():
-            self._no_weights([path.name for path in self.folder.glob("*")])
+            raise self._no_weights
 
-    def _no_weights(self, names: Sequence[str]) -> None:
-        pickles = matching(list(names), _PICKLES)
-        if pickles:
-            raise KvatlasError(
-                f"The model {self.name!r} has its weights in pickle format ({pickles[0]}), which can run code and is "
-                "never read; convert it to safetensors: model*.safetensors is missing."
-            )
-        raise KvatlasError(f"The model {self.name!r} has no weights: model*.safetensors is missing (no other format).")
+    @property
+    def _no_weights(self) -> KvatlasError:
+        return KvatlasError(
+            f"The model {self.name!r} has no weights: model*.safetensors is missing. No other format is read (pickled "
+            "weights can run code; convert them to safetensors)."
+        )
 
     def _weight_files(self) -> list[Path]:
         """Return the local safetensors. Raises KvatlasError if one that the index names is missing."""
@@ -304,7 +301,7 @@ class ModelHandle:
             files = self.repository.files()
             sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
             if not sums:
-                self._no_weights(list(files))
+                raise self._no_weights
         config = weights.sha256(self.folder / "config.json")
         return weights.combined({"config.json": config, **sums, **self.adapter.digests()})
 

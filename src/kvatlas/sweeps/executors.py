@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import multiprocessing
 import multiprocessing.connection
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
 from kvatlas.machine import free_memory
-from kvatlas.registry import Registry
 from kvatlas.sweeps.worker import Finished, Job, decode
 
 if TYPE_CHECKING:
@@ -52,14 +50,10 @@ class WorkerPool:
         self.kept.close()
 
 
-class Executor(Protocol):
-    """A function that runs one model's job and yields finished traces with the numbers of their own decoded tokens.
-
-    The units of a worker that dies are lost; the sweep requests missing traces again with half the batch and half the
-    workers (`job.halvings`).
-    """
-
-    def __call__(self, job: Job, pool: WorkerPool) -> Iterator[Finished]: ...
+#: Runs one model's job and yields finished traces with the numbers of their own decoded tokens. The units of a worker
+#: that dies are lost; the sweep requests missing traces again with half the batch and half the workers
+#: (`job.halvings`).
+Executor = Callable[[Job, WorkerPool], Iterator[Finished]]
 
 
 def cores() -> int:
@@ -204,23 +198,3 @@ def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
         yield str(error)
     except Exception as error:
         yield f"A worker failed ({type(error).__name__}: {error}); finished traces are kept."
-
-
-def _fault(_: str, value: Any) -> str:
-    """Return the fault of a plug-in's executor as a clause, or ""."""
-    try:
-        inspect.signature(value).bind(None, None)
-    except TypeError as error:
-        expected = "expected a function of a kvatlas.sweeps.worker.Job and a kvatlas.sweeps.executors.WorkerPool"
-        return f"it cannot be called with two arguments, {error}; {expected}"
-    except ValueError:  # built-in functions have no known signature
-        pass
-    return ""
-
-
-executors: Registry[Executor] = Registry(
-    "executor",
-    "kvatlas.executors",
-    {"local": "kvatlas.sweeps.executors:local", "ray": "kvatlas.sweeps.ray:on_ray"},
-    _fault,
-)

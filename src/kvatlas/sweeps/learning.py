@@ -1,6 +1,6 @@
 """Training and evaluation of DynTS predictors on full-cache traces, and query statistics for triattention.
 
-A work folder keeps the traces as a resumable run, and the hidden states as shards for the next training.
+A work folder keeps the traces as a resumable run, and the hidden states for the next training.
 """
 
 from __future__ import annotations
@@ -127,11 +127,11 @@ def left_out_as_text(left_out: dict[str, int]) -> str:
 
 
 def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
-    """Return the labelled tokens of correct traces from shards, which are made if missing, and the traces left out.
+    """Return the labelled tokens of correct traces from a file, which is written if missing, and the traces left out.
 
     Raises KvatlasError if all traces are left out.
     """
-    from kvatlas.predictor import REASONS, shards
+    from kvatlas.predictor import REASONS, hidden_states
 
     tokens, chosen = 0 if held_out else material.tokens_per_trace, set[str]()
     for problems in plan.problems.values():
@@ -145,10 +145,10 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
     }
     (model,) = plan.models
     left_out = dict.fromkeys(REASONS, 0) | Counter(why for _, _, why in _traces(plan, work, model, chosen) if why)
-    folder = work / ("held-out" if held_out else "hidden-states")
-    if not shards.is_made_from(folder, source):
-        shards.write(folder, _labelled(plan, work, chosen, tokens, material.spec.seed), source)
-    stored = shards.read(folder)
+    file = work / ("held-out.safetensors" if held_out else "hidden-states.safetensors")
+    if not hidden_states.is_made_from(file, source):
+        hidden_states.write(file, _labelled(plan, work, chosen, tokens, material.spec.seed), source)
+    stored = hidden_states.read(file)
     if not stored.label.numel():
         raise KvatlasError(
             f"The predictor has no traces for {'evaluation' if held_out else 'training'}: of "
@@ -169,7 +169,7 @@ def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) 
     import torch
 
     from kvatlas.predictor import label_trace
-    from kvatlas.predictor.shards import sample_tokens
+    from kvatlas.predictor.hidden_states import sample_tokens
 
     torch.set_num_threads(1)
     (handle,) = plan.models

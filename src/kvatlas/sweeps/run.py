@@ -16,7 +16,7 @@ from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, executors
+from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, local
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
 from kvatlas.sweeps.worker import CPU_BATCH, Job, fitting
 
@@ -101,6 +101,17 @@ def _timed(
     return time.perf_counter() - began, tokens
 
 
+def executor_of(name: str) -> Executor:
+    """Return the executor of a name. Raises KvatlasError for an unknown one."""
+    if name == "local":
+        return local
+    if name == "ray":
+        from kvatlas.sweeps.ray import on_ray
+
+        return on_ray
+    raise KvatlasError(f"Unknown executor {name!r}; expected: local, ray.")
+
+
 def sweep(
     plan: Plan,
     folder: Path,
@@ -126,7 +137,7 @@ def sweep(
     """
     for sentence in plan.notes:
         on_message(sentence)
-    run = executors.get(executor)
+    run = executor_of(executor)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
         promise = promise or promised(plan, store, replace)

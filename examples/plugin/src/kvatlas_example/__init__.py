@@ -1,1 +1,1 @@
-"""Plug-ins for kvatlas: a policy, a benchmark, an executor."""
+"""Plug-ins for kvatlas: a policy and a benchmark."""
