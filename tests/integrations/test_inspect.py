@@ -28,12 +28,12 @@ def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Pa
     from inspect_ai import eval as inspect_eval
     from inspect_ai.model import ModelOutput, ModelUsage, get_model
 
-    from kvatlas.integrations.inspect_registry import seqbench
+    from kvatlas.integrations.inspect_registry import benchmark
 
     outputs = [ModelOutput.from_content("mockllm/model", text, stop_reason=stop) for text, stop in answers]
     for output in outputs:
         output.usage = ModelUsage(input_tokens=100, output_tokens=40, total_tokens=140, reasoning_tokens=30)
-    task = changes.pop("task", None) or seqbench(NAME, problems=len(answers) // changes.get("epochs", 1))
+    task = changes.pop("task", None) or benchmark(NAME, problems=len(answers) // changes.get("epochs", 1))
     (log,) = inspect_eval(
         task,
         model=get_model("mockllm/model", custom_outputs=outputs, memoize=False),
@@ -72,7 +72,7 @@ def test_inspect_shows_our_metrics(log: Path) -> None:
     from inspect_ai.log import read_eval_log
 
     read = read_eval_log(str(log))
-    assert (read.status, read.eval.task) == ("success", "kvatlas/seqbench")
+    assert (read.status, read.eval.task) == ("success", "kvatlas/benchmark")
     shown = {score.name: score.metrics["mean"].value for score in read.results.scores}
     assert shown["correct"] == 0.25
     lost = len(parse_plan(find(NAME).problems(2)[1].answer))

@@ -15,7 +15,7 @@ from kvatlas.sweeps.checks import check_model
 from tests.r1 import FIRST_TEMPLATE, save_model
 
 NAMES = ["model", "layers", "vocabulary", "unknown tokens", "round trip", "marker letters", "think tags", "stop tokens"]
-NAMES += ["context", "one step", "generation"]
+NAMES += ["one step", "generation"]
 CHAIN: Sequence[str] = tuple(problem.question for problem in find("CHAIN8").problems(3))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -81,18 +80,6 @@ def table_console() -> Console:
 
     console = Console()
     return console if console.is_terminal else Console(width=_NO_EDGE)
-
-
-def print_markdown(text: str) -> None:
-    """Print Markdown, formatted in a terminal."""
-    if not sys.stdout.isatty():
-        typer.echo(text)
-        return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    # Names are never HTML, which Rich would leave out.
-    Console().print(Markdown(visible(text).replace("<", r"\<")))
 
 
 def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
@@ -200,7 +187,7 @@ def print_demo(folder: Path) -> None:
     from kvatlas.report.text import mean_tables, recommendation
 
     analysis, written = write_demo(folder)
-    print_markdown(mean_tables(analyse([analysis])))
+    typer.echo(mean_tables(analyse([analysis])))
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")
     lines = [
         *(("Found", recommendation(choice)) for choice in analysis.choices),

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import note, print_markdown, print_rows
+from kvatlas.cli.output import note, print_rows
 from kvatlas.core import KvatlasError
 from kvatlas.text import unfiltered
 
@@ -45,7 +45,7 @@ def describe(
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
-        print_markdown(every_map(result) if long else one_page(result))
+        typer.echo(every_map(result) if long else one_page(result))
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The entry point of Inspect: our local models under token selection, and our benchmarks as tasks.
 
     inspect eval TASK --model kvatlas/hf:OWNER/NAME -M policy=dynts -M kv_budget=5000 -M local_window=1000 -M ratio=0.3
-    inspect eval kvatlas/seqbench --model openai/gpt-5-mini -T name=SEQBENCH-40x40-L100-B2 --epochs 5
+    inspect eval kvatlas/benchmark --model openai/gpt-5-mini -T name=SEQBENCH-40x40-L100-B2 --epochs 5
     inspect eval kvatlas/benchmark --model google/gemini-2.5-flash -T name=CHAIN12 --limit 50
 
 Concurrent requests to a local model share batches of the engine. `kvatlas import LOG.eval RUN` imports a log into a
@@ -42,18 +42,8 @@ _log = logging.getLogger("kvatlas")
 
 
 @task
-def seqbench(name: str = "SEQBENCH-40x40-L100-B2", problems: int = 100) -> Task:
-    """Mazes: a benchmark of the family SEQBENCH, and the number of its problems."""
-    return _task(name, problems)
-
-
-@task
 def benchmark(name: str, problems: int | None = None) -> Task:
     """Any benchmark by its name, and the number of its problems (its standard number by default)."""
-    return _task(name, problems)
-
-
-def _task(name: str, problems: int | None) -> Task:
     # The metadata is compared when a log is imported.
     asked = benchmarks.find(name)
     samples = [
@@ -163,14 +153,11 @@ class SelectedModel(inspect.ModelAPI):
             self._requests[prompt] += 1
         handles = self.service.ask(requests)
         await asyncio.gather(*(handle.finished() for handle in handles))
-        # A text that ends at the user's limit, before the model's, ends as `max_tokens`.
-        at_end = model.positions is not None and sampling.max_new_tokens == model.positions - len(prompt)
-        cut: inspect.StopReason = "model_length" if at_end else "max_tokens"
         usages = [handle.generation.result().usage for handle in handles]
         read, wrote = usages[0].prompt_tokens, sum(usage.output_tokens for usage in usages)
         return inspect.ModelOutput(
             model=self.model_name,
-            choices=[_choice(self.model_name, handle, cut) for handle in handles],
+            choices=[_choice(self.model_name, handle) for handle in handles],
             usage=inspect.ModelUsage(
                 input_tokens=read,
                 output_tokens=wrote,
@@ -195,12 +182,14 @@ class SelectedModel(inspect.ModelAPI):
         return self.service.batch_size
 
 
-def _choice(name: str, handle: service.RequestHandle, cut: inspect.StopReason) -> inspect.ChatCompletionChoice:
+def _choice(name: str, handle: service.RequestHandle) -> inspect.ChatCompletionChoice:
     thinking, answer = split_text(handle.model, handle.generation.result().tokens, handle.ask.stop)
     content = [inspect.ContentReasoning(reasoning=thinking)] if thinking else []
     content.append(inspect.ContentText(text=answer))
     message = inspect.ChatMessageAssistant(content=content, model=name, source="generate")
-    return inspect.ChatCompletionChoice(message=message, stop_reason="stop" if handle.reason() == "stop" else cut)
+    return inspect.ChatCompletionChoice(
+        message=message, stop_reason="stop" if handle.reason() == "stop" else "max_tokens"
+    )
 
 
 def _message(message: inspect.ChatMessage) -> dict[str, str]:

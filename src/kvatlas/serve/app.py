@@ -43,18 +43,6 @@ MOST_PER_TOKEN = 32
 #: Bucket limits of the histograms in seconds.
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 Body = TypeVar("Body", bound=Generating)
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": text}
-    for status, text in {
-        400: "The request is malformed or not supported.",
-        401: "The API key is missing or wrong.",
-        403: "The Host header names another host than this one.",
-        404: "The model is unknown.",
-        413: "The body is too large.",
-        429: "The queue is full.",
-        503: "The server is stopping, or its engine has failed.",
-    }.items()
-}
 
 
 def application(service: Service, name: str, api_key: str | None = None, hosts: Collection[str] = ()) -> FastAPI:
@@ -66,7 +54,6 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         title="kvatlas",
         version=__version__,
         summary="OpenAI-compatible chat and text completions under KV-cache token selection.",
-        responses=_ERRORS,
         # These pages would load scripts and styles from another host.
         docs_url=None,
         redoc_url=None,
@@ -109,7 +96,7 @@ def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
             raise HTTPException(503, "The server is stopping." if service.closing else "The engine has failed.")
         return {"status": "ok", "waiting": service.waiting, "decoding": service.decoding}
 
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @app.get("/metrics")
     async def metrics() -> Response:
         """Report metrics in the format of Prometheus."""
         text = generate_latest(handler.metrics.registry)

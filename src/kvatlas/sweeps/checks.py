@@ -169,7 +169,6 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         *check_tokenizer(handle, prompts),
         _tags(handle),
         _stops(handle),
-        _context(handle, prompts),
     ]
     yield from known
     if any(finding.status is Check.FAILED for finding in known):
@@ -224,16 +223,6 @@ def _end_of_turn(model: ModelHandle) -> int | None:
     after = model.tokens(text.partition(_ANSWER)[2].lstrip())
     special = set(model.tokenizer.all_special_ids) | set(model.tokenizer.added_tokens_decoder)
     return after[0] if after and after[0] in special else None
-
-
-def _context(model: ModelHandle, prompts: Sequence[str]) -> Finding:
-    longest, known = max(len(model.tokens(prompt)) for prompt in prompts), model.positions
-    if known is None:
-        message = "config.json does not give the number of positions"
-        return Finding("context", Check.WARNING, message, "make sure that prompt and max_new_tokens fit")
-    if longest >= known:
-        return Finding("context", Check.FAILED, f"{known:,} positions, and a prompt has {longest:,} tokens")
-    return Finding("context", Check.OK, f"{known:,} positions; the longest prompt has {longest:,} tokens")
 
 
 def _generate(
