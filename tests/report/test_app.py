@@ -370,6 +370,7 @@ def test_it_follows_a_sweep_and_its_numbers_stay(tmp_path: Path) -> None:
         assert run.data.fix == {"local_window": 8}
         (run,) = open_runs([tmp_path / "run"], {})
         assert run.document["maps"] == []
+        assert run.summary()["loading"]
         with Store.open(tmp_path / "run") as reader:
             run.refresh(reader)
             for key, item in every[: len(every) // 2]:
@@ -377,6 +378,7 @@ def test_it_follows_a_sweep_and_its_numbers_stay(tmp_path: Path) -> None:
             assert run.refresh(reader)
             half = run.document
             assert (half["done"], half["finished"], half["cards"]) == (len(every) // 2, False, [])
+            assert not half["loading"]
             assert run.about()["interpretation"] == ()
             assert not run.refresh(reader)
             for key, item in every[len(every) // 2 :]:

@@ -1,6 +1,7 @@
 """The app in a real Chromium, as a file opened from disk and served over stores."""
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -350,7 +351,11 @@ def test_what_the_full_cache_read_where_a_trace_departs_is_measured(
         assert part == pytest.approx(max(paid[position] for position in gone if position >= prompt), abs=1e-3)
         assert part == pytest.approx(paid[prompt + first], abs=1e-3)
     show(page, one)
-    assert f"After {at} new tokens it departs" in page.locator(".departure").inner_text()
+    said = page.locator(".departure").inner_text()
+    assert f"After {at} new tokens it departs" in said
+    # All that the full cache reads there, rounded to tenths of a percent.
+    shares = [float(text) for text in re.findall(r"([\d.]+)\u00a0%", page.locator(".departure .controls").inner_text())]
+    assert sum(shares) == pytest.approx(100, abs=0.06 * len(shares))
     assert page.locator("#trace .token.missed").count() == len(departs["missed"])
     page.click("text=Read both side by side")
     page.wait_for_selector("#trace .pair")
@@ -466,7 +471,12 @@ def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any
     page = served([run])
     page.click("#runs a >> text=a-run")
     page.wait_for_selector("#verdicts .card")
-    page.locator("#maps-panels table.heat >> nth=0 >> td[data-cell] >> nth=2").click()
+    chosen = page.locator("#maps-panels table.heat >> nth=0 >> td[data-cell] >> nth=2")
+    colour = chosen.evaluate("(node) => node.style.backgroundColor")
+    chosen.click()
+    # A click changes no colour.
+    there = page.locator("#list-map td.here")
+    assert there.evaluate("(node) => node.style.backgroundColor") == colour != ""
     page.click("#list-rows a >> nth=0")
     page.wait_for_selector("#list-controls select")
     cell = page.evaluate("data.cells[Number(here().parts[2])].name")

@@ -55,6 +55,8 @@ function choice(label, options, chosen, changed) {
 const fixed = (value, digits = 1) => (known(value) ? value.toFixed(digits).replace(/^-(?=[0.]*$)/, "") : "–");
 const whole = (value) => (known(value) ? Math.round(value).toLocaleString("en") : "–");
 const brief = (value) => (value >= 100 ? whole(value) : Number(value.toPrecision(3)).toString());
+/* Three digits, trailing zeros too: equal numbers of them stand beside each other. */
+const precise = (value) => (value >= 100 ? whole(value) : value.toPrecision(3));
 const signed = (value, digits = 1) => fixed(value, digits).replace(/^-/, "−").replace(/^(?=.*[1-9])(?!−)/, "+");
 const between = (low, high) => (known(low) ? `${fixed(low)}–${fixed(high)}` : "");
 const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
@@ -105,7 +107,7 @@ function cellFacts(cell) {
   }
   if (known(cell.kept)) facts.push(`${whole(cell.kept)} tokens cached on average${cell.peak ? `, ${whole(cell.peak)} at the peak` : ""}`);
   if (known(cell.output)) facts.push(`${whole(cell.output)} tokens per answer`);
-  if (cell.seconds) facts.push(`${brief(cell.seconds)} s per answer`);
+  if (cell.seconds) facts.push(`${precise(cell.seconds)} s per answer`);
   if (known(cell.truncated)) facts.push(`${fixed(cell.truncated)} % truncated`);
   if (cell.audit) {
     const { median, worst } = cell.audit;

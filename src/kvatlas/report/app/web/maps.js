@@ -16,7 +16,7 @@ const measures = {
     centred: true,
   },
   kept: cost("KV memory (mean cached tokens)", "kept", whole),
-  seconds: { ...cost("Time (seconds per answer)", "seconds", brief), least: 1e-6 },
+  seconds: { ...cost("Time (seconds per answer)", "seconds", precise), least: 1e-6 },
   output: cost("Tokens per answer", "output", whole),
   truncated: cost("Truncated (%)", "truncated", fixed),
 };
