@@ -2,7 +2,6 @@
 
 import csv
 import io
-from dataclasses import replace
 
 import pytest
 
@@ -12,7 +11,7 @@ from kvatlas.figures.style import Look, save
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
 from tests.figures.conftest import texts
-from tests.stats.synthetic import grid, manifest, traces
+from tests.stats.synthetic import manifest, traces
 
 BUDGETS = (64, 96, 128)
 
@@ -53,18 +52,6 @@ def test_one_curve_for_each_model_benchmark_and_policy(budgets):
                 and t.setting.values["kv_budget"] == budget
             ]
             assert cell.estimate.value == pytest.approx(sum(own) / len(own))
-
-
-def test_fixed_axes_leave_one(budgets):
-    plan = manifest(grid("dynts"), problems=2, samples=1)
-    assert not RunData(plan).is_line
-    fix = {"local_window": 16}
-    assert RunData(plan, fix=fix).is_line
-    (trace, _) = curves_of_run(RunData(plan, list(traces(plan)), fix=fix))
-    assert trace.axis == "ratio"
-    assert [value for value, _ in trace.points] == [0.1, 0.3, 0.5]
-    with pytest.raises(KvatlasError, match="one axis and this run varies 2"):
-        curves_of_run(RunData(plan, []))
 
 
 def test_policies_alone_are_the_axis(policies):
@@ -113,21 +100,3 @@ def test_words_get_points_with_bars(policies):
     assert len(axes.containers) == 1
     assert figure.get_figwidth() == 3.35
     assert len({round(a.get_position().x0, 3) for a in figure.axes}) == 1
-
-
-def test_many_benchmarks_and_long_names_stand_in_rows(budgets):
-    curves = [
-        replace(item, benchmark=f"{item.benchmark} {n}")
-        for n in range(12)
-        for item in curves_of_run(RunData(*budgets))[:2]
-    ]
-    assert len(line_figure(curves).axes) == 12
-    assert len({round(a.get_position().x0, 3) for a in line_figure(curves, look=Look(2)).axes}) == 3
-
-
-def test_unlike_curves_and_none_are_refused(budgets):
-    curves = curves_of_run(RunData(*budgets))
-    with pytest.raises(KvatlasError, match="no curve to draw"):
-        line_figure([])
-    with pytest.raises(KvatlasError, match="the same axis and the same metric"):
-        line_figure([curves[0], replace(curves[1], axis="ratio")])

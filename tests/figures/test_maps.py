@@ -170,24 +170,6 @@ def test_faults_are_named(llama, tmp_path):
         map_figure([llama[0], replace(llama[0], metric="progress")], one_bar=True)
 
 
-def test_several_policies_stand_in_one_row_per_benchmark(llama, tmp_path):
-    maps = [replace(item, policy=policy) for item in llama for policy in ("dynts", "random", "window")]
-    figure = map_figure(maps)
-    places = [(round(a.get_position().x0, 3), round(a.get_position().y0, 3)) for a in figure.axes]
-    assert [len({place[axis] for place in places}) for axis in (0, 1)] == [3, 4]
-    assert {"AIME24, dynts", "AIME24, random", "AIME24, window"} <= set(texts(figure, tmp_path))
-
-
-def test_a_plateau_is_framed_and_said(llama, tmp_path):
-    plateau = {(2000, 0.3), (1000, 0.2), (2000, 0.2)}
-    figure = map_figure([replace(llama[0], plateau=frozenset(plateau))])
-    framed = {patch.get_xy() for patch in figure.axes[0].patches if patch.get_gid() == "framed"}
-    assert {(round(x), round(y)) for x, y in framed} == {(1, 1), (1, 2), (2, 2)}
-    words = texts(figure, tmp_path)
-    assert "framed: statistically tied with the best" in " ".join(words)
-    assert "17 of 20 cells are shown to be worse than the best" in " ".join(words)
-
-
 def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
     plan, stored, _ = run
     flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in stored]
@@ -298,15 +280,6 @@ def test_policies_are_compared_cell_by_cell():
             assert contrast.p < 0.05
     assert result["tiny", "mean of 2", "dynts"][8, 0.1].low > 0
     assert differences_of_runs(whole, RunData(plan, stored, fix={}), lambda name: name._replace(model="x")) == {}
-
-
-def test_cells_without_a_pair_are_left_out():
-    plan = manifest(grid("dynts"), problems=2, samples=1)
-    stored = [(key, t) for key, t in traces(plan) if (t.setting.policy == "full") == (t.problem == "p0")]
-    assert all(
-        not cells for name, cells in differences_of_run(RunData(plan, stored), "full").items() if name[1] != "mean of 2"
-    )
-    assert differences_of_run(RunData(plan, stored), "none") == {}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.intervals import BINOMIAL_NOTE
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
-from tests.stats.synthetic import grid, manifest, setting, traces
+from tests.stats.synthetic import grid, manifest, traces
 
 FULL = (Setting.of("full"),)
 PUBLISHED = [f"published:dynts_r1_{name}" for name in ("llama", "qwen")]
@@ -115,20 +115,6 @@ def test_the_long_text_has_five_sections_and_every_sentence_has_its_number():
     for line in text.splitlines():
         if line.startswith("- ") or (line and line[0].isalpha()):
             assert any(mark.isdigit() for mark in line) or BINOMIAL_NOTE.text in line, line
-
-
-def test_effects_are_claimed_where_a_test_supports_them():
-    plan = manifest(grid("dynts"), problems=40)
-    chances = {0.1: 0.1, 0.3: 0.5, 0.5: 0.9}
-    result = analyse([RunAnalysis(RunData(plan, traces(plan, lambda s: chances.get(s.values.get("ratio"), 0.9))))])
-    data = result.to_dict()
-    levels = {
-        e["axis"]: [(level["level"], level["p"] < 0.05) for level in e["levels"]] for e in data["maps"][0]["effects"]
-    }
-    assert levels["ratio"][0] == (0.1, True)
-    assert not any(found for _, found in levels["local_window"])
-    assert data["means"][0]["plateau"] is None
-    assert "The cells differ: " in every_map(result)
 
 
 def test_comparisons_baselines_and_notes_of_a_run():
@@ -279,16 +265,6 @@ def test_where_nothing_is_proven_it_says_whether_more_problems_would_help():
     # An adaptive sweep has no losses before its first block is complete.
     before = recommendation(replace(far.choices[0], losses={}))
     assert before == "tiny, mean of 2: No setting is proven to stay within 3 points of the full cache."
-
-
-def test_without_a_full_cache_the_loss_is_unknown():
-    result = of_run(loses_with_ratio, baselines=(setting("window", 32, 0.5),))
-    choices = result.to_dict()["recommendation"]["all"]
-    assert [(choice["policy"], choice["shown"], choice["loses"]) for choice in choices] == [
-        ("dynts", None, None),
-        ("random", None, None),
-    ]
-    assert "Its loss is unknown without traces of the full cache" in one_page(result)
 
 
 def test_effects_have_one_joint_test_with_limits_that_hold_together(run):

@@ -35,12 +35,6 @@ def read(tmp_path):
     return _read
 
 
-def test_the_variance_is_that_of_independent_draws():
-    (item, *_) = read_maps("published:dynts_r1_llama")
-    centre = np.mean([cell.estimate.value for cell in item.cells.values()])
-    assert variance(item) == pytest.approx(centre * (1 - centre) / 150)
-
-
 def test_a_map_with_one_clear_cell_is_more_than_noise(read):
     maps = read([40, 42, 41, 90, 43, 40, 41, 42], problems=30, samples=16)
     (verdict,) = verdicts_of_maps(maps).values()
@@ -123,13 +117,6 @@ def test_maps_of_one_benchmark_are_one_unit():
         for names in (groups, None)
     )
     assert together <= 0.05 + 0.047 < apart
-
-
-def test_unequal_noise_of_levels_is_not_an_effect():
-    rng = np.random.default_rng(2)
-    noise = np.array([5.0, 1.0, 1.0, 1.0, 1.0])
-    p = [axis_effect(rng.normal(size=(8, 1, 5)) * noise, draws=400, seed=n).p for n in range(300)]
-    assert np.mean(np.array(p) <= 0.05) <= 0.05 + 0.038
 
 
 def test_a_level_that_is_lower_is_found_with_its_size():

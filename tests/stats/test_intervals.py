@@ -13,7 +13,6 @@ from kvatlas.stats.intervals import (
     BINOMIAL_NOTE,
     UNSEEN,
     Z,
-    correlations,
     interval,
     mean_over_benchmarks,
     p_value,
@@ -108,13 +107,6 @@ def test_simultaneous_quantiles_lie_between_one_interval_and_bonferroni():
     assert p[1] > 0.9
 
 
-def test_correlations_of_constant_rows_are_zero():
-    rng = np.random.default_rng(5)
-    item = rng.standard_normal(40)
-    result = correlations(np.stack([item, item * 2, np.zeros(40)]), ONE)
-    assert result == pytest.approx(np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
-
-
 @pytest.mark.parametrize("n", [30, 40, 198])
 def test_exact_coverage_of_one_sample_a_problem(n):
     """No simulation: the binomial probabilities of all outcomes that are covered, for chances from 1 % to 99 %."""
@@ -127,32 +119,12 @@ def test_exact_coverage_of_one_sample_a_problem(n):
     assert coverage.mean() < 0.98
 
 
-def test_the_mean_weighs_problems_not_samples():
-    estimate = pass_at_1({"a": [1, 1, 1, 1], "b": [0], "c": [1, 0]})
-    assert estimate.value == pytest.approx(0.5)
-    assert estimate.samples is None
-
-
 def test_the_standard_error_by_hand():
     grades = {"a": [0, 0, 1], "b": [1, 0, 1], "c": [1, 1, 1], "d": [0, 0, 0]}
     estimate = pass_at_1(grades)
     means = np.array([1 / 3, 2 / 3, 1, 0])
     assert estimate.se_clustered == pytest.approx(means.std(ddof=1) / 2)
     assert estimate.low < estimate.value < estimate.high
-
-
-def test_all_right_leaves_room_for_problems_that_were_not_seen():
-    all_right = pass_at_1({f"p{i}": [1] * 64 for i in range(30)})
-    assert all_right.high == 1.0
-    assert all_right.low == pytest.approx(stats.beta.ppf(0.025, 30, 0.85), abs=2e-3)
-    assert pass_at_1({f"p{i}": [0] * 64 for i in range(30)}).high == pytest.approx(1 - all_right.low)
-    assert pass_at_1({f"p{i}": [1, 0] for i in range(10)}).low < 0.4
-
-
-def test_one_problem_says_nothing_about_others():
-    estimate = pass_at_1({"only": [1, 1, 0]})
-    assert estimate.low < 0.02
-    assert estimate.high > 0.98
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4), min_size=1, max_size=12))
@@ -175,7 +147,7 @@ def test_grades_outside_0_to_1_are_refused(grade):
         pass_at_1({"a": [grade]})
 
 
-@pytest.mark.parametrize(("problems", "samples"), [(30, 5), (40, 16), (198, 64)])
+@pytest.mark.parametrize(("problems", "samples"), [(30, 5), (198, 64)])
 def test_coverage_where_problem_difficulty_is_spread(problems, samples):
     generator = np.random.default_rng(5)
     covered = 0
@@ -195,22 +167,8 @@ def test_mean_over_benchmarks_by_hand():
     assert mean.low == pytest.approx(0.7 - math.hypot(0.1, 0.2) / 2)
     assert mean.high == pytest.approx(0.7 + math.hypot(0.2, 0.1) / 2)
     assert (mean.problems, mean.samples) == (70, 5)
-
-
-def test_mean_over_benchmarks_knows_what_it_does_not_know():
-    mean = mean_over_benchmarks([Estimate(0.5, None, None, None, None), Estimate(0.9, 0.7, 1.0, 40, 5)])
-    assert (mean.low, mean.high, mean.problems, mean.samples) == (None, None, None, None)
-    with pytest.raises(KvatlasError, match="at least one"):
-        mean_over_benchmarks([])
-
-
-def test_the_binomial_bound_holds_for_any_number_of_samples():
-    low, high = yes_no_interval(0.5, 30)
-    for samples in (1, 5, 64):
-        half = samples // 2
-        outcomes = {str(i): [1.0] * (half + i % 2) + [0.0] * (samples - half - i % 2) for i in range(30)}
-        estimate = pass_at_1(outcomes)
-        assert estimate.high - estimate.low <= high - low + 1e-5
+    unknown = mean_over_benchmarks([Estimate(0.5, None, None, None, None), Estimate(0.9, 0.7, 1.0, 40, 5)])
+    assert (unknown.low, unknown.high, unknown.problems, unknown.samples) == (None, None, None, None)
 
 
 def _bare(problems, low=None):

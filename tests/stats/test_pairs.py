@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from kvatlas.api import Run
-from kvatlas.core import Setting
 from kvatlas.stats.pairs import comparisons
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, pair, systems_of
-from tests.stats.synthetic import WINDOWS, grid, manifest, trace, traces
+from tests.stats.synthetic import grid, manifest, trace, traces
 
 
 def _chance(item):
@@ -63,19 +62,6 @@ def test_a_pooled_difference_is_that_of_the_means_shown(unequal):
     (against,) = choice.against[chosen.id].values()
     (same,) = unequal.compare(" ".join([chosen.policy, *(f"{k}={v}" for k, v in chosen.parameters)]), "full")
     assert astuple(same.difference)[:4] == pytest.approx(astuple(against)[:4])
-
-
-def test_a_policy_with_one_of_the_axes_meets_at_that_axis():
-    beside = [Setting.of("window", kv_budget=96, local_window=w) for w in WINDOWS]
-    plan = manifest([*grid("dynts"), *beside], benchmarks=("CHAIN6",))
-    between = [c for c in comparisons(RunData(plan, traces(plan, _chance))) if not c.note]
-    assert [(c.benchmark, c.first, c.second, c.cells) for c in between] == [("CHAIN6", "dynts", "window", 9)]
-
-
-def test_policies_that_never_agree_do_not_meet():
-    other = [Setting.of("random", kv_budget=64, local_window=w, ratio=r) for w in (8, 16) for r in (0.1, 0.3)]
-    plan = manifest([*grid("dynts"), *other])
-    assert all(c.note for c in comparisons(RunData(plan, traces(plan, _chance))))
 
 
 def test_traces_that_do_not_overlap_are_not_compared():

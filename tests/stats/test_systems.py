@@ -51,28 +51,21 @@ def test_every_model_under_every_setting_is_there_with_what_its_problems_are(run
     assert result[3].outcomes[trace.benchmark, trace.problem][1] == trace.grade.progress
 
 
-@pytest.mark.parametrize("metric", ["pass@1", "progress", "progress_valid", "valid", "precision", "recall"])
-def test_any_graded_metric_will_do(run: Path, metric: str) -> None:
-    result = systems(run, metric)
-    values = [value for e in result for samples in e.outcomes.values() for value in samples.values()]
-    assert len(values) == 96
-    assert min(values) < max(values) <= 1
-
-
 VALID = re.escape(
     "expected: pass@1, progress, pass@K, maj@K (K up to 2), precision, progress_valid, recall, valid, and for maps"
 )
 
 
-@pytest.mark.parametrize("metric", ["first_error", "first_error_index"])
-def test_what_is_no_share_is_refused(run: Path, metric: str) -> None:
-    with pytest.raises(KvatlasError, match=f"Unknown metric '{metric}'; {VALID}"):
-        systems(run, metric)
-
-
 def test_an_unknown_metric_is_told_with_all_that_is_valid(run: Path) -> None:
-    with pytest.raises(KvatlasError, match=f"Unknown metric 'beauty'; {VALID} the costs mean_kv_tokens, .*truncated"):
-        systems(run, "beauty")
+    # The kind of the first error is a text, its place no share.
+    for metric in ("beauty", "first_error", "first_error_index"):
+        with pytest.raises(
+            KvatlasError, match=f"Unknown metric '{metric}'; {VALID} the costs mean_kv_tokens, .*truncated"
+        ):
+            systems(run, metric)
+    for metric in ("progress_valid", "valid", "precision", "recall"):
+        values = [value for e in systems(run, metric) for samples in e.outcomes.values() for value in samples.values()]
+        assert min(values) < max(values) <= 1
 
 
 def test_metrics_of_several_samples_are_made_by_problem(run: Path) -> None:
@@ -191,8 +184,8 @@ def test_what_does_not_vary_has_no_correlation() -> None:
 def test_systems_that_are_independent_given_l_have_no_correlation_given_it() -> None:
     """Both fall with L, and nothing else joins them."""
     rng = np.random.default_rng(0)
-    depths = np.repeat([5.0, 10.0, 20.0, 40.0], 1000)
-    both = (rng.random((2, 4000)) < np.exp(-depths / 20)).astype(float)
+    depths = np.repeat([5.0, 10.0, 20.0, 40.0], 400)
+    both = (rng.random((2, 1600)) < np.exp(-depths / 20)).astype(float)
     plain, given = correlation(both), correlation(np.stack([*both, depths]))
     assert plain is not None
     assert given is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import Grade, Setting, Status, Usage, Vacuous
+from kvatlas.core import Grade, Status, Vacuous
 from kvatlas.results.records import digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -105,25 +105,6 @@ def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
     assert checked is not None
     assert checked.identical == ()
     assert validity(TraceTable(made).cells()) is None
-
-
-def test_traces_without_answers_are_counted_and_said_first() -> None:
-    result = cells(lambda trace: uncompressed(replace(trace, grade=NO_ANSWER)), benchmarks=("CHAIN6",))
-    first, second, *_ = findings(result.cells)
-    assert first.text == (
-        "CHAIN6: 456 of 456 traces are without an answer (456) or truncated (0); they count as wrong."
-    )
-    assert (first.kind, second.kind) == (Kind.UNANSWERED, Kind.UNCOMPRESSED)
-
-
-def test_a_full_cache_alone_compresses_nothing_and_that_is_no_finding() -> None:
-    full = Setting.of("full")
-    plan = manifest([], baselines=[full], benchmarks=("CHAIN6",))
-    graded = [
-        (key, replace(trace, usage=Usage(20, 100, 80, 96, 60.0, 0, 0.1), grade=Grade(True, 1.0, "7", Status.OK)))
-        for key, trace in traces(plan)
-    ]
-    assert findings(TraceTable.of(plan, graded).cells()) == []
 
 
 def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:
