@@ -120,7 +120,7 @@ def problem_of(benchmark: Benchmark, name: str = "") -> Problem:
 
 
 def for_model(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
-    """Return the benchmark as it prompts one model; `reads(text)` is true if the model has tokens for a text."""
+    """Return the benchmark with the prompts for one model; `reads(text)` is true if the model has tokens for a text."""
     chosen: Benchmark = benchmark.for_model(reads) if hasattr(benchmark, "for_model") else benchmark
     return chosen
 

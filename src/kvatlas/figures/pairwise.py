@@ -119,7 +119,7 @@ def pairwise_figure(
     with look.applied():
 
         def margins(across: int, width: float) -> tuple[Margins, list[list[str]]]:
-            """The margins of panels, and the names of systems in lines, which depend on each other."""
+            """Return the margins of panels and the lines of each name, which depend on each other."""
             lines = 1
             while True:
                 side = lines * SMALL_TYPE * LINE + 0.04 + _TICKS

@@ -36,7 +36,7 @@ STEPS = 64
 COMPARED = 4
 #: Differences of logits in standard deviations: the largest certain rounding, and the largest possible one.
 ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2)}
-#: The question without a benchmark: words, numbers, lines and LaTeX as benchmarks have them.
+#: The question for a model without a benchmark, with words, numbers, lines and LaTeX.
 PROBE = (
     "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
     "$\\frac{x}{y}$? Please reason step by step, and put your final answer within \\boxed{}."
@@ -44,7 +44,7 @@ PROBE = (
 #: The benchmark of the embedded models, which have a vocabulary of their own.
 OWN = "CHAIN8"
 #: The answer in a test conversation; the template writes the end of a turn after it.
-_ANSWER = "kvatlas looks for what follows this"
+_ANSWER = "the answer of a test conversation"
 
 
 def check_machine(where: str = "auto") -> Iterator[Finding]:
@@ -263,10 +263,10 @@ def _step(
     message = (
         f"logits differ from transformers' own by at most {difference:.1e} standard deviations ({len(logits)} steps)"
     )
-    surely, perhaps = ROUNDING[handle.dtype]
-    if difference <= surely:
+    certain, possible = ROUNDING[handle.dtype]
+    if difference <= certain:
         return Finding("one step", Check.OK, message)
-    failed = not difference <= perhaps
+    failed = not difference <= possible
     return Finding("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
 
 

@@ -266,7 +266,7 @@ class Plan:
 
 
 def make_plan(spec: Spec) -> Plan:
-    """Check the spec as far as possible without loading weights; KvatlasError for the first fault."""
+    """Return the plan of a spec, checked without loading weights. Raises KvatlasError for the first fault."""
     found_models = tuple(entry.find() for entry in spec.models)
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
     if not spec.sampling.max_new_tokens:
@@ -302,8 +302,8 @@ def make_plan(spec: Spec) -> Plan:
             policy.check(model)
         for benchmark in found_benchmarks:
             name, own = (model.name, benchmark.name), problems[benchmark.name]
-            asked = benchmarks.for_model(benchmark, model.reads)
-            texts = [model.prompt(asked.prompt(problem)) for problem in own]
+            adapted = benchmarks.for_model(benchmark, model.reads)
+            texts = [model.prompt(adapted.prompt(problem)) for problem in own]
             notes += notes_for(model, texts, benchmark.name)
             prompts[name] = [len(model.tokens(text)) for text in texts]
             contents[name] = {problem.id: _content(text, problem) for text, problem in zip(texts, own, strict=True)}
