@@ -27,7 +27,7 @@ CSV_MAPS = [str(DATA / "conflicting_r1_llama.csv"), *PUBLISHED[:2]]
 #: Keys whose values are times, versions or addresses.
 VOLATILE = re.compile(r"seconds|environment|versions|provenance|made_with|machine|folder|date")
 #: Keys that this tree no longer writes, listed in CHANGELOG.md.
-REMOVED = re.compile(r"^/across\b")
+REMOVED = re.compile(r"^/across\b|^/recommendation/.*beside\b")
 
 
 def kvatlas(*words: object) -> str:

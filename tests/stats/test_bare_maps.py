@@ -136,5 +136,3 @@ def test_problems_to_detect_two_points():
     assert detectable(982, 0.05) == pytest.approx(0.02, abs=1e-4)
     with pytest.raises(KvatlasError, match="between 0 and 100 points; 0 was given"):
         problems_for(0.0, 0.05)
-    with pytest.raises(KvatlasError, match="discordance"):
-        problems_for(0.02, 0.0)

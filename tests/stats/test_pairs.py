@@ -42,7 +42,7 @@ def unequal():
 
 
 def test_a_pooled_difference_is_that_of_the_means_shown(unequal):
-    """Of policies over all cells, of two settings, of systems on the pairwise figure, and beside a recommendation."""
+    """Of policies over all cells, of two settings, and of systems on the pairwise figure."""
     means = {map_.policy: map_ for map_ in unequal.maps(mean=True)}
     pooled = [float(np.mean([cell.estimate.value for cell in means[name].cells.values()])) for name in means]
     (between,) = unequal.compare("dynts", "random")
@@ -56,12 +56,6 @@ def test_a_pooled_difference_is_that_of_the_means_shown(unequal):
     systems = pair(*choose(systems_of([unequal.data], "pass@1"), names)).difference
     assert settings.difference.value == pytest.approx(own - other)
     assert astuple(systems)[:4] == pytest.approx(astuple(settings.difference)[:4])
-
-    (choice,) = unequal.recommend()
-    chosen = choice.by_memory.setting
-    (against,) = choice.against[chosen.id].values()
-    (same,) = unequal.compare(" ".join([chosen.policy, *(f"{k}={v}" for k, v in chosen.parameters)]), "full")
-    assert astuple(same.difference)[:4] == pytest.approx(astuple(against)[:4])
 
 
 def test_traces_that_do_not_overlap_are_not_compared():

@@ -66,7 +66,7 @@ def plan(
     estimate = planned.estimate(rate, int(memory * 2**30) if memory else None)
     rows = []
     if detect is not None:
-        rows = designs([len(problems) for problems in planned.problems.values()], detect, ())
+        rows = designs([len(problems) for problems in planned.problems.values()], detect)
     if as_json:
         typer.echo(json.dumps({**estimate, **({"detect": rows} if detect is not None else {})}))
         return

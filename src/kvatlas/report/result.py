@@ -374,13 +374,11 @@ def _choice(choice: Choice) -> Json:
 def _chosen(cell: Cell | None, choice: Choice) -> Json:
     if cell is None:
         return dict(_NO_SETTING)
-    against = choice.against.get(cell.setting.id, {})
     return {
         **cell.to_dict(),
         "may_lose": percent(choice.may_lose.get(cell.setting.id)),
         "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
         "kept_tokens_measured": cell.mean_kv_tokens is not None,
-        "beside": [{"setting": str(baseline), **_contrast(contrast)} for baseline, contrast in against.items()],
     }
 
 

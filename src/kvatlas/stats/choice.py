@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 
 from kvatlas.core import Cell, Map, MapName, Setting, mean_of
 from kvatlas.stats.bare_maps import PooledEffect
-from kvatlas.stats.inference import Contrast
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_cell
-from kvatlas.stats.pairs import difference_of
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity
@@ -24,9 +22,9 @@ class Choice:
     With a full cache those are the settings proven to lose at most the `margin`, of `problems` in all; `losses` has
     the loss of each by setting id. Without (`losses` is None) they are the `members` of the plateau, without the
     levels of an axis that are shown to be worse. `by_memory` and `by_time` are None where the cost is unknown or none
-    may be chosen. `may_lose`, by setting id, is the most that one of the plateau lies below the best; `against` the
-    difference of a chosen one to each baseline. `vacuous` is the reason, as a clause, why nothing is chosen. `saved` is
-    the share of the full cache's KV tokens that `by_memory`, or else `least`, does without; None if unknown.
+    may be chosen. `may_lose`, by setting id, is the most that one of the plateau lies below the best. `vacuous` is
+    the reason, as a clause, why nothing is chosen. `saved` is the share of the full cache's KV tokens that `by_memory`,
+    or else `least`, does without; None if unknown.
     """
 
     model: str
@@ -36,7 +34,6 @@ class Choice:
     by_memory: Cell | None = None
     by_time: Cell | None = None
     may_lose: Mapping[str, float] = field(default_factory=dict)
-    against: Mapping[str, Mapping[Setting, Contrast]] = field(default_factory=dict)
     vacuous: str | None = None
     margin: float = LOSE_AT_MOST / 100
     losses: Mapping[str, SettingLoss] | None = None
@@ -122,15 +119,6 @@ def choice_of(
     reason = None if checked is None else checked.reason
     if reason is not None:
         fewest = fastest = None
-    chosen = {cell.setting.id: own[cell.setting.id] for cell in (fewest, fastest) if cell is not None}
-    against = {setting: dict[Setting, Contrast]() for setting in chosen}
-    for setting, mine in chosen.items():
-        for baseline in dict.fromkeys(cell.setting for cell in baselines):
-            theirs = select(baselines, setting=baseline)
-            pairs = [(cell, other) for cell in mine for other in theirs if cell.benchmark == other.benchmark]
-            difference = difference_of(pairs)
-            if difference is not None:
-                against[setting][baseline] = difference
     full = [cell for cell in baselines if cell.setting.policy == "full" and cell.stored]
     offered = own[_safest(losses) if fewest is None else fewest.setting.id]
     pair = [mean_cell([cell.cell() for cell in part]).mean_kv_tokens for part in (offered, full) if part]
@@ -141,7 +129,6 @@ def choice_of(
         len({id_of(cell) for cell in cells}),
         by_memory=fewest,
         by_time=fastest,
-        against=against,
         vacuous=reason,
         margin=margin,
         losses=losses,

@@ -200,12 +200,10 @@ def problems_for(difference: float, discordance: float) -> int:
     """Return the problems that show a paired `difference` in (0, 1), with a power of 0.8 at a two-sided p of 5 %.
 
     A paired difference is -1, 0 or 1, and not 0 with the chance `discordance` in (0, 1], as with one sample a problem.
-    Raises KvatlasError for numbers out of range.
+    Raises KvatlasError for a difference out of range.
     """
     if not 0 < difference < 1:
         raise KvatlasError(f"A difference to detect lies between 0 and 100 points; {100 * difference:g} was given.")
-    if not 0 < discordance <= 1:
-        raise KvatlasError(f"discordance is a share above 0 and at most 1; {discordance} was given.")
     return math.ceil(discordance * (_NEEDED / difference) ** 2)
 
 
@@ -214,7 +212,7 @@ def detectable(problems: float, discordance: float) -> float:
     return min(1.0, _NEEDED * math.sqrt(discordance / problems))
 
 
-def designs(sizes: Sequence[int], points: float, discordances: Sequence[float]) -> list[dict[str, Any]]:
+def designs(sizes: Sequence[int], points: float) -> list[dict[str, Any]]:
     """Return for each discordance the problems that show `points`, and the points that benchmarks of `sizes` show."""
     # Benchmarks weigh equally, so small ones decide.
     own = round(len(sizes) ** 2 / sum(1 / size for size in sizes))
@@ -226,5 +224,5 @@ def designs(sizes: Sequence[int], points: float, discordances: Sequence[float]) 
             "own_problems": own,
             "own_points": round(100 * detectable(own, share), 4),
         }
-        for share in discordances or DISCORDANCE
+        for share in DISCORDANCE
     ]
