@@ -95,7 +95,10 @@ class FilledEngine(Engine):
         for sequence in self.sequences:
             self.cache.reserve(sequence, room)
         torch.manual_seed(0)
-        for table in (*self.cache.keys, *self.cache.values, *self.cache.queries):
+        slots, shape = torch.arange(self.cache.keys[0].shape[1]), model.shape
+        for number, (_, *sizes) in enumerate(shape.cached_layers):
+            self.cache.write(number, slots, *(torch.randn(len(slots), shape.kv_heads, size) for size in sizes))
+        for table in self.cache.rings:
             table.normal_()
         self.cache.layers = {n: Layer(n, model.shape.head_dim**-0.5) for n in range(model.shape.layers)}
         #: Processor seconds inside of the model's forward pass.

@@ -1,38 +1,35 @@
 """Decoding speed: our loop, transformers' DynamicCache and `generate`, the roofline, and the demo's grid.
 
     python bench/decode.py                                # batch 8 at 1k and 4k, batch 1 and 32 at 1k, the demo's grid
-    python bench/decode.py --full --out bench/results/decode.json      # batch 1, 8, 32 at 1k, 4k, 16k where they fit
-    python bench/decode.py --cases 8x4096 --demo 0
-    python bench/decode.py --cases --against TREE/src     # the demo's grid alone, in turns with another source tree
+    python bench/decode.py --cases 8x4096 --bits 8 4 3 2 --demo 0    # one case, and packed keys and values
 
 One Llama of 100M parameters with random weights, fp32, one thread, real kernels on caches that are filled by hand.
 Times are CPU seconds of that thread, so that other processes disturb less. Every arm decodes the same batch at the same
 mean cache length; the arms take turns, ratios are medians over rounds:
 
 - `window`: our loop under a KV budget, sampling as published (temperature 0.6, top-k 20, top-p 0.95).
-- `dynamic`: a loop over transformers' DynamicCache with its own layers and attention, greedy, which compresses at the
-  same points by gathering what stays. Between compressions the cache grows from `kept` to `budget` tokens: steps are
-  measured at the mean length, a compression is measured by itself and spread over the steps of its cycle.
+- `dynamic`: a loop over transformers' DynamicCache, greedy, which compresses at the same points by gathering what
+  stays. Steps are measured at the mean length; a compression, by itself, is spread over the steps of its cycle.
 - `generate`: transformers' generate with the full cache at that length.
+- `bits B`: our loop with keys and values of B bits and the full cache.
 
-`roofline`: a step has to read the weights and all kept keys and values once, and to do the multiplications and
-additions of all linear layers and of attention. Both are divided by what one thread reached in the same round, reading
-half a gigabyte or multiplying matrices. The longer of these times is the bound, by `memory` or by `compute`, and
-`share` is that time / the time of our step. `overhead` is the share of our step outside the model's forward pass.
+`roofline`: a step has to read the weights and all kept keys and values once, and to multiply and add for all linear
+layers and attention. Both are divided by what one thread reached in the same round. The longer of these times is the
+bound; `share` is that time / the time of our step, `overhead` the share of our step outside the model's forward pass.
 
 `demo` is the demo's grid on chains with `embedded:tiny-llama` (`demo_grid.py`): decoded tokens per CPU second, in fresh
-processes, in turns with another tree where one is given. Prints one JSON document.
+processes. Prints one JSON document.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,11 +37,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
-import kvatlas
 from common import FilledEngine, arguments, bench_model, keep
 from kvatlas import native, policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.models import ModelHandle
+from kvatlas.policies import Policy
 
 #: 12 layers of 768 with grouped heads: 100M parameters.
 SHAPE = {
@@ -95,7 +92,7 @@ def _fastest(*work: Callable[[], object]) -> float:
 class Case:
     """All arms at one batch size and one mean cache length."""
 
-    def __init__(self, handle: ModelHandle, model: LlamaForCausalLM, batch: int, tokens: int) -> None:
+    def __init__(self, handle: ModelHandle, model: LlamaForCausalLM, batch: int, tokens: int, bits: list[int]) -> None:
         self.handle, self.model, self.batch, self.tokens = handle, model, batch, tokens
         share = WINDOW + RATIO * (1 - WINDOW)
         self.budget = budget = round(2 * tokens / (1 + share))
@@ -103,6 +100,11 @@ class Case:
         self.policy = policies.of(Setting.of("window", **values))
         self.kept, self.cycle = budget - round((1 - share) * budget), round((1 - share) * budget)
         self.engine = FilledEngine(handle, [self.policy], Sampling(max_new_tokens=10**6), batch, budget)
+        #: Engines with packed keys and values, and their policies.
+        self.packed: dict[str, tuple[FilledEngine, Policy]] = {}
+        for own in bits:
+            full = policies.of(Setting.of("full", kv_bits=own))
+            self.packed[f"bits {own}"] = FilledEngine(handle, [full], self.engine.sampling, batch, tokens + 64), full
         self.cache = DynamicCache(config=model.config)
         size = (batch, handle.shape.kv_heads, tokens, handle.shape.head_dim)
         for layer in range(handle.shape.layers):
@@ -127,6 +129,12 @@ class Case:
         self.engine.put(self.tokens, self.policy)
         self.engine.forward_seconds = 0.0
         return self.engine.step(steps)
+
+    def steps_packed(self, steps: int, name: str) -> float:
+        """Seconds of our steps over packed keys and values."""
+        engine, policy = self.packed[name]
+        engine.put(self.tokens, policy)
+        return engine.step(steps)
 
     def window_compression(self) -> float:
         """Seconds of our compression of all rows at the budget."""
@@ -178,7 +186,9 @@ class Case:
 
     def measure(self, steps: int, rounds: int, machine: Machine) -> dict[str, Any]:
         """Medians over rounds in which the arms and what the machine can do take turns."""
+        arms: dict[str, Callable[[int], float]]
         arms = {"window": self.window, "dynamic": self.dynamic, "generate": self.generate}
+        arms |= {name: partial(self.steps_packed, name=name) for name in self.packed}
         seconds: dict[str, list[float]] = {name: [] for name in arms}
         overhead, reading, computing = [], [], []
         for turn in range(-1, rounds):
@@ -194,7 +204,7 @@ class Case:
         spread = {
             "window": median(self.window_compression() for _ in range(3)) / self.cycle,
             "dynamic": median(self.dynamic_compression() for _ in range(3)) / self.cycle,
-            "generate": 0.0,
+            **dict.fromkeys(["generate", *self.packed], 0.0),
         }
         whole = {name: [taken + spread[name] for taken in result] for name, result in seconds.items()}
         limits = [max(both) for both in zip(reading, computing, strict=True)]
@@ -222,6 +232,7 @@ class Case:
             "bandwidth": round(median(self.read_bytes / item for item in reading)),
             "flops_per_second": round(median(self.flops / item for item in computing)),
             "overhead": round(median(overhead), 4),
+            "kv_bytes": {name: engine.cache.bytes for name, (engine, _) in self.packed.items()},
         }
 
 
@@ -229,55 +240,34 @@ def _ms(seconds: list[float]) -> float:
     return round(1000 * median(seconds), 2)
 
 
-QUICK = [(1, 1024), (8, 1024), (8, 4096), (32, 1024)]
-FULL = [(batch, tokens) for tokens in (1024, 4096, 16_384) for batch in (1, 8, 32)]
-#: Bytes of one case beyond which it is left out: two caches, one of which is copied at every step.
-ROOM = 8 * 2**30
-
-
-def demo(problems: int, rounds: int, against: Path | None) -> dict[str, Any]:
-    """The demo's grid in fresh processes, in turns with another source tree if there is one."""
-    sources = {"this": Path(kvatlas.__file__).parents[1]} | ({"against": against.resolve()} if against else {})
-    by_name: dict[str, list[dict[str, Any]]] = {name: [] for name in sources}
+def demo(problems: int, rounds: int) -> dict[str, Any]:
+    """The demo's grid in fresh processes."""
     program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems)]
+    runs: list[dict[str, Any]] = []
     for _ in range(rounds):
-        for name, source in sources.items():
-            position = {**os.environ, "PYTHONPATH": str(source)}
-            done = subprocess.run(program, env=position, capture_output=True, text=True, check=True)
-            by_name[name].append(json.loads(done.stdout.splitlines()[-1]))
-    rates = {name: [run["decoded_tokens"] / run["seconds"] for run in runs] for name, runs in by_name.items()}
-    result = {
+        done = subprocess.run(program, capture_output=True, text=True, check=True)
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    return {
         "problems": problems,
-        "settings": by_name["this"][0]["settings"],
-        "decoded_tokens": {name: runs[0]["decoded_tokens"] for name, runs in by_name.items()},
-        "seconds": {name: [run["seconds"] for run in runs] for name, runs in by_name.items()},
-        "tokens_per_cpu_second": {name: round(median(rate)) for name, rate in rates.items()},
+        "settings": runs[0]["settings"],
+        "decoded_tokens": runs[0]["decoded_tokens"],
+        "seconds": [run["seconds"] for run in runs],
+        "tokens_per_cpu_second": round(median(run["decoded_tokens"] / run["seconds"] for run in runs)),
     }
-    if against:
-        both = zip(rates["this"], rates["against"], strict=True)
-        result["speed_against"] = round(median(own / other for own, other in both), 2)
-    return result
 
 
 def main() -> None:
-    options = arguments(__doc__, full=False, cases={"nargs": "*"}, steps=4, rounds=5, layers=12, demo=8, against=Path)
+    cases = ["1x1024", "8x1024", "8x4096", "32x1024"]
+    options = arguments(__doc__, cases=cases, bits=[8, 4], steps=4, rounds=5, layers=12, demo=8)
     torch.set_num_threads(1)
-
-    cases = FULL if options.full else QUICK
-    if options.cases is not None:
-        cases = [tuple(int(part) for part in case.split("x")) for case in options.cases]  # type: ignore[misc]
-    outcome, left_out = [], []
+    outcome = []
     with tempfile.TemporaryDirectory() as folder:
         handle = bench_model(Path(folder), {**SHAPE, "num_hidden_layers": options.layers})
         # As transformers has it: not the layers that `ModelHandle.load` puts in.
         model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
-        machine = Machine() if cases else None
-        for batch, tokens in cases:
-            if 2.5 * batch * tokens * handle.kv_bytes_per_token > ROOM:
-                left_out.append([batch, tokens])
-                continue
-            assert machine is not None
-            case = Case(handle, model, batch, tokens)
+        machine = Machine()
+        for batch, tokens in (map(int, case.split("x")) for case in options.cases):
+            case = Case(handle, model, batch, tokens, options.bits)
             outcome.append(case.measure(options.steps, options.rounds, machine))
             del case
         parameters = model.num_parameters()
@@ -287,8 +277,7 @@ def main() -> None:
         kernels=getattr(native.load(), "target", None),
         parameters=parameters,
         results=outcome,
-        left_out_for_memory=left_out,
-        demo=demo(options.demo, options.rounds, options.against) if options.demo else None,
+        demo=demo(options.demo, options.rounds) if options.demo else None,
     )
 
 

@@ -55,7 +55,8 @@ def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> Non
 def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
     result = run("decode.py", "--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "0")
     (case,) = result["results"]
-    assert set(case["step_ms"]) == {"window", "dynamic", "generate"}
+    assert set(case["step_ms"]) == {"window", "dynamic", "generate", "bits 8", "bits 4"}
+    assert case["kv_bytes"]["bits 4"] < 0.8 * case["kv_bytes"]["bits 8"]
     assert case["kept"] < case["kv_tokens"] < case["budget"]
     roofline = case["roofline"]
     # Weights of one layer and of the head, and 2 x 128 tokens of 2 KB.

@@ -131,6 +131,11 @@ class Setting:
         """The parameters as a dictionary."""
         return dict(self.parameters)
 
+    @property
+    def on_axes(self) -> dict[str, Any]:
+        """The parameters with the bits of cached numbers, which a setting of 16 bits does not name."""
+        return {"kv_bits": 16, **self.values}
+
     @cached_property
     def id(self) -> str:
         """The canonical text of the setting: equal settings have equal ids."""
@@ -143,6 +148,33 @@ class Setting:
 
 #: The setting of a model behind an API, whose cache is unknown.
 SERVED = Setting("served")
+
+
+#: Numbers that are packed together.
+CODES = 16
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The form of cached keys and values: their bits, 16 for the type of the model.
+
+    Packed ones have a scale and a zero point for each `group` of channels of a token; the newest `residual` tokens of a
+    sequence are read unpacked.
+    """
+
+    key_bits: int = 16
+    value_bits: int = 16
+    group: int = 32
+    residual: int = 32
+
+    @property
+    def packed(self) -> bool:
+        """True if keys or values are packed."""
+        return self != Storage()
+
+    def row_bytes(self, bits: int, size: int) -> int:
+        """Return the bytes of a packed key or value of one head: words of codes, and two of fp16 for each group."""
+        return 4 * (-(-(-(-size // CODES) * bits) // 2) + -(-size // self.group))
 
 
 @dataclass(frozen=True)
@@ -325,6 +357,8 @@ class Cell:
     estimate: Estimate
     mean_kv_tokens: float | None = None
     peak_kv_tokens: int | None = None
+    mean_kv_bytes: float | None = None
+    peak_kv_bytes: int | None = None
     output_tokens_mean: float | None = None
     truncated: int | None = None
     seconds_mean: float | None = None
@@ -445,7 +479,7 @@ class Map:
     @property
     def full(self) -> Cell | None:
         """The cell of the full cache, if it is a baseline."""
-        return next((cell for cell in self.baselines.values() if cell.setting.policy == "full"), None)
+        return next((cell for cell in self.baselines.values() if cell.setting == Setting("full")), None)
 
     @property
     def remarks(self) -> tuple[Note, ...]:

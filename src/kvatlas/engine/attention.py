@@ -93,7 +93,7 @@ class ForwardBatch:
 
     def forget(self) -> None:
         """Drop all that was derived from the tensors, before another pass."""
-        for name in ("paged", "positions32", "groups", "newest_queries", "derived"):
+        for name in ("paged", "positions32", "groups", "newest_queries", "newest_tokens", "derived"):
             vars(self).pop(name, None)
 
     @cached_property
@@ -115,6 +115,8 @@ class ForwardBatch:
             longest=self.longest,
             watched=watched,
             watched_width=self.attention.shape[-1],
+            rows=self.row.int(),
+            first=torch.tensor(self.first_positions, dtype=torch.int32),
         )
 
     @cached_property
@@ -157,18 +159,33 @@ class ForwardBatch:
             tokens, rows, places = self.newest_queries
             self.cache.queries[layer][rows, :, places] = query[tokens]
 
+    def keep_recent(self, layer: int, *new: Tensor) -> None:
+        """Store the newest keys and values [tokens, KV heads, size] unpacked, behind the attention of their layer."""
+        for rings, numbers in zip(self.cache.recent, new, strict=True):
+            ring = rings[layer]
+            if ring is not None:
+                tokens, rows, places = self.newest_tokens
+                ring[rows, :, places] = numbers[tokens]
+
     @cached_property
     def newest_queries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The tokens of the newest queries in the batch, and their rows and places in the rings."""
-        window, queries = self.cache.query_window, []
-        if self.decoding and len(self.remembered) == len(self.rows):
+        return self._newest(self.cache.query_window, self.remembered)
+
+    @cached_property
+    def newest_tokens(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._newest(self.cache.storage.residual, range(len(self.rows)))
+
+    def _newest(self, window: int, members: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the newest tokens of sequences in the batch, and their rows and places in rings of this length."""
+        if self.decoding and len(members) == len(self.rows):
             return torch.arange(len(self.rows), device=self.row.device), self.row, self.positions % window
-        for index in self.remembered:
+        newest = []
+        for index in members:
             count = self.counts[index]
             for token in range(max(0, count - window), count):
-                slot = (self.first_positions[index] + token) % window
-                queries.append((self.starts[index] + token, self.rows[index], slot))
-        tokens, rows, places = torch.tensor(queries).to(self.cache.device).unbind(1)
+                place = (self.first_positions[index] + token) % window
+                newest.append((self.starts[index] + token, self.rows[index], place))
+        tokens, rows, places = torch.tensor(newest).to(self.cache.device).unbind(1)
         return tokens, rows, places
 
 
@@ -234,7 +251,7 @@ class CpuBackend:
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache, (number, scaling, window, softcap, sinks) = batch.cache, layer
-        return self.native.attention(
+        out = self.native.attention(
             batch.paged,
             _dense(query),
             _dense(key),
@@ -248,7 +265,12 @@ class CpuBackend:
             mass=batch.attention[number] if batch.watched else None,
             softcap=softcap or 0.0,
             sinks=sinks,
+            bits=cache.bits,
+            group=cache.storage.group,
+            recent=[rings[number] for rings in cache.recent],
         )
+        batch.keep_recent(number, key, value)
+        return out
 
 
 def _dense(heads: Tensor) -> Tensor:
@@ -265,18 +287,27 @@ class ReferenceBackend:
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache, entered, number, window = batch.cache, batch.entered_slots, layer.number, layer.window
         plain = layer.softcap is None and layer.sinks is None
-        cache.keys[number][:, entered] = key.transpose(0, 1)
-        cache.values[number][:, entered] = value.transpose(0, 1)
+        cache.write(number, entered, key, value)
         if window is not None:
             cache.watch_window(number)[:, entered] = batch.positions32
         out = query.new_empty(*query.shape[:2], value.shape[2])
         for group in batch.groups:
-            keys, values = (pool[number][:, group.slots].transpose(0, 1) for pool in (cache.keys, cache.values))
+            keys, values = (cache.read(side, number, group.slots).transpose(0, 1) for side in (0, 1))
             visible = group.visible[:, None]
             if window is not None:
                 near = cache.positions[number][:, group.slots].transpose(0, 1)[:, :, None]
                 visible = visible & (near > batch.positions[group.tokens][:, None, :, None] - window)
                 visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
+            longest = keys.shape[2]
+            if cache.storage.packed and cache.storage.residual:
+                # Every token is there twice, as it is stored and unpacked; a new one sees one of them.
+                keys, values = (
+                    torch.cat([stored, _unpacked(batch, group, cache.recent[side][number], stored, new)], 2)
+                    for side, (stored, new) in enumerate(((keys, key), (values, value)))
+                )
+                own = batch.length[group.members, None] + torch.arange(group.tokens.shape[1], device=query.device)
+                newest = torch.arange(longest, device=query.device) > own[..., None] - cache.storage.residual
+                visible = torch.cat([visible & ~newest[:, None], visible & newest[:, None]], -1)
             asking = query[group.tokens].transpose(1, 2)
             if plain:
                 output = F.scaled_dot_product_attention(
@@ -297,8 +328,27 @@ class ReferenceBackend:
                         part = (weights.to(values.dtype) @ values[at].unsqueeze(1)).flatten(0, 1).transpose(0, 1)
                         out[group.tokens[at, start : start + CHUNK]] = part
                     if watched is not None:
-                        batch.attention[number, watched, :, : keys.shape[2]] += weights.mean(1).sum(1)
+                        mass = weights.mean(1).sum(1).view(weights.shape[0], -1, longest).sum(1)
+                        batch.attention[number, watched, :, :longest] += mass
+        batch.keep_recent(number, key, value)
         return out
+
+
+def _unpacked(batch: ForwardBatch, group: Group, ring: Tensor | None, stored: Tensor, new: Tensor) -> Tensor:
+    """Return keys or values [sequences, KV heads, longest, size] with the newest ones before and in the batch unpacked.
+
+    `ring` are those before the batch by row, None if all are unpacked; `new` [tokens, KV heads, size] those in it.
+    """
+    if ring is None:
+        return stored
+    numbers, length = stored.clone(), batch.length[group.members]
+    behind = torch.arange(stored.shape[2], device=stored.device) - length[:, None]
+    at, token = ((behind >= -ring.shape[2]) & (behind < 0)).nonzero(as_tuple=True)
+    place = (batch.positions[group.tokens[at, 0]] + behind[at, token]) % ring.shape[2]
+    numbers[at, :, token] = ring[batch.row[group.members][at], :, place]
+    at, token = ((behind >= 0) & (behind < group.tokens.shape[1])).nonzero(as_tuple=True)
+    numbers[at, :, token] = new[group.tokens[at, behind[at, token]]]
+    return numbers
 
 
 def _weights(layer: Layer, query: Tensor, keys: Tensor, visible: Tensor) -> Iterator[tuple[int, Tensor]]:

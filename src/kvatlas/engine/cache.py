@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kvatlas.core import Storage
+from kvatlas.engine.storage import pack, unpack
 from kvatlas.models import Shape
 from kvatlas.models.attention import RowStates
 
@@ -74,14 +76,13 @@ class CachedSequence:
 class Snapshot:
     """A sequence at a fork: its shared pages, and copies of the tensors that change while others continue.
 
-    `token_state` [layers, KV heads, length] by name, `queries` [layers][heads, window, key size]; `state` belongs to
-    layers with a state.
+    `token_state` [layers, KV heads, length] by name, `rings` those of its row; `state` belongs to layers with a state.
     """
 
     pages: tuple[int, ...]
     length: int
     token_state: dict[str, Tensor]
-    queries: list[Tensor]
+    rings: list[Tensor]
     state: Any = None
 
 
@@ -89,8 +90,10 @@ class KVCache:
     """Keys and values of up to `rows` sequences, and the notes of policies beside cached tokens.
 
     Layers are those that `shape` caches. `keys` are [layers][KV heads, slots, key size], `values` likewise; slot s is
-    token s % page_size of page s // page_size. Page 0 belongs to no sequence and pads tables. `table` [rows + 1, pages]
-    int32 lists each sequence's pages, last those of `idle`, a sequence that pads batches and is never read.
+    token s % page_size of page s // page_size. Pools of a packed `storage` hold rows of bytes (`storage.pack`);
+    `recent`, for keys and for values, [layers][rows + 1, KV heads, residual, size] has the newest tokens unpacked, that
+    at position p in place p % residual; None without. Page 0 belongs to no sequence and pads tables. `table` [rows + 1,
+    pages] int32 lists each sequence's pages, last those of `idle`, a sequence that pads batches and is never read.
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
     sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window`
     queries: that of the token at position p is in place p % query_window. `layers` are the layers of the last call of
@@ -107,13 +110,23 @@ class KVCache:
         dtype: torch.dtype,
         page_size: int = PAGE,
         states: RowStates | None = None,
+        storage: Storage = Storage(),  # noqa: B008
     ) -> None:
         self.shape, self.rows, self.device, self.dtype, self.page_size = shape, rows, device, dtype, page_size
         self.query_window = query_window
         #: The states of rows, for models with such layers.
         self.states = states
-        self.keys = [self._pool(0, layer.key) for layer in shape.cached_layers]
-        self.values = [self._pool(0, layer.value) for layer in shape.cached_layers]
+        self.storage, self.bits = storage, (storage.key_bits, storage.value_bits)
+        pools: list[list[Tensor]] = []
+        self.recent: list[list[Tensor | None]] = []
+        for bits, sizes in zip(self.bits, list(zip(*shape.cached_layers, strict=True))[1:], strict=True):
+            packed = bits < 16
+            widths = [storage.row_bytes(bits, size) if packed else size for size in sizes]
+            pools.append([self._pool(0, width, torch.uint8 if packed else dtype) for width in widths])
+            rings = [(rows + 1, shape.kv_heads, storage.residual, size) for size in sizes]
+            unpacked = packed and storage.residual
+            self.recent.append([torch.zeros(ring, device=device, dtype=dtype) if unpacked else None for ring in rings])
+        self.keys, self.values = pools
         self.positions: dict[int, Tensor] = {}
         self.layers: dict[int, Layer] = {}
         self.idle = CachedSequence(rows)
@@ -133,11 +146,11 @@ class KVCache:
         self.holders = [1]
         self.reset()
 
-    def _pool(self, pages: int, width: int) -> Tensor:
+    def _pool(self, pages: int, width: int, dtype: torch.dtype) -> Tensor:
         shape = (self.shape.kv_heads, pages * self.page_size, width)
-        size = math.prod(shape) * self.dtype.itemsize
+        size = math.prod(shape) * dtype.itemsize
         if self.device.type != "cpu" or not size:
-            return torch.zeros(shape, device=self.device, dtype=self.dtype)
+            return torch.zeros(shape, device=self.device, dtype=dtype)
         # A separate mapping, so that the old memory of a grown cache returns to the system at once; in large pages,
         # which are faster to read.
         try:
@@ -147,7 +160,28 @@ class KVCache:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
+        return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+    @property
+    def rings(self) -> list[Tensor]:
+        """Queries and unpacked tokens by row: tensors [rows + 1, ...] that a fork copies."""
+        return [*self.queries, *(ring for rings in self.recent for ring in rings if ring is not None)]
+
+    def write(self, layer: int, slots: Tensor, *new: Tensor) -> None:
+        """Write new keys and values [tokens, KV heads, size] into their slots, packed as the storage is."""
+        for pool, bits, numbers in zip((self.keys[layer], self.values[layer]), self.bits, new, strict=True):
+            numbers = numbers if bits == 16 else pack(numbers, bits, self.storage.group)
+            pool[:, slots] = numbers.transpose(0, 1)
+
+    def read(self, side: int, layer: int, slots: Tensor) -> Tensor:
+        """Return the keys (side 0) or the values (side 1) of slots [...] as they are stored: [KV heads, ..., size]."""
+        pool, bits, (_, *sizes) = (
+            (self.keys, self.values)[side][layer],
+            self.bits[side],
+            self.shape.cached_layers[layer],
+        )
+        rows = pool[:, slots]
+        return rows if bits == 16 else unpack(rows, sizes[side], bits, self.storage.group).to(self.dtype)
 
     def reset(self) -> None:
         """Forget every sequence; the memory stays."""
@@ -184,9 +218,9 @@ class KVCache:
         for page in pages:
             self.holders[page] += branches
         states = {name: state[sequence.row, ..., : sequence.length].clone() for name, state in self.token_state.items()}
-        queries = [ring[sequence.row].clone() for ring in self.queries]
+        rings = [ring[sequence.row].clone() for ring in self.rings]
         own = None if self.states is None else copy.deepcopy(self.states.of(sequence.row))
-        return Snapshot(tuple(pages), sequence.length, states, queries, own)
+        return Snapshot(tuple(pages), sequence.length, states, rings, own)
 
     def resume(self, snapshot: Snapshot) -> CachedSequence:
         """Return a sequence that continues a snapshot. Its pages are shared: it has to be compacted before it grows."""
@@ -196,7 +230,7 @@ class KVCache:
         self.reserve(sequence, snapshot.length)
         for name, state in snapshot.token_state.items():
             self.token_state[name][sequence.row, ..., : snapshot.length] = state
-        for ring, copied in zip(self.queries, snapshot.queries, strict=True):
+        for ring, copied in zip(self.rings, snapshot.rings, strict=True):
             ring[sequence.row] = copied
         if self.states is not None:
             self.states.rows[sequence.row] = copy.deepcopy(snapshot.state)
@@ -240,8 +274,8 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes allocated for keys, values, token states, recent queries and positions."""
-        tables = [*self.keys, *self.values, *self.token_state.values(), *self.queries, *self.positions.values()]
+        """Bytes allocated for keys, values, token states, rings and positions."""
+        tables = [*self.keys, *self.values, *self.token_state.values(), *self.rings, *self.positions.values()]
         return sum(table.numel() * table.element_size() for table in tables)
 
     def _give(self, sequence: CachedSequence, pages: Sequence[int]) -> None:
@@ -272,7 +306,7 @@ class KVCache:
         pages = len(self.holders) + max(missing, len(self.holders) // GROWTH)
         for pools in (self.keys, self.values):
             for layer, old in enumerate(pools):
-                pools[layer] = self._pool(pages, old.shape[-1])
+                pools[layer] = self._pool(pages, old.shape[-1], old.dtype)
                 pools[layer][:, :used] = old
         wider = self.keys[0].shape[1] - used
         self.positions = {layer: torch.nn.functional.pad(old, (0, wider)) for layer, old in self.positions.items()}

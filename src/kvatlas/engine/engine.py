@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
-from kvatlas.core import KvatlasError, Sampling, reason
+from kvatlas.core import KvatlasError, Sampling, Storage, reason
 from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend, attend
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.flex import FlexBackend
@@ -103,7 +103,10 @@ class Engine:
         self.handle, self.model, self.sampling, self.batch_size = handle, model, sampling, batch_size
         weight = next(model.parameters())
         self.backend = backend_for(weight.device, weight.dtype, backend)
+        policies = list(policies)
         self.collector = SignalCollector(policies)
+        #: The form of keys and values in the cache, at first that of the first policy.
+        self.storage = policies[0].storage if policies else Storage()
         self.decoded_tokens = self.passes = 0
         self._place = weight.device, weight.dtype, self.backend.page_size
         self._finished: list[Generation[Any]] = []
@@ -118,14 +121,16 @@ class Engine:
 
     def _allocate(self) -> None:
         state = self.collector.token_state(self.handle.shape)
-        self.cache = self._new_cache(self.batch_size, state, self.collector.query_window)
-        captured = self.backend.name == "flex" and not self.stateful
+        self.cache = self._new_cache(self.batch_size, state, self.collector.query_window, self.storage)
+        captured = self.backend.name == "flex" and not self.stateful and not self.storage.packed
         self.graphs = CudaGraphRunner(self.cache, self.sampling) if captured else None
         self.scheduler = Scheduler(self.handle, self.cache, self.collector, self.sampling, self.batch_size)
 
-    def _new_cache(self, rows: int, token_state: dict[str, tuple[int, int]], query_window: int) -> KVCache:
+    def _new_cache(
+        self, rows: int, token_state: dict[str, tuple[int, int]], query_window: int, storage: Storage
+    ) -> KVCache:
         states = RowStates(self.model) if self.stateful else None
-        return KVCache(self.handle.shape, rows, token_state, query_window, *self._place, states)
+        return KVCache(self.handle.shape, rows, token_state, query_window, *self._place, states, storage)
 
     @torch.inference_mode()
     def _measure_shape(self) -> Shape:
@@ -176,12 +181,37 @@ class Engine:
         """Decode all requests, taken as rows become free; yield generations as they finish, in no fixed order.
 
         A source without a request now but perhaps later gives None: active rows continue, and it is polled again.
+        Settings of equal storage share the cache and trunks; those of another one are decoded after the last request.
         """
         if self.model not in _rehearsed:
             with _without_hooks(self.model):
                 self._rehearse()
             _rehearsed.add(self.model)
-        source, self._finished = iter(requests), []
+        later: dict[Storage, list[Request[K]]] = {}
+        yield from self._decode(self._stored_alike(requests, later))
+        while later:
+            self.storage, waiting = later.popitem()
+            self._renew(self.batch_size)
+            yield from self._decode(iter(waiting))
+
+    def _stored_alike(
+        self, requests: Iterable[Request[K] | None], later: dict[Storage, list[Request[K]]]
+    ) -> Iterator[Request[K] | None]:
+        """Yield the requests with their settings of this storage; put the other settings into `later`."""
+        for request in requests:
+            by_storage: dict[Storage, list[Policy]] = {}
+            for policy in request.policies if request is not None else ():
+                by_storage.setdefault(policy.storage, []).append(policy)
+            own = by_storage.pop(self.storage, None)
+            for storage, others in by_storage.items():
+                assert request is not None
+                later.setdefault(storage, []).append(replace(request, policies=tuple(others)))
+            if by_storage and request is not None and own:
+                request = replace(request, policies=tuple(own))
+            yield request if own else None
+
+    def _decode(self, source: Iterator[Request[K] | None]) -> Iterator[Generation[K]]:
+        self._finished = []
         again: Iterator[Request[K]] = iter(())
         with self._attention():
             while True:
@@ -200,7 +230,7 @@ class Engine:
                             f"The memory of this machine does not suffice for {count} of {name!r} ({reason(error)})."
                         ) from None
                 again = iter(unfinished)
-                self._halve()
+                self._renew(self.batch_size // 2)
 
     def _run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
         self.scheduler.begin(requests)
@@ -210,9 +240,9 @@ class Engine:
             while self._finished:
                 yield self._finished.pop(0)
 
-    def _halve(self) -> None:
-        # New memory for half as many rows; all other memory is given back.
-        evicted, self.batch_size = self.scheduler.evicted_tokens, self.batch_size // 2
+    def _renew(self, batch_size: int) -> None:
+        # All other memory is given back.
+        evicted, self.batch_size = self.scheduler.evicted_tokens, batch_size
         self._allocate()
         self.scheduler.evicted_tokens = evicted
         gc.collect()
@@ -227,7 +257,7 @@ class Engine:
         """
         tokens = torch.arange(21) * 7 % self.handle.vocabulary
         texts, span = [text.tolist() for text in (tokens[:12], tokens[12:])], (slice(0, 4), slice(4, None))
-        cache = self._new_cache(len(texts), {}, 0)
+        cache = self._new_cache(len(texts), {}, 0, Storage())
         rows = [cache.begin() for _ in texts]
         with self._refusing():
             ids = [torch.tensor([text], device=cache.device) for text in texts]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kvatlas.core import KvatlasError, Sampling
+from kvatlas.core import KvatlasError, Sampling, Storage
 from kvatlas.engine.cache import GROWTH, PAGE, KVCache, Snapshot, pages_for
 from kvatlas.engine.rows import Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
@@ -190,8 +190,24 @@ class Peak:
 def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
     """Return the peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
 
-    Prompts have `prompt` tokens, traces `output` new ones.
+    Prompts have `prompt` tokens, traces `output` new ones. Settings of unlike storage are decoded one after the other.
     """
+    by_storage: dict[Storage, list[Policy]] = {}
+    for policy in policies:
+        by_storage.setdefault(policy.storage, []).append(policy)
+    peaks = [_peak(model, storage, own, batch_size, trees, prompt, output) for storage, own in by_storage.items()]
+    return max(peaks, key=lambda peak: peak.total)
+
+
+def _peak(
+    model: ModelHandle,
+    storage: Storage,
+    policies: Sequence[Policy],
+    batch_size: int,
+    trees: int,
+    prompt: int,
+    output: int,
+) -> Peak:
     budgets = sorted({policy.budget.most(prompt) for policy in policies if policy.budget is not None})
     # A request starts while one setting fewer than the limit is open.
     most = max(OPEN_SETTINGS * batch_size - 1 + len(policies), batch_size // ROWS_PER_REQUEST * len(policies))
@@ -204,7 +220,8 @@ def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees:
     forked = round((open_settings - rows) / max(1, len(policies) - 1))
     waiting = sum(pages_for(budget) for budget in budgets if budget < longest) if len(policies) > 1 else 0
     shape, collector, size = model.shape, SignalCollector(policies), 4 if model.dtype == "float32" else 2
-    page = PAGE * model.kv_bytes_per_token
+    token, beside = shape.kv_bytes(storage, size)
+    page = PAGE * token
     pages = unbounded * pages_for(longest) + bounded * pages_for(min(longest, budgets[-1] if budgets else longest))
     noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
     queries = collector.query_window * shape.layers * shape.heads * shape.head_dim * size
@@ -214,7 +231,8 @@ def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees:
     states = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * size
     return Peak(
         weights=model.weight_bytes or 0,
-        slots=int(pages * page * (1 + 1 / (2 * GROWTH))) + rows * (4 * noted * capacity + queries + shape.state_bytes),
+        slots=int(pages * page * (1 + 1 / (2 * GROWTH)))
+        + rows * (4 * noted * capacity + queries + beside + shape.state_bytes),
         snapshots=max(0, forked - unbounded) * waiting * page,
         workspace=max(rows * model.vocabulary * (size + 2 * 8) + states, grown),
     )

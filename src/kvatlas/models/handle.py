@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import KvatlasError, digest, reason, refusal
+from kvatlas.core import KvatlasError, Storage, digest, reason, refusal
 from kvatlas.hub import Repository, is_id, matching
 from kvatlas.models import weights
 from kvatlas.models.options import Options
@@ -82,7 +82,20 @@ class Shape:
 
     def kv_bytes_per_token(self, bytes_per_value: int = 4) -> int:
         """Return the bytes of keys and values of one token over all layers and heads."""
-        return self.kv_heads * sum(layer.key + layer.value for layer in self.cached_layers) * bytes_per_value
+        return self.kv_bytes(Storage(), bytes_per_value)[0]
+
+    def kv_bytes(self, storage: Storage, bytes_per_value: int = 4) -> tuple[int, int]:
+        """Return the bytes of keys and values over all layers and heads: of each token, and of each sequence besides.
+
+        The latter are the unpacked copies of its newest tokens.
+        """
+        token = sequence = 0
+        for layer in self.cached_layers:
+            for size, bits in ((layer.key, storage.key_bits), (layer.value, storage.value_bits)):
+                packed = bits < 16
+                token += storage.row_bytes(bits, size) if packed else size * bytes_per_value
+                sequence += storage.residual * size * bytes_per_value if packed else 0
+        return self.kv_heads * token, self.kv_heads * sequence
 
 
 @dataclass(frozen=True)
@@ -201,7 +214,11 @@ class ModelHandle:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values of one token, in the type in which the model runs."""
-        return self.shape.kv_bytes_per_token(4 if self.dtype == "float32" else 2)
+        return self.kv_bytes(Storage())[0]
+
+    def kv_bytes(self, storage: Storage) -> tuple[int, int]:
+        """Return the bytes of keys and values of each token, and of each sequence besides."""
+        return self.shape.kv_bytes(storage, 4 if self.dtype == "float32" else 2)
 
     @cached_property
     def weight_bytes(self) -> int | None:

@@ -15,6 +15,7 @@ import ctypes
 import functools
 import os
 import platform
+from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,16 +89,26 @@ def _pointer(tensor: Tensor | None) -> int | None:
 class _Batch(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("sequences", "page_size", "table_width", "watched_width")),
-        *((name, c_void_p) for name in ("table", "starts", "lengths", "watched", "scratch")),
+        *((name, c_void_p) for name in ("table", "starts", "lengths", "watched", "rows", "first", "scratch")),
+    ]
+
+
+class _Side(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("size", "stride")),
+        *((name, c_void_p) for name in ("fresh", "pool")),
+        *((name, c_int64) for name in ("bits", "bytes", "group", "residual")),
+        ("recent", c_void_p),
     ]
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("heads", "kv_heads", "slots", "size", "value_size")),
-        *((name, c_void_p) for name in ("query", "key", "value")),
-        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
-        *((name, c_void_p) for name in ("keys", "values", "out", "places", "positions", "mass", "sinks")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "slots")),
+        ("query", c_void_p),
+        ("query_stride", c_int64),
+        *((name, _Side) for name in ("key", "value")),
+        *((name, c_void_p) for name in ("out", "places", "positions", "mass", "sinks")),
         ("window", c_int64),
         *((name, c_double) for name in ("scaling", "softcap")),
     ]
@@ -109,7 +120,9 @@ class PagedBatch:
     `table` [sequences, width] int32: the pages of each sequence, of `page_size` slots (a multiple of 16);
     `starts` [sequences + 1] int32: the first of each sequence's new tokens; `lengths` [sequences] int32: tokens cached
     before. `longest` is the largest length, new tokens included. `watched` [sequences] int32: the row of `mass` for a
-    sequence's attention, -1 for no row; `watched_width`: its last dimension.
+    sequence's attention, -1 for no row; `watched_width`: its last dimension. `rows` [sequences] int32 are their rows in
+    the tensors of recent tokens, `first` [sequences] int32 the positions of their first new tokens; only packed pools
+    need them.
     """
 
     def __init__(
@@ -122,13 +135,15 @@ class PagedBatch:
         longest: int,
         watched: Tensor | None = None,
         watched_width: int = 0,
+        rows: Tensor | None = None,
+        first: Tensor | None = None,
     ) -> None:
-        self.tensors = (table, starts, lengths, watched)
+        self.tensors = (table, starts, lengths, watched, rows, first)
         self.longest = longest
         self.scratch: Tensor | None = None
         self.scratch_size = 0
-        pointers = (tensor.data_ptr() for tensor in (table, starts, lengths))
-        self.struct = _Batch(len(lengths), page_size, table.shape[1], watched_width, *pointers, _pointer(watched))
+        pointers = map(_pointer, self.tensors)
+        self.struct = _Batch(len(lengths), page_size, table.shape[1], watched_width, *pointers)
         self.address = ctypes.addressof(self.struct)
 
 
@@ -211,6 +226,9 @@ class Native:
         mass: Tensor | None = None,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
+        bits: tuple[int, int] = (16, 16),
+        group: int = 0,
+        recent: Sequence[Tensor | None] = (None, None),
     ) -> Tensor:
         """Write new keys and values into the pages of one layer, then return the attention [tokens, heads, value size].
 
@@ -221,6 +239,8 @@ class Native:
         With a `window`, it sees those slots with position > own - window: `positions` [tokens] int32 of the new tokens
         are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the mean of
         a group's heads, is added to `mass` [watched, kv_heads, watched_width].
+        Pools of fewer `bits` than 16 (of keys, of values) hold rows of `engine.storage.pack`; `recent` [rows, kv_heads,
+        residual, size] has the newest tokens before the new ones unpacked.
         """
         tokens, heads, size = query.shape
         kv_heads, slots, _ = keys.shape
@@ -232,10 +252,17 @@ class Native:
             floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
             batch.scratch, batch.scratch_size = self._empty(floats), largest
             batch.struct.scratch = batch.scratch.data_ptr()
-        new = query.data_ptr(), key.data_ptr(), value.data_ptr(), query.stride(0), key.stride(0), value.stride(0)
-        pools = keys.data_ptr(), values.data_ptr(), out.data_ptr()
+        sides = [
+            _Side(
+                *(new.shape[2], new.stride(0), new.data_ptr(), pool.data_ptr()),
+                *(0 if own == 16 else own, pool.shape[2], group),
+                *(0 if newest is None else newest.shape[2], _pointer(newest)),
+            )
+            for new, pool, own, newest in zip((key, value), (keys, values), bits, recent, strict=True)
+        ]
         optional = _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)
-        layer = _Layer(heads, kv_heads, slots, size, value_size, *new, *pools, *optional, window, scaling, softcap)
+        asking = query.data_ptr(), query.stride(0)
+        layer = _Layer(heads, kv_heads, slots, *asking, *sides, out.data_ptr(), *optional, window, scaling, softcap)
         self._attention(batch.address, ctypes.addressof(layer))
         return out
 

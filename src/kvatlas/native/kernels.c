@@ -37,6 +37,13 @@ typedef float vec_at __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec_at __attribute__((vector_size(64), aligned(4), may_alias));
 typedef double dvec_at __attribute__((vector_size(64), aligned(8), may_alias));
 typedef uint64_t lvec_at __attribute__((vector_size(64), aligned(8), may_alias));
+typedef uint8_t bytes_at __attribute__((vector_size(16), aligned(1), may_alias));
+typedef uint16_t short_at __attribute__((aligned(1), may_alias));
+typedef uint32_t word_at __attribute__((aligned(1), may_alias));
+typedef uint64_t long_at __attribute__((aligned(1), may_alias));
+typedef _Float16 half_at __attribute__((aligned(1), may_alias));
+typedef uint32_t words8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef uint32_t uvec_at __attribute__((vector_size(64), aligned(4), may_alias));
 
 #if defined(__clang__)
 #define FMA(a, b, c) __builtin_elementwise_fma(a, b, c)
@@ -52,6 +59,7 @@ INLINE vec load(const float *p) { return *(const vec_at *)p; }
 INLINE void store(float *p, vec v) { *(vec_at *)p = v; }
 INLINE vec splat(float x) { return (vec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE ivec isplat(int32_t x) { return (ivec){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE lvec lsplat(uint64_t x) { return (lvec){x, x, x, x, x, x, x, x}; }
 INLINE vec select(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
 INLINE vec larger(vec a, vec b) { return select(a > b, a, b); }
 
@@ -246,15 +254,29 @@ struct batch {
     const int32_t *starts;  /* [sequences + 1]: first new token */
     const int32_t *lengths; /* [sequences]: tokens cached before */
     const int32_t *watched; /* [sequences]: row of `mass`, or -1; null where nobody asked */
+    const int32_t *rows;    /* [sequences]: row of `recent` */
+    const int32_t *first;   /* [sequences]: position of the first new token */
     float *scratch;
 };
 
-/* New queries, keys and values, and the pools of one layer. */
+/* Keys or values of one layer: the new ones, and the pool of the cached ones. A pool holds floats, or `bits` a number:
+ * rows of `bytes` with codes, 16 at a time, and a scale and a zero point for each `group` of numbers. The newest
+ * `residual` tokens of a sequence have floats besides: the token at position p is in place p % residual. */
+struct side {
+    int64_t size, stride;     /* between new tokens; heads of a token lie side by side */
+    const float *fresh;       /* [tokens][kv_heads][size] */
+    void *pool;               /* [kv_heads][slots][size] or [kv_heads][slots][bytes] */
+    int64_t bits, bytes;      /* bits 0: floats */
+    int64_t group, residual;
+    const float *recent;      /* [rows][kv_heads][residual][size] */
+};
+
+/* New queries, keys and values of one layer. */
 struct layer {
-    int64_t heads, kv_heads, slots, size, value_size;
-    const float *query, *key, *value;
-    int64_t query_stride, key_stride, value_stride; /* between tokens; heads of a token lie side by side */
-    float *keys, *values;                           /* [kv_heads][slots][size], [kv_heads][slots][value_size] */
+    int64_t heads, kv_heads, slots;
+    const float *query;
+    int64_t query_stride;
+    struct side key, value;
     float *out;                                     /* [tokens][heads][value_size] */
     int32_t *places;                                /* [kv_heads][slots]: positions; null without a window */
     const int32_t *positions;                       /* [tokens] */
@@ -268,8 +290,10 @@ struct layer {
 struct tile {
     int64_t count, padded, chunks, wide;
     float *queries /* [TILE][padded] */, *sums /* [TILE][wide] */, *shares /* [TILE][BLOCK] */, *parts /* [TILE][LANES] */;
+    float *query_sums /* [TILE][chunks] */, *weights /* [TILE][wide / LANES][2 * LANES] */;
     float *turned /* [padded][BLOCK] */, *key_copy /* [BLOCK][padded] */, *value_copy /* [BLOCK][wide] */;
     float *scores /* [TILE][limit] */, softcap;
+    int64_t sequence, start, length, recent; /* `recent`: the first token that is read in full precision */
     int64_t score_stride;
     float top[TILE], shrink[TILE];
     int32_t visible[TILE];  /* slots that a query sees */
@@ -279,7 +303,7 @@ struct tile {
 /* Floats of scratch for keys and values of at most `size` and sequences of at most `longest` tokens, new ones included. */
 API int64_t kvatlas_attention_scratch(int64_t size, int64_t longest, int64_t with_mass) {
     int64_t padded = (size + LANES - 1) / LANES * LANES;
-    int64_t floats = 2 * TILE * padded + TILE * BLOCK + TILE * LANES + 3 * BLOCK * padded;
+    int64_t floats = 2 * TILE * padded + TILE * BLOCK + TILE * LANES + 3 * BLOCK * padded + 3 * TILE * padded;
     return floats + (with_mass ? TILE * ((longest + BLOCK - 1) / BLOCK * BLOCK) : 0);
 }
 
@@ -532,20 +556,221 @@ INLINE int64_t slot_of(const struct batch *b, const int32_t *pages, int64_t toke
     return pages[page] * b->page_size + (token - page * b->page_size);
 }
 
+/* Rows of packed numbers are words of 32 bits: codes, then a scale and a zero point (fp16) for each group. Codes of 8
+ * and 2 bits follow each other; of 16 codes of 4 bits, those with even numbers are in the first word and the others in
+ * the second; of 3 bits, the two low ones of all codes come before the high ones. */
+INLINE int64_t scales_at(const struct side *s) {
+    int64_t chunks = (s->size + LANES - 1) / LANES;
+    return s->bits == 3 ? chunks + (chunks + 1) / 2 : chunks * s->bits / 2;
+}
+
+/* fp16 in the low bits as floats. */
+INLINE vec halves(ivec words) {
+    vec size = (vec)((words & isplat(0x7fff)) << 13) * splat(0x1p112f);
+    return (vec)((ivec)size | (words & isplat(0x8000)) << 16);
+}
+
+/* The word `at` of 16 rows. */
+INLINE ivec word_of_rows(const uint8_t *rows, int64_t bytes, int64_t at) {
+    int32_t words[LANES];
+    for (int64_t i = 0; i < LANES; i++) words[i] = (int32_t)*(const word_at *)(rows + i * bytes + 4 * at);
+    return *(const ivec_at *)words;
+}
+
+/* 16 rows as [words][16], one column a row; the rows from `next` on are fetched meanwhile. */
+INLINE void turn_words(const uint8_t *rows, int64_t bytes, const uint8_t *next, int32_t *to) {
+    int64_t w = 0, words = bytes / 4;
+    for (; w + 8 <= words; w += 8)
+        for (int half = 0; half < LANES; half += 8) {
+            words8 a[8], b[8];
+            for (int i = 0; i < 8; i++) a[i] = *(const words8 *)(rows + (half + i) * bytes + 4 * w);
+            for (int i = 0; i < 8; i += 2) {
+                b[i] = SHUFFLE(a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+                b[i + 1] = SHUFFLE(a[i], a[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+            }
+            for (int i = 0; i < 8; i += 4)
+                for (int j = 0; j < 2; j++) {
+                    a[i + 2 * j] = SHUFFLE(b[i + j], b[i + 2 + j], 0, 1, 8, 9, 4, 5, 12, 13);
+                    a[i + 2 * j + 1] = SHUFFLE(b[i + j], b[i + 2 + j], 2, 3, 10, 11, 6, 7, 14, 15);
+                }
+            for (int i = 0; i < 4; i++) {
+                *(words8 *)(to + (w + i) * LANES + half) = SHUFFLE(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+                *(words8 *)(to + (w + i + 4) * LANES + half) = SHUFFLE(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+            }
+        }
+    for (; w < words; w++) *(ivec_at *)(to + w * LANES) = word_of_rows(rows, bytes, w);
+    for (int64_t b = 0; b < LANES * bytes; b += 64) FETCH(next + b);
+}
+
+/* Code `j` of chunk `c` of 16 turned rows. */
+INLINE vec turned_codes(const int bits, const int32_t *words, int64_t chunks, int64_t c, const int j) {
+#define WORD(at) (*(const uvec_at *)(words + (at) * LANES))
+    uvec code;
+    if (bits == 8) code = WORD(4 * c + j / 4) >> (8 * (j % 4)) & 255;
+    else if (bits == 4) code = WORD(2 * c + j % 2) >> (4 * (j / 2)) & 15;
+    else code = WORD(c) >> (2 * j) & 3;
+    if (bits == 3) code |= (WORD(chunks + c / 2) >> (uint32_t)(16 * (c % 2) + j) & 1) << 2;
+#undef WORD
+    return __builtin_convertvector((ivec)code, vec);
+}
+
+/* Scores of `n` queries with 16 packed keys: for each group scale (q codes) + zero (sum of q). */
+INLINE void score_packed(const int n, const int bits, struct tile *t, const struct side *s, const int32_t *words,
+                         int64_t first, float *to) {
+    const float *queries = t->queries + first * t->padded, *sums = t->query_sums + first * t->chunks;
+    const int32_t *scales = words + scales_at(s) * LANES;
+    vec total[3] = {splat(0.0f), splat(0.0f), splat(0.0f)};
+    for (int64_t c = 0; c < t->chunks; scales += LANES) {
+        vec dot[3] = {splat(0.0f), splat(0.0f), splat(0.0f)};
+        ivec both = *(const ivec_at *)scales;
+        vec scale = halves(both), zero = halves((ivec)((uvec)both >> 16));
+        float sum[3] = {0, 0, 0};
+        for (int64_t g = 0; g < s->group && c < t->chunks; g += LANES, c++) {
+#pragma clang loop unroll(full)
+            for (int j = 0; j < LANES; j++) {
+                vec codes = turned_codes(bits, words, t->chunks, c, j);
+                for (int i = 0; i < n; i++) dot[i] = FMA(splat(queries[i * t->padded + c * LANES + j]), codes, dot[i]);
+            }
+            for (int i = 0; i < n; i++) sum[i] += sums[i * t->chunks + c];
+        }
+        for (int i = 0; i < n; i++) total[i] = FMA(splat(sum[i]), zero, FMA(dot[i], scale, total[i]));
+    }
+    for (int i = 0; i < n; i++) store(to + i * BLOCK, total[i]);
+}
+
+/* 16 codes of a row, from chunk `c` on. */
+INLINE vec codes_at(const int bits, const uint8_t *row, int64_t chunks, int64_t c) {
+    const ivec by4 = {0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28};
+    uvec codes;
+    if (bits == 8) return __builtin_convertvector(__builtin_convertvector(*(const bytes_at *)(row + 16 * c), ivec), vec);
+    if (bits == 4) codes = (uvec)lsplat(*(const long_at *)(row + 8 * c)) >> (uvec)by4 & 15;
+    else codes = (uvec)isplat((int32_t)*(const word_at *)(row + 4 * c)) >> (uvec)(COUNT + COUNT) & 3;
+    if (bits == 3) codes |= ((uvec)isplat(*(const short_at *)(row + 4 * chunks + 2 * c)) >> (uvec)COUNT & 1) << 2;
+    return __builtin_convertvector((ivec)codes, vec);
+}
+
+/* sums [n][vectors * 16] = sums + weights [n][group][16] codes [16 rows] + zeros [n][group]. */
+INLINE void add_packed(const int n, const int vectors, const int bits, struct tile *t, const struct side *s,
+                       const uint8_t *rows, int64_t first, int64_t c) {
+    vec own[3][2];
+    int64_t chunks = t->wide / LANES;
+    const float *weights[3][2];
+    for (int i = 0; i < n; i++)
+        for (int v = 0; v < vectors; v++) {
+            const float *at = t->weights + ((first + i) * chunks + (c + v) * LANES / s->group) * 2 * LANES;
+            own[i][v] = load(t->sums + (first + i) * t->wide + (c + v) * LANES) + splat(at[LANES]);
+            weights[i][v] = at;
+        }
+    for (int64_t j = 0; j < LANES; j++, rows += s->bytes)
+        for (int v = 0; v < vectors; v++) {
+            vec codes = codes_at(bits, rows, chunks, c + v);
+            for (int i = 0; i < n; i++) own[i][v] = FMA(splat(weights[i][v][j]), codes, own[i][v]);
+        }
+    for (int i = 0; i < n; i++)
+        for (int v = 0; v < vectors; v++) store(t->sums + (first + i) * t->wide + (c + v) * LANES, own[i][v]);
+}
+
+#define FOR_BITS(call)                                                                                                 \
+    switch (s->bits) {                                                                                                 \
+    case 8: call(8); break;                                                                                            \
+    case 4: call(4); break;                                                                                            \
+    case 3: call(3); break;                                                                                            \
+    default: call(2);                                                                                                  \
+    }
+
+/* The key or value of a token that is read in full precision: of this pass, or one of the newest before it. */
+INLINE const float *unpacked(const struct batch *b, const struct layer *l, const struct side *s, const struct tile *t,
+                             int64_t head, int64_t token) {
+    if (token >= t->length) return s->fresh + (t->start + token - t->length) * s->stride + head * s->size;
+    int64_t place = (b->first[t->sequence] - t->length + token) % s->residual;
+    return s->recent + ((b->rows[t->sequence] * l->kv_heads + head) * s->residual + place) * s->size;
+}
+
+/* Scores of the tile's queries with 16 keys of a packed pool, from `token` on. */
+static void packed_keys(const struct batch *b, const struct layer *l, struct tile *t, int64_t head, int64_t token,
+                        const uint8_t *rows, const uint8_t *next, float *to) {
+    const struct side *s = &l->key;
+    int32_t *words = (int32_t *)t->key_copy;
+    turn_words(rows, s->bytes, next, words);
+    int64_t i = 0;
+#define SCORES(bits)                                                                                                   \
+    for (; i + 3 <= t->count; i += 3) score_packed(3, bits, t, s, words, i, to + i * BLOCK);                           \
+    for (; i < t->count; i++) score_packed(1, bits, t, s, words, i, to + i * BLOCK);
+    FOR_BITS(SCORES)
+#undef SCORES
+    int64_t limit = t->visible[t->count - 1], end = token + LANES < limit ? token + LANES : limit;
+    for (int64_t k = token < t->recent ? t->recent : token; k < end; k++) {
+        const float *key = unpacked(b, l, s, t, head, k);
+        for (i = 0; i < t->count; i++) {
+            vec dot = splat(0.0f);
+            for (int64_t c = 0; c < t->padded; c += LANES) {
+                vec part = c + LANES <= s->size ? load(key + c) : load_part(key + c, s->size - c);
+                dot = FMA(load(t->queries + i * t->padded + c), part, dot);
+            }
+            to[i * BLOCK + k - token] = sum(dot);
+        }
+    }
+}
+
+/* Values of a packed pool onto the sums of the tile's queries, by their shares of 16 tokens from `token` on. */
+static void packed_values(const struct batch *b, const struct layer *l, struct tile *t, int64_t head, int64_t token,
+                          const uint8_t *rows, const uint8_t *next, const float *shares) {
+    const struct side *s = &l->value;
+    int64_t chunks = t->wide / LANES, first = scales_at(s), limit = t->visible[t->count - 1];
+    for (int64_t g = 0; g * s->group < t->wide; g++) {
+        ivec both = word_of_rows(rows, s->bytes, first + g);
+        vec scale = halves(both), zero = halves((ivec)((uvec)both >> 16));
+        ivec packed = isplat((int32_t)token) + COUNT < isplat((int32_t)(t->recent < limit ? t->recent : limit));
+        for (int64_t i = 0; i < t->count; i++) {
+            vec share = select(packed, load(shares + i * BLOCK), splat(0.0f));
+            float *to = t->weights + (i * chunks + g) * 2 * LANES;
+            store(to, share * scale);
+            to[LANES] = sum(share * zero);
+        }
+    }
+    int64_t i = 0;
+#define COLUMNS(n, bits)                                                                                               \
+    {                                                                                                                  \
+        int64_t c = 0;                                                                                                 \
+        for (; c + 2 <= chunks; c += 2) add_packed(n, 2, bits, t, s, rows, i, c);                                      \
+        for (; c < chunks; c++) add_packed(n, 1, bits, t, s, rows, i, c);                                              \
+    }
+#define VALUES(bits)                                                                                                   \
+    for (; i + 3 <= t->count; i += 3) COLUMNS(3, bits)                                                                 \
+    for (; i < t->count; i++) COLUMNS(1, bits)
+    FOR_BITS(VALUES)
+#undef VALUES
+#undef COLUMNS
+    for (int64_t byte = 0; byte < LANES * s->bytes; byte += 64) FETCH(next + byte);
+    int64_t end = token + LANES < limit ? token + LANES : limit;
+    for (int64_t k = token < t->recent ? t->recent : token; k < end; k++) {
+        const float *value = unpacked(b, l, s, t, head, k);
+        for (i = 0; i < t->count; i++)
+            for (int64_t c = 0; c < t->wide; c += LANES) {
+                vec part = c + LANES <= s->size ? load(value + c) : load_part(value + c, s->size - c);
+                float *to = t->sums + i * t->wide + c;
+                store(to, FMA(splat(shares[i * BLOCK + k - token]), part, load(to)));
+            }
+    }
+}
+
 /* `after`: the slot, counted from this head's first, that is read when this tile is done. */
 static void attend_tile(const struct batch *b, const struct layer *l, const int32_t *pages, int64_t head, int64_t after,
                         struct tile *t) {
-    int64_t limit = t->visible[t->count - 1];
-    const float *keys = l->keys + head * l->slots * l->size, *values = l->values + head * l->slots * l->value_size;
+    int64_t limit = t->visible[t->count - 1], size = l->key.size, value_size = l->value.size;
+    const float *keys = (const float *)l->key.pool + head * l->slots * size;
+    const float *values = (const float *)l->value.pool + head * l->slots * value_size;
+    const uint8_t *key_rows = (const uint8_t *)l->key.pool + head * l->slots * l->key.bytes;
+    const uint8_t *value_rows = (const uint8_t *)l->value.pool + head * l->slots * l->value.bytes;
     const int32_t *places = l->places ? l->places + head * l->slots : 0;
     for (int64_t block = 0; block < limit; block += BLOCK) {
         const float *key[QUARTERS], *value[QUARTERS], *next_key[QUARTERS], *next_value[QUARTERS];
         const int32_t *place[QUARTERS];
+        int64_t slots[QUARTERS], next[QUARTERS];
         int64_t tokens = limit - block < BLOCK ? limit - block : BLOCK, quarters = (tokens + LANES - 1) / LANES;
         for (int64_t s = 0; s < quarters; s++) {
-            int64_t slot = slot_of(b, pages, block + s * LANES);
-            key[s] = keys + slot * l->size, value[s] = values + slot * l->value_size;
-            if (places) place[s] = places + slot;
+            slots[s] = slot_of(b, pages, block + s * LANES);
+            if (places) place[s] = places + slots[s];
         }
         if (places) {
             ivec any = isplat(0);
@@ -557,22 +782,37 @@ static void attend_tile(const struct batch *b, const struct layer *l, const int3
         }
         for (int64_t s = 0; s < QUARTERS; s++) {
             int64_t ahead = block + AHEAD + s * LANES;
-            int64_t at = ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES;
-            next_key[s] = keys + at * l->size, next_value[s] = values + at * l->value_size;
+            next[s] = ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES;
+            next_key[s] = keys + next[s] * size, next_value[s] = values + next[s] * value_size;
         }
         for (int64_t s = 0; s < quarters; s++) {
-            if (l->size != t->padded) {
-                pad_rows(key[s], l->size, t->key_copy + s * LANES * t->padded, t->padded);
+            key[s] = keys + slots[s] * size, value[s] = values + slots[s] * value_size;
+            if (size != t->padded && !l->key.bits) {
+                pad_rows(key[s], size, t->key_copy + s * LANES * t->padded, t->padded);
                 key[s] = t->key_copy + s * LANES * t->padded;
             }
-            if (l->value_size != t->wide) {
-                pad_rows(value[s], l->value_size, t->value_copy + s * LANES * t->wide, t->wide);
+            if (value_size != t->wide && !l->value.bits) {
+                pad_rows(value[s], value_size, t->value_copy + s * LANES * t->wide, t->wide);
                 value[s] = t->value_copy + s * LANES * t->wide;
             }
         }
-        score_block(t, key, next_key, t->padded, quarters);
+        if (!l->key.bits) score_block(t, key, next_key, t->padded, quarters);
+        for (int64_t s = 0; s < quarters && l->key.bits; s++)
+            packed_keys(b, l, t, head, block + s * LANES, key_rows + slots[s] * l->key.bytes,
+                        key_rows + next[s] * l->key.bytes, t->shares + s * LANES);
         soften_block(t, block, quarters, places ? place : 0);
-        value_block(t, value, next_value, t->wide, tokens);
+        if (!l->value.bits) {
+            value_block(t, value, next_value, t->wide, tokens);
+            continue;
+        }
+        for (int64_t i = 0; i < t->count; i++)
+            for (int64_t c = 0; c < t->wide; c += LANES) {
+                float *to = t->sums + i * t->wide + c;
+                store(to, load(to) * splat(t->shrink[i]));
+            }
+        for (int64_t s = 0; s < quarters; s++)
+            packed_values(b, l, t, head, block + s * LANES, value_rows + slots[s] * l->value.bytes,
+                          value_rows + next[s] * l->value.bytes, t->shares + s * LANES);
     }
 }
 
@@ -589,26 +829,59 @@ static void add_mass(const struct tile *t, int64_t first, const float *totals, f
     }
 }
 
+/* A row of `bytes` for a key or value: the arithmetic of `engine.storage.pack`, rounding included. */
+static void pack_row(const struct side *s, const float *from, uint8_t *to) {
+    const float most = (float)((1 << s->bits) - 1), magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds */
+    int64_t chunks = (s->size + LANES - 1) / LANES;
+    half_at *scales = (half_at *)(to + 4 * scales_at(s));
+    for (int64_t i = 0; i < s->bytes; i++) to[i] = 0;
+    for (int64_t first = 0; first < s->size; first += s->group, scales += 2) {
+        int64_t end = first + s->group < s->size ? first + s->group : s->size;
+        float low = from[first], high = low;
+        for (int64_t d = first; d < end; d++) {
+            low = from[d] < low ? from[d] : low;
+            high = from[d] > high ? from[d] : high;
+        }
+        scales[0] = (_Float16)((high - low) / most), scales[1] = (_Float16)low;
+        float scale = (float)scales[0], zero = (float)scales[1];
+        /* The last channel fills up the last vector. */
+        if (end == s->size) end = chunks * LANES < first + s->group ? chunks * LANES : first + s->group;
+        for (int64_t d = first; d < end; d++) {
+            float x = ((d < s->size ? from[d] : from[s->size - 1]) - zero) / scale;
+            x = x >= 0.0f ? x : 0.0f; /* a group without a range has 0 / 0 */
+            uint32_t code = (uint32_t)((x < most ? x : most) + magic - magic);
+            int64_t j = d % LANES, c = d / LANES;
+            if (s->bits == 8) to[d] = (uint8_t)code;
+            else if (s->bits == 4) to[8 * c + 4 * (j % 2) + j / 4] |= (uint8_t)(code << 4 * (j / 2 % 2));
+            else to[d / 4] |= (uint8_t)((code & 3) << 2 * (d % 4));
+            if (s->bits == 3) to[4 * chunks + d / 8] |= (uint8_t)((code >> 2) << d % 8);
+        }
+    }
+}
+
 static void write_tokens(const struct batch *b, const struct layer *l, int64_t sequence) {
     const int32_t *pages = b->table + sequence * b->table_width;
     for (int64_t token = b->starts[sequence]; token < b->starts[sequence + 1]; token++) {
         int64_t slot = slot_of(b, pages, b->lengths[sequence] + token - b->starts[sequence]);
         for (int64_t head = 0; head < l->kv_heads; head++) {
-            const float *key = l->key + token * l->key_stride + head * l->size;
-            const float *value = l->value + token * l->value_stride + head * l->value_size;
             int64_t at = head * l->slots + slot;
-            for (int64_t d = 0; d < l->size; d++) l->keys[at * l->size + d] = key[d];
-            for (int64_t d = 0; d < l->value_size; d++) l->values[at * l->value_size + d] = value[d];
+            for (int i = 0; i < 2; i++) {
+                const struct side *s = i ? &l->value : &l->key;
+                const float *from = s->fresh + token * s->stride + head * s->size;
+                if (s->bits) pack_row(s, from, (uint8_t *)s->pool + at * s->bytes);
+                else
+                    for (int64_t d = 0; d < s->size; d++) ((float *)s->pool)[at * s->size + d] = from[d];
+            }
             if (l->places) l->places[at] = l->positions[token];
         }
     }
 }
 
 API void kvatlas_attend(const struct batch *b, const struct layer *l) {
-    int64_t group = l->heads / l->kv_heads;
+    int64_t group = l->heads / l->kv_heads, residual = l->key.bits ? l->key.residual : l->value.bits ? l->value.residual : 0;
     struct tile t;
-    t.chunks = (l->size + LANES - 1) / LANES, t.padded = t.chunks * LANES;
-    t.wide = (l->value_size + LANES - 1) / LANES * LANES, t.softcap = (float)l->softcap;
+    t.chunks = (l->key.size + LANES - 1) / LANES, t.padded = t.chunks * LANES;
+    t.wide = (l->value.size + LANES - 1) / LANES * LANES, t.softcap = (float)l->softcap;
     float *scratch = b->scratch;
     t.queries = scratch, scratch += TILE * t.padded;
     t.sums = scratch, scratch += TILE * t.wide;
@@ -617,6 +890,8 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
     t.turned = scratch, scratch += BLOCK * t.padded;
     t.key_copy = scratch, scratch += BLOCK * t.padded;
     t.value_copy = scratch, scratch += BLOCK * t.wide;
+    t.query_sums = scratch, scratch += TILE * t.chunks;
+    t.weights = scratch, scratch += 2 * TILE * t.wide;
     vec scaling = splat((float)l->scaling);
     for (int64_t sequence = 0; sequence < b->sequences; sequence++) {
         int64_t start = b->starts[sequence], queries = (b->starts[sequence + 1] - start) * group;
@@ -625,19 +900,23 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
         t.scores = watched < 0 ? 0 : scratch;
         t.score_stride = (longest + BLOCK - 1) / BLOCK * BLOCK;
         write_tokens(b, l, sequence);
+        t.sequence = sequence, t.start = start, t.length = b->lengths[sequence];
         const int32_t *pages = b->table + sequence * b->table_width;
         const int32_t *following = sequence + 1 < b->sequences ? pages + b->table_width : pages;
         for (int64_t head = 0; head < l->kv_heads; head++) {
             int64_t after = head + 1 < l->kv_heads ? l->slots + pages[0] * b->page_size
                                                    : following[0] * b->page_size - head * l->slots;
-            for (int64_t first = 0; first < queries; first += TILE) {
-                t.count = queries - first < TILE ? queries - first : TILE;
+            for (int64_t first = 0; first < queries; first += t.count) {
+                /* Each token has its own newest ones. */
+                int64_t end = residual ? (first / group + 1) * group : queries;
+                t.count = end - first < TILE ? end - first : TILE;
                 for (int64_t i = 0; i < t.count; i++) {
                     int64_t token = start + (first + i) / group;
-                    const float *query = l->query + token * l->query_stride + (head * group + (first + i) % group) * l->size;
+                    const float *query = l->query + token * l->query_stride + (head * group + (first + i) % group) * l->key.size;
                     for (int64_t c = 0; c < t.padded; c += LANES) {
-                        vec own = c + LANES <= l->size ? load(query + c) : load_part(query + c, l->size - c);
+                        vec own = c + LANES <= l->key.size ? load(query + c) : load_part(query + c, l->key.size - c);
                         store(t.queries + i * t.padded + c, own * scaling);
+                        t.query_sums[i * t.chunks + c / LANES] = sum(own * scaling);
                     }
                     for (int64_t c = 0; c < t.wide; c += LANES) store(t.sums + i * t.wide + c, splat(0.0f));
                     /* The sink is a score that has been seen. */
@@ -647,17 +926,18 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
                     t.visible[i] = (int32_t)(b->lengths[sequence] + token - start + 1);
                     t.earliest[i] = l->places ? (int32_t)(l->positions[token] - l->window) : 0;
                 }
+                t.recent = residual ? t.visible[0] - residual : INT64_MAX;
                 attend_tile(b, l, pages, head, after, &t);
                 float totals[TILE];
                 for (int64_t i = 0; i < t.count; i++) {
                     int64_t token = start + (first + i) / group;
-                    float *out = l->out + (token * l->heads + head * group + (first + i) % group) * l->value_size;
+                    float *out = l->out + (token * l->heads + head * group + (first + i) % group) * l->value.size;
                     totals[i] = sum(load(t.parts + i * LANES));
                     vec scale = splat(1.0f / totals[i]);
                     for (int64_t c = 0; c < t.wide; c += LANES) {
                         vec own = load(t.sums + i * t.wide + c) * scale;
-                        if (c + LANES <= l->value_size) store(out + c, own);
-                        else store_part(out + c, own, l->value_size - c);
+                        if (c + LANES <= l->value.size) store(out + c, own);
+                        else store_part(out + c, own, l->value.size - c);
                     }
                 }
                 if (t.scores)
@@ -723,7 +1003,6 @@ API void kvatlas_rotate(float *x, int64_t stride, const float *cos, const float 
 }
 
 #define WORDS 8 /* lanes of 64 bits that hold words of 32 */
-INLINE lvec lsplat(uint64_t x) { return (lvec){x, x, x, x, x, x, x, x}; }
 
 /* Philox4x32-10, first word of counter (c0, c1, 0, 0); every argument below 2^32. */
 INLINE lvec philox(uint64_t key, lvec c0, lvec c1) {

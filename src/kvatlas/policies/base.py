@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import CODES, KvatlasError, Setting, Storage
 from kvatlas.noise import uniform
 
 if TYPE_CHECKING:
@@ -26,8 +26,13 @@ if TYPE_CHECKING:
     from kvatlas.models import ModelHandle, Shape
 
 
+#: Rises with every change of packed numbers: part of the run keys of such settings.
+STORAGE_VERSION = 1
 #: Parameters that a setting names only if they have another value.
-UNNAMED: Mapping[str, Any] = {"strict_budget": False, "budget_over": "cache", "every": 0, "every_from": "budget"}
+UNNAMED: Mapping[str, Any] = {
+    **{"strict_budget": False, "budget_over": "cache", "every": 0, "every_from": "budget"},
+    **{"kv_bits": 16, "key_bits": 0, "value_bits": 0, "group": 32, "residual": 32},
+}
 
 
 class Scope(StrEnum):
@@ -237,6 +242,16 @@ def choice_param(default: str, *others: str, **options: Any) -> Any:
     return parameter(", ".join(repr(str(word)) for word in words), words.__contains__, default, **options)
 
 
+def bits_param(default: int) -> Any:
+    """Declare a parameter that is a number of bits."""
+    bits = dict.fromkeys((default, 16, 8, 4, 3, 2))
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value in bits
+
+    return parameter(", ".join(map(str, bits)), accepts, default, kw_only=True)
+
+
 def scope_param(default: Scope) -> Any:
     """Declare the parameter `scope`, for policies whose scores differ between layers and heads."""
     return parameter(", ".join(repr(scope.value) for scope in Scope), tuple(Scope).__contains__, default)
@@ -244,7 +259,13 @@ def scope_param(default: Scope) -> Any:
 
 @dataclass(frozen=True)
 class Policy:
-    """A KV-cache token-selection method. Subclasses set the class variables; see docs/architecture.md."""
+    """A KV-cache token-selection method. Subclasses set the class variables; see docs/architecture.md.
+
+    kv_bits: bits of a cached number, 16 (the type of the model), 8, 4, 3 or 2.
+    key_bits, value_bits: those of keys and of values alone; 0 for `kv_bits`.
+    group: channels of a token that share a scale and a zero point, a multiple of 16.
+    residual: newest tokens that are read in the type of the model, at most the local window.
+    """
 
     name: ClassVar[str]
     #: Rises whenever the method's choices change: part of the run key.
@@ -264,10 +285,37 @@ class Policy:
     queries = 0
     #: The preset that set the parameters, METHOD@PAPER (presets.json), which is then the name. No parameter itself.
     preset: str = field(default="", kw_only=True, repr=False)
+    kv_bits: int = bits_param(16)
+    key_bits: int = bits_param(0)
+    value_bits: int = bits_param(0)
+    group: int = int_param(32, least=CODES, kw_only=True)
+    residual: int = int_param(32, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.preset:
             object.__setattr__(self, "name", self.preset)
+        for item in parameters(self):
+            value, expected, accepts = (getattr(self, item.name), *map(item.metadata.get, ("expected", "accepts")))
+            if expected is None and isinstance(item.default, str):
+                expected, accepts = "a text", lambda value: isinstance(value, str)
+            if accepts is not None and not accepts(value):
+                raise KvatlasError(f"{item.name} is {value!r}; expected {expected}.")
+        if self.group % CODES:
+            raise KvatlasError(f"group is {self.group}; expected a multiple of {CODES}.")
+        # Equal storages have equal parameters.
+        keys, values = self.key_bits or self.kv_bits, self.value_bits or self.kv_bits
+        bits = {"kv_bits": keys, "key_bits": 0, "value_bits": 0}
+        if keys != values:
+            bits = {"kv_bits": 16, "key_bits": keys, "value_bits": values}
+        if keys == values == 16:
+            bits |= {"group": 32, "residual": 32}
+        for name, number in bits.items():
+            object.__setattr__(self, name, number)
+
+    @property
+    def storage(self) -> Storage:
+        """The form of its cached keys and values."""
+        return Storage(self.key_bits or self.kv_bits, self.value_bits or self.kv_bits, self.group, self.residual)
 
     @property
     def budget(self) -> Budget | None:
@@ -322,7 +370,8 @@ class Policy:
         """Return all beside the parameters that can change the policy's choices on this model: part of the run key."""
         file, colon, _ = self.preset.rpartition(":")
         code = {"code": sha256(Path(file).read_bytes()).hexdigest()} if colon else {}
-        return {"name": self.name, "version": self.version, **code}
+        stored = {"storage": STORAGE_VERSION} if self.storage.packed else {}
+        return {"name": self.name, "version": self.version, **code, **stored}
 
     def observe(self, step: Step) -> None:
         """Note the signals of a step (and of prefill) in `columns`."""
@@ -333,13 +382,14 @@ class Policy:
 
 
 def parameters(policy: Policy | type[Policy]) -> list[Field[Any]]:
-    """Return the fields of a policy that its user sets."""
-    return [item for item in fields(policy) if item.name != "preset"]
+    """Return the fields of a policy that its user sets, last those of the storage of keys and values."""
+    shared = [item.name for item in fields(Policy)]
+    return sorted((item for item in fields(policy) if item.name != "preset"), key=lambda item: item.name in shared)
 
 
 @dataclass(frozen=True)
 class Full(Policy):
-    """The full cache, the reference for every setting. It has no parameters and never compresses."""
+    """The full cache, the reference for every setting. It never compresses."""
 
     name = "full"
     summary = "keeps every token (no compression)"
@@ -378,12 +428,11 @@ class CompressingPolicy(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for item in parameters(self):
-            value, expected, accepts = (getattr(self, item.name), *map(item.metadata.get, ("expected", "accepts")))
-            if expected is None and isinstance(item.default, str):
-                expected, accepts = "a text", lambda value: isinstance(value, str)
-            if accepts is not None and not accepts(value):
-                raise KvatlasError(f"{item.name} is {value!r}; expected {expected}.")
+        if self.storage.packed and self.residual > self.local_window:
+            raise KvatlasError(
+                f"residual is {self.residual}, more than the local_window {self.local_window}; expected at most that, "
+                "since a compression keeps every unpacked token."
+            )
         if self.every_from != "budget" and not self.every:
             raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
         for name, expected in (("ratio_over", "older"), ("budget_over", "cache")):

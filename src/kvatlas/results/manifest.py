@@ -11,7 +11,10 @@ from kvatlas.core import Setting
 
 @dataclass(frozen=True)
 class Expected:
-    """One promised cell: every problem, `samples` times. `baseline` cells are outside the grid."""
+    """One promised cell: every problem, `samples` times. `baseline` cells are outside the grid.
+
+    `kv_bytes` are the bytes of keys and values of each cached token, and of each sequence besides; None if unknown.
+    """
 
     model: str
     benchmark: str
@@ -20,6 +23,7 @@ class Expected:
     problems: tuple[str, ...]
     samples: int
     baseline: bool
+    kv_bytes: tuple[int, int] | None = None
 
     @property
     def name(self) -> tuple[str, str, Setting]:
@@ -123,7 +127,7 @@ class Manifest:
             "expected": [
                 [
                     *(c.model, c.benchmark, c.setting.policy, c.setting.values, c.run_key, c.samples, c.baseline),
-                    len(c.problems),
+                    *(len(c.problems), c.kv_bytes),
                 ]
                 for c in self.expected
             ],
@@ -145,7 +149,7 @@ class Manifest:
             Expected(
                 *(model, benchmark, Setting.of(policy, **values), key),
                 problems[benchmark][: rest[0] if rest else None],
-                *(samples, baseline),
+                *(samples, baseline, tuple(rest[1]) if rest[1:] and rest[1] else None),
             )
             for model, benchmark, policy, values, key, samples, baseline, *rest in data["expected"]
         )

@@ -12,18 +12,18 @@ from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity
-from kvatlas.stats.verdicts import GridLosses, Verdict, by_benchmark, id_of, kept_by_rule
+from kvatlas.stats.verdicts import FULL, GridLosses, Verdict, by_benchmark, id_of, kept_by_rule
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The cheapest settings that may be chosen, by mean KV tokens kept and by seconds a trace.
+    """The cheapest settings that may be chosen, by mean KV bytes (or tokens kept) and by seconds a trace.
 
     With a full cache those are the settings proven to lose at most the `margin`, of `problems` in all; `losses` has
     the loss of each by setting id. Without (`losses` is None) they are the `members` of the plateau, without the
     levels of an axis that are shown to be worse. `by_memory` and `by_time` are None where the cost is unknown or none
     may be chosen. `may_lose`, by setting id, is the most that one of the plateau lies below the best. `vacuous` is
-    the reason, as a clause, why nothing is chosen. `saved` is the share of the full cache's KV tokens that `by_memory`,
+    the reason, as a clause, why nothing is chosen. `saved` is the share of the full cache's KV memory that `by_memory`,
     or else `least`, does without; None if unknown.
     """
 
@@ -113,15 +113,15 @@ def choice_of(
     own = {setting: [cell for cell in cells if id_of(cell) == setting and cell.stored] for setting in losses}
     means = {id_: mean_cell([cell.cell() for cell in own[id_]]) for id_, loss in losses.items() if loss.shown}
     small = [means[setting] for setting in (means if among is None else among)]
-    fewest = cheapest(small, [kv_tokens_of(cell) for cell in small])
+    fewest = cheapest(small, kv_costs(small))
     fastest = cheapest(list(means.values()), [cell.seconds_mean for cell in means.values()])
     checked = validity(cells)
     reason = None if checked is None else checked.reason
     if reason is not None:
         fewest = fastest = None
-    full = [cell for cell in baselines if cell.setting.policy == "full" and cell.stored]
+    full = [cell for cell in baselines if cell.setting == FULL and cell.stored]
     offered = own[_safest(losses) if fewest is None else fewest.setting.id]
-    pair = [mean_cell([cell.cell() for cell in part]).mean_kv_tokens for part in (offered, full) if part]
+    pair = kv_costs([mean_cell([cell.cell() for cell in part]) for part in (offered, full) if part])
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return Choice(
         model,
@@ -166,7 +166,7 @@ def choices_of_maps(
                 map_.benchmark,
                 len(map_.cells),
                 len(verdict.plateau),
-                by_memory=cheapest(members, list(map(kv_tokens_of, members))) if reason is None else None,
+                by_memory=cheapest(members, kv_costs(members)) if reason is None else None,
                 by_time=cheapest(members, [cell.seconds_mean for cell in members]) if reason is None else None,
                 may_lose={map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()},
                 vacuous=reason,
@@ -178,6 +178,12 @@ def choices_of_maps(
 def kv_tokens_of(cell: Cell) -> float | None:
     """KV tokens that a cell keeps: measured, else what the published rule leaves (`kept_by_rule`); None if unknown."""
     return kept_by_rule(cell.setting) if cell.mean_kv_tokens is None else cell.mean_kv_tokens
+
+
+def kv_costs(cells: Sequence[Cell]) -> list[float | None]:
+    """Mean KV bytes of the cells if all are known, else the tokens that they keep."""
+    sizes = [cell.mean_kv_bytes for cell in cells]
+    return list(map(kv_tokens_of, cells)) if None in sizes else sizes
 
 
 def cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:

@@ -234,6 +234,8 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
         peak_kv_tokens=max(known("peak_kv_tokens"), default=None),
         audit=BudgetAudit(problems=problems, worst=worst, **shares) if audits else None,
         mean_kv_tokens=mean("mean_kv_tokens"),
+        mean_kv_bytes=mean("mean_kv_bytes"),
+        peak_kv_bytes=max(known("peak_kv_bytes"), default=None),
         output_tokens_mean=mean("output_tokens_mean"),
         seconds_mean=mean("seconds_mean"),
         **{name: sum(known(name)) if known(name) else None for name in ("truncated", "unmeasured")},
@@ -278,7 +280,7 @@ def curves_of_run(run: RunData) -> list[Curve]:
     measured = [cell for cell in cells if cell.measured]
     groups: dict[MapName, list[CellTraces]] = {}
     for cell in measured:
-        along = bool(names) and not cell.baseline and names[0] in cell.setting.values
+        along = bool(names) and not cell.baseline and names[0] in cell.setting.on_axes
         if along or not names:
             policy = cell.setting.policy if names else ""
             groups.setdefault(MapName(cell.model, cell.benchmark, policy), []).append(cell)
@@ -287,7 +289,7 @@ def curves_of_run(run: RunData) -> list[Curve]:
         checked = validity(group)
         vacuous = checked.reason if checked is not None else None
         first = (Note(NoteKind.VACUOUS, f"VACUOUS: {vacuous}"),) if vacuous else ()
-        by_value = {cell.setting.values[names[0]]: cell for cell in group} if names else {}
+        by_value = {cell.setting.on_axes[names[0]]: cell for cell in group} if names else {}
         beside = select(measured, model=name.model, benchmark=name.benchmark, baseline=True) if names else []
         curves.append(
             Curve(

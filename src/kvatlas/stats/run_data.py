@@ -62,11 +62,11 @@ def grid_groups(cells: Iterable[CellTraces], axes: Axes, fix: Mapping[str, Any] 
     variants: dict[tuple[str, str], list[Setting]] = {}
     by_rest: dict[tuple[str, str, str], tuple[Setting, list[CellTraces]]] = {}
     for cell in cells:
-        values = cell.setting.values
+        values = cell.setting.on_axes
         on_grid = not cell.baseline and all(axis in values for axis in axes)
         if not on_grid or any(name in values and values[name] != value for name, value in fixed.items()):
             continue
-        rest = Setting.of(cell.setting.policy, **{name: value for name, value in values.items() if name not in axes})
+        rest = Setting.of(cell.setting.policy, **{n: value for n, value in cell.setting.parameters if n not in axes})
         key = (cell.model, cell.benchmark, rest.id)
         by_rest.setdefault(key, (rest, []))[1].append(cell)
         known = variants.setdefault((cell.model, rest.policy), [])
@@ -75,7 +75,7 @@ def grid_groups(cells: Iterable[CellTraces], axes: Axes, fix: Mapping[str, Any] 
     return {
         MapName(model, benchmark, short_names(variants[model, rest.policy])[rest.id]): group
         for (model, benchmark, _), (rest, group) in by_rest.items()
-        if all(len({cell.setting.values[axis] for cell in group}) > 1 for axis in axes)
+        if all(len({cell.setting.on_axes[axis] for cell in group}) > 1 for axis in axes)
     }
 
 

@@ -266,7 +266,7 @@ class CellTraces:
 
     def coord(self, axes: tuple[str, str]) -> CellCoord:
         """Its values on the vertical and the horizontal axis."""
-        values = self.setting.values
+        values = self.setting.on_axes
         return values[axes[0]], values[axes[1]]
 
     @_by_addition
@@ -277,11 +277,14 @@ class CellTraces:
             estimate = self.table.estimates(self.metric)[self.number] or pass_at_1({})
         else:
             estimate = self.rule.estimate(self._by_problem(self.grades), self._votes())
+        mean, (token, beside) = self._mean("mean_kv_tokens"), self.expected.kv_bytes or (0, 0)
         return Cell(
             self.setting,
             estimate,
-            mean_kv_tokens=self._mean("mean_kv_tokens"),
+            mean_kv_tokens=mean,
             peak_kv_tokens=int(max(peaks)) if peaks else None,
+            mean_kv_bytes=mean * token + beside if token and mean is not None else None,
+            peak_kv_bytes=int(max(peaks)) * token + beside if token and peaks else None,
             output_tokens_mean=self._mean("output_tokens"),
             truncated=self.verdicts()[Outcome.TRUNCATED],
             seconds_mean=self._mean("seconds"),

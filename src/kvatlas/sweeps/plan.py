@@ -110,6 +110,7 @@ class Plan:
                 problems=tuple(problem.id for problem in self.problems[benchmark.name]),
                 samples=self.spec.samples,
                 baseline=baseline,
+                kv_bytes=model.kv_bytes(policy.storage),
             )
             for model, benchmark, policy, baseline in self.cells
         )
@@ -251,11 +252,15 @@ class Plan:
         return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
 
     def _kv_bytes(self, model: ModelHandle) -> int:
-        """Return the bytes of keys and values of one sequence at the largest budget, else of the longest sequence."""
+        """Return the most bytes of keys and values of one sequence at its budget, else of the longest sequence."""
         prompt = self.longest_prompt(model)
-        budgets = [policy.budget.most(prompt) for policy, _ in self.policies if policy.budget is not None]
         longest = prompt + self.spec.sampling.max_new_tokens
-        return max(budgets, default=longest) * model.kv_bytes_per_token
+        bounded = [policy for policy, _ in self.policies if policy.budget is not None]
+        sizes = []
+        for policy in bounded or [policy for policy, _ in self.policies]:
+            token, beside = model.kv_bytes(policy.storage)
+            sizes.append((longest if policy.budget is None else policy.budget.most(prompt)) * token + beside)
+        return max(sizes)
 
     def _peak(self, model: ModelHandle, batch_size: int) -> Peak:
         from kvatlas.engine.scheduler import peak

@@ -26,6 +26,9 @@ def screening(plan: Plan) -> Plan:
         raise KvatlasError(
             "The spec has no setting that compresses; a screen compares such settings with the full cache."
         )
+    packed = next((policy.setting for policy, _ in chosen if policy.storage.packed), None)
+    if packed is not None:
+        raise KvatlasError(f"A screen compares settings of 16 bits with the full cache; {packed} has fewer.")
     spec = plan.spec.model_copy(update={"allocate": Allocation()})
     return replace(plan, spec=spec, policies=chosen, screened=True)
 

@@ -331,7 +331,7 @@ def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list
         rows.setdefault((cell.model, cell.benchmark, cell.samples), []).append(number)
     tables = []
     for (model, benchmark, samples), numbers in rows.items():
-        full = next((n for n in reversed(numbers) if manifest.expected[n].setting.policy == "full"), None)
+        full = next((n for n in reversed(numbers) if str(manifest.expected[n].setting) == "full"), None)
         ids = problems[benchmark]
         tables.append(Table(model, style.model(model), benchmark, ids, samples, tuple(numbers), full))
     return tables
