@@ -28,20 +28,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ([], ["CHAIN6, dynts", "Pass@1 in %", "each panel has its own colour scale", "proven to stay within 3 points"]),
         (["--shared", "--look", "dark=true"], ["CHAIN8, random", "#12161b"]),
-        (["--mean", "--look", "columns=2"], ["mean of 2 benchmarks"]),
-        (["--against", "full", "--policy", "dynts"], ["Pass@1 minus full", "paired"]),
         (["--mean", "--against", "full", "--look", "intervals=true"], ["mean of 2", "to −"]),
         (["--against", "random"], ["CHAIN6", "Pass@1 minus random in points; paired by problem", "proven to differ"]),
-        (["--metric", "mean_kv_tokens", "--against", "random"], ["Mean KV cache against random in %"]),
-        (
-            [
-                *("--look", "intervals=false", "--look", "CHAIN6=Six"),
-            ],
-            ["Six, dynts"],
-        ),
-        (["--metric", "mean_kv_tokens"], ["Mean KV cache in tokens"]),
+        (["--look", "intervals=false", "--look", "CHAIN6=Six"], ["Six, dynts"]),
         (["--metric", "seconds", "--against", "full", "--look", "columns=1"], ["Time per answer against full in %"]),
-        (["--metric", "progress"], ["Progress Ratio"]),
         (["--fix", "local_window=8"], ["CHAIN6", "Ratio", "bands and bars: 95 % intervals"]),
     ],
 )

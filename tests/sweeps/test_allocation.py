@@ -143,13 +143,6 @@ def test_interrupted_it_ends_where_an_undisturbed_one_does(
     assert contents(tmp_path) == contents(adaptive[0])
 
 
-def test_a_token_budget_ends_it(spec_data: Build, tmp_path: Path) -> None:
-    said: list[str] = []
-    spec = spec_data(**{**TINY, "allocate": {"kind": "adaptive", "blocks": 5, "token_budget": 1000}})
-    sweep(make_plan(parse_spec(spec)), tmp_path, workers=1, on_message=said.append)
-    assert "the token budget of 1,000 is spent" in said[-1]
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -33,11 +33,9 @@ def test_defaults_are_the_published_ones() -> None:
         ({"models": "embedded:tiny-llama"}, "models: input should be a valid list"),
         ({"samples": 0}, "Wrong value in spec, samples: input should be greater than or equal to 1, given 0"),
         ({"samples": "many"}, "samples: input should be a valid integer"),
-        *(
-            ({name: value}, f"{name}: input should be a valid integer, given {value!r}")
-            for name in ("problems", "samples", "seed", "expected_output_tokens")
-            for value in (True, "3", 2.5)
-        ),
+        ({"problems": True}, "problems: input should be a valid integer, given True"),
+        ({"seed": "3"}, "seed: input should be a valid integer, given '3'"),
+        ({"expected_output_tokens": 2.5}, "expected_output_tokens: input should be a valid integer, given 2.5"),
         ({"allocate": {"blocks": True}}, "allocate.blocks: input should be a valid integer, given True"),
         ({"lose_at_most": True}, "lose_at_most: input should be a valid number, given True"),
         ({"sampling": {"top_p": 0}}, "sampling.top_p: input should be greater than 0, given 0"),

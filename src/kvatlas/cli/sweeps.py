@@ -203,33 +203,26 @@ def _check_start(folder: Path, executor: str = "local") -> None:
 
 
 def _drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
-    """Sweep, or do other `work`, between the warnings of the plan and those of the run."""
-    if not quiet:
-        warn(plan.warnings)
-    _decode(plan, folder, work, quiet=quiet, **options)
-    if not quiet:
-        warn(_limits(folder))
+    """Sweep, or do other `work`, between the warnings of the plan and those of the run.
 
-
-def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
-    """Work with progress on standard error; Ctrl-C keeps finished traces and exits with 130."""
+    Ctrl-C keeps finished traces and exits with 130.
+    """
+    from kvatlas.stats.run_data import RunData
+    from kvatlas.stats.validity import Kind, findings
     from kvatlas.sweeps import sweep as decode_all
 
+    if not quiet:
+        warn(plan.warnings)
     on_message = (lambda _: None) if quiet else note
     try:
         (work or decode_all)(plan, folder, on_trace=progress_display(quiet), on_message=on_message, **options)
     except KeyboardInterrupt:
         note(f"Stopped. Finished traces are kept in {folder}; the same command goes on from there.")
         raise typer.Exit(130) from None
-
-
-def _limits(folder: Path) -> list[str]:
-    """Return the limits of conclusions from a finished run, beyond the warnings of its plan."""
-    from kvatlas.stats.run_data import RunData
-    from kvatlas.stats.validity import Kind, findings
-
-    cells = RunData.open(folder, metric=None).cells
-    return [finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE]
+    if not quiet:
+        cells = RunData.open(folder, metric=None).cells
+        # The plan warns of cells without a choice.
+        warn(finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE)
 
 
 Head = Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The head of dynts.")]

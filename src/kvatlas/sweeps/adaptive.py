@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-
 from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
@@ -81,7 +79,7 @@ class Adaptive:
             if not complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
             state = look(state, seen, margin_of({"lose_at_most": spec.lose_at_most}))
-            reason = self._reason(state, sum(int(np.nansum(cell.traces["output_tokens"])) for cell in own))
+            reason = self._reason(state)
             if reason is not None:
                 self.stopped[model.name] = reason
                 self.on_message(f"{model.name}: {reason}.")
@@ -90,19 +88,15 @@ class Adaptive:
             given.update(dict.fromkeys(baselines, max(given[setting] for setting in settings)))
             count = int(state.next.sum()) + len(baselines)
 
-    def _reason(self, state: Decision, spent: int) -> str | None:
+    def _reason(self, state: Decision) -> str | None:
         """Return the reason to stop as a clause, or None."""
         left = int(state.open.sum())
         where = f"after block {state.blocks.max()} of {self.blocks}, with {left} of {len(state.open)} settings open"
-        budget = self.plan.spec.allocate.token_budget
-        if not left:
-            result = "a cheapest setting that keeps the margin is shown"
-            return (
-                f"{result if state.recommended is not None else 'no setting can be shown to keep the margin'}, {where}"
-            )
-        if budget is not None and spent >= budget:
-            return f"the token budget of {budget:,} is spent ({spent:,}), {where}"
-        return None
+        if left:
+            return None
+        if state.recommended is None:
+            return f"no setting can be shown to keep the margin, {where}"
+        return f"a cheapest setting that keeps the margin is shown, {where}"
 
     def manifest(self) -> Manifest:
         """Return the manifest so far: each cell has the problems of its blocks."""

@@ -98,14 +98,12 @@ class Allocation(BaseModel):
     """The allocation of problems to settings: all problems (`full`), or as many as the decision needs (`adaptive`).
 
     An adaptive sweep looks for the cheapest setting that loses at most `lose_at_most` points against the full cache.
-    Problems come in `blocks`, in a random order of the seed; the sweep of a model ends when its traces hold
-    `token_budget` output tokens.
+    Problems come in `blocks`, in a random order of the seed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["full", "adaptive"] = "full"
-    token_budget: Integer | None = Field(default=None, ge=1)
     blocks: Integer = Field(default=20, ge=2, le=100)
 
 
