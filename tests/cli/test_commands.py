@@ -137,6 +137,7 @@ def test_map_describe_report_and_export(kvatlas: Call, finished: Path, tmp_path:
     assert (tmp_path / "out.jsonl").read_text().count("\n") == 108
     # What was exported as a map reads back as one.
     kvatlas.succeed("map", tmp_path / "out.csv", "--policy", "window", "--out", tmp_path / "d.png")
+    assert "no cell in common" in kvatlas.refuse("compare", tmp_path / "out.csv", "published:dynts_r1_llama")
 
 
 def test_an_export_goes_to_standard_output_or_is_a_run(kvatlas: Call, finished: Path, tmp_path: Path) -> None:
@@ -203,17 +204,6 @@ def test_metrics_over_several_samples(kvatlas: Call, finished: Path, tmp_path: P
         "describe", finished, "--metric", "pass@5"
     )
     assert "expected: pass@1, progress, pass@K" in kvatlas.refuse("describe", finished, "--metric", "speed")
-
-
-def test_check(kvatlas: Call, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(MAP)
-    (tmp_path / "b.csv").write_text(MAP.replace(",43", ",44"))
-    out = kvatlas.succeed("compare", tmp_path / "a.csv", tmp_path / "b.csv", err="")
-    assert "conflict in 1 of 4 common cells, by up to 1.0 points" in out
-    document = json.loads(kvatlas("compare", tmp_path / "a.csv", tmp_path / "b.csv", "--json")[1])
-    assert (document["agree"], len(document["conflicts"])) == (False, 1)
-    kvatlas.succeed("compare", "published:dynts_r1_llama", "published:dynts_r1_llama")
-    assert "no cell in common" in kvatlas.refuse("compare", tmp_path / "a.csv", "published:dynts_r1_llama")
 
 
 def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(

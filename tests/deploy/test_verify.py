@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvatlas.models import find
 from kvatlas.results import Store
 from kvatlas.stats.losses import Equivalence, verified
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call
-from tests.serve.running import serving
+from tests.serve.running import served
 
 SETTING = {"kv_budget": 150, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
 SPEC: dict[str, Any] = {
@@ -62,9 +63,8 @@ def long_run(runs: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    words = [f"--{name.replace('_', '-')}={SETTING[name]}" for name in ("kv_budget", "local_window", "ratio")]
-    with serving("embedded:tiny-llama", "--policy", "window", *words) as result:
-        yield result.url
+    with served(find("embedded:tiny-llama"), "window", **SETTING) as address:
+        yield address.removesuffix("/v1")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import uvicorn
@@ -53,9 +54,9 @@ def serving(*words: str) -> Iterator[Running]:
 
 
 @contextmanager
-def served(model: ModelHandle) -> Iterator[str]:
-    """The application over this model, in a thread: its address."""
-    service = Service(model, find_policy(model, "full", {}), Sampling(temperature=1.0), batch_size=4).start()
+def served(model: ModelHandle, policy: str = "full", **values: Any) -> Iterator[str]:
+    """The application over this model under a setting, in a thread: its address."""
+    service = Service(model, find_policy(model, policy, values), Sampling(temperature=1.0), batch_size=16).start()
     config = uvicorn.Config(application(service, "tiny"), port=0, log_level="warning")
     socket = config.bind_socket()
     server = uvicorn.Server(config)

@@ -81,7 +81,6 @@ def test_a_setting_after_the_other_makes_one_run(kvatlas: Call, succeed: Callabl
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"seed": 4}, "has seed 3 (this spec: 4); name another folder"),
         (
             {"benchmarks": ["CHAIN5"], "seed": 4},
             "has benchmarks CHAIN4 (this spec: CHAIN5) and seed 3 (this spec: 4); ",
