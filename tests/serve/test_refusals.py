@@ -105,7 +105,7 @@ def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Serv
         ({"logit_bias": {"5": 1}}, "logit_bias is not supported."),
         ({"frequency_penalty": 1}, "frequency_penalty is not supported."),
         ({"top_logprobs": 2}, "top_logprobs is given without logprobs"),
-        ({"policy": {"policy": "full"}}, "policy is not known."),
+        ({"reasoning_effort": "low"}, "reasoning_effort is not supported: the model's chat template does not read it"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "enable_thinking is not supported: the model's chat"),
         # Too much is refused before it is worked on.
         ({"prompt": ["a"] * 2000, "n": 128}, "prompt and n ask for 256,000 answers at once; expected at most 8."),

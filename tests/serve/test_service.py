@@ -156,7 +156,8 @@ def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) ->
     made.close()
 
 
-def test_the_oracle_needs_a_sweep(model: ModelHandle) -> None:
+def test_values_that_a_policy_does_not_take_may_be_there_and_the_oracle_needs_a_sweep(model: ModelHandle) -> None:
+    assert find_policy(model, "full", {"kv_budget": 56, "local_window": None}).budget is None
     with pytest.raises(KvatlasError, match="which only a sweep has"):
         find_policy(model, "oracle", VALUES)
 

@@ -44,7 +44,8 @@ def warn(sentences: Iterable[str]) -> None:
 def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: bool = False) -> None:
     """Print rows with equal keys as a table, or as JSON.
 
-    In a terminal long texts wrap, or are cut to `one_line`; names and numbers are never cut.
+    In a terminal long texts wrap, or are cut to `one_line`. Names and numbers are never cut: a table that is too wide
+    loses numbers from the right, and names them below.
     """
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -56,16 +57,24 @@ def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: 
     columns = {name: [visible(_cell_text(row[name])) for row in rows] for name in (rows[0] if rows else {})}
     widths = {name: max(map(len, (name, *texts))) for name, texts in columns.items()}
     numbers = [name for name in columns if all(isinstance(row[name], int | float) for row in rows)]
+    left_out: list[str] = []
+
+    def needed() -> int:
+        whole = {*numbers, *list(columns)[:1]}
+        return sum((widths[name] if name in whole else min(widths[name], _NARROW)) + 2 for name in columns)
+
+    while numbers and needed() > console.width:
+        left_out.insert(0, numbers.pop())
+        del columns[left_out[0]]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(columns):
         whole = place == 0 or name in numbers
-        width = widths[name] if whole else min(widths[name], _NARROW)
-        table.add_column(name.replace("_", " "), no_wrap=one_line or whole, min_width=width)
-    # The terminal wraps the lines of a table that is wider.
-    console.width = max(console.width, console.measure(table).minimum)
+        table.add_column(name.replace("_", " "), no_wrap=one_line or whole, min_width=widths[name] if whole else None)
     for texts in zip(*columns.values(), strict=True):
         table.add_row(*map(escape, texts))
     console.print(table)
+    if left_out:
+        typer.echo(f"Left out at {console.width} columns: {', '.join(left_out).replace('_', ' ')}; --json has all.")
 
 
 def _cell_text(value: Any) -> str:

@@ -17,6 +17,9 @@ from kvatlas.core import KvatlasError, Setting
 if TYPE_CHECKING:
     from kvatlas.sweeps import Spec
 
+#: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
+FIRST_PROBLEMS = 12
+
 app = typer.Typer()
 predictor = typer.Typer(no_args_is_help=True)
 app.add_typer(predictor, name="predictor", help="What dynts and triattention need to know of a model.")
@@ -32,12 +35,27 @@ def demo(
     quiet: options.Quiet = False,
 ) -> None:
     """Run the main job on the embedded models: sweep, maps, report."""
+    from kvatlas.report.demo import first_look
+    from kvatlas.results.store import FILE
     from kvatlas.sweeps import make_plan, read_spec
+    from kvatlas.sweeps.executors import WorkerPool
 
     name = "demo-quick" if quick else "demo"
     folder = out or Path("runs") / name
     _check_start(folder)
-    _drive(make_plan(read_spec(Path(name))), folder, workers=workers, quiet=quiet)
+    spec = read_spec(Path(name))
+    plan = make_plan(spec)
+    with WorkerPool(workers) as pool:
+        if spec.problems is not None and spec.problems > FIRST_PROBLEMS and not (folder / FILE).exists():
+            # A coarse grid on the first of the same problems gives maps within the first minute.
+            axes = {axis: values[::2] for axis, values in spec.axes.items()}
+            coarse = make_plan(spec.model_copy(update={"problems": FIRST_PROBLEMS, "axes": axes}))
+            _decode(coarse, folder, pool=pool, quiet=quiet)
+            pictures = ", ".join(map(str, first_look(folder)))
+            if not quiet:
+                count = f"{FIRST_PROBLEMS} of {spec.problems} problems"
+                note(f"First maps, of every second step and {count}: {pictures}")
+        _drive(plan, folder, pool=pool, quiet=quiet)
     if not quiet:
         note("Drawing the figures and the report.")
     print_demo(folder)
@@ -203,26 +221,29 @@ def _check_start(folder: Path, executor: str = "local") -> None:
 
 
 def _drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
-    """Sweep, or do other `work`, between the warnings of the plan and those of the run.
-
-    Ctrl-C keeps finished traces and exits with 130.
-    """
+    """Sweep, or do other `work`, between the warnings of the plan and those of the run."""
     from kvatlas.stats.run_data import RunData
     from kvatlas.stats.validity import Kind, findings
-    from kvatlas.sweeps import sweep as decode_all
 
     if not quiet:
         warn(plan.warnings)
+    _decode(plan, folder, work, quiet=quiet, **options)
+    if not quiet:
+        cells = RunData.open(folder, metric=None).cells
+        # The plan warns of cells without a choice.
+        warn(finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE)
+
+
+def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
+    """Work with progress on standard error; Ctrl-C keeps finished traces and exits with 130."""
+    from kvatlas.sweeps import sweep as decode_all
+
     on_message = (lambda _: None) if quiet else note
     try:
         (work or decode_all)(plan, folder, on_trace=progress_display(quiet), on_message=on_message, **options)
     except KeyboardInterrupt:
         note(f"Stopped. Finished traces are kept in {folder}; the same command goes on from there.")
         raise typer.Exit(130) from None
-    if not quiet:
-        cells = RunData.open(folder, metric=None).cells
-        # The plan warns of cells without a choice.
-        warn(finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE)
 
 
 Head = Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The head of dynts.")]

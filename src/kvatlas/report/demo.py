@@ -19,11 +19,16 @@ from kvatlas.stats.systems import pairs_of, systems_of
 FIGURES = ("png", "svg", "pdf")
 
 
+def first_look(folder: Path) -> list[Path]:
+    """Draw what is finished, as PNG alone; returns the pictures."""
+    return _maps(RunAnalysis(RunData.open(folder)), folder, ("png",))
+
+
 def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
     """Draw the figures and write `maps.csv` and `report.html`; returns what the run says and the figures."""
     run = RunData.open(folder)
     analysis = RunAnalysis(run)
-    written = _maps(analysis, folder)
+    written = _maps(analysis, folder, FIGURES)
     names = _full_and_best(analysis.means)
     systems = [system for system in systems_of([run]) if (system.model, system.setting.id) in names]
     figure = pairwise_figure(systems, pairs_of(systems), "progress")
@@ -34,15 +39,15 @@ def write_demo(folder: Path) -> tuple[RunAnalysis, list[Path]]:
     return analysis, written
 
 
-def _maps(analysis: RunAnalysis, folder: Path) -> list[Path]:
-    """Draw the means side by side, then a figure for each model and policy, as files of each kind."""
+def _maps(analysis: RunAnalysis, folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The means side by side, then a figure for each model and policy; as files of each kind."""
     maps, written = analysis.maps, []
     figures = [(map_figure(analysis.means, one_bar=True), "means", analysis.means)]
     for model, policy in dict.fromkeys((map_.model, map_.policy) for map_ in maps):
         series = [map_ for map_ in maps if (map_.model, map_.policy) == (model, policy)]
         figures.append((map_figure(series), f"{model.rpartition(':')[2]}-{policy}", series))
     for figure, name, own in figures:
-        for suffix in FIGURES:
+        for suffix in suffixes:
             written += save(figure, folder / f"{name}.{suffix}", own)[:1]
     return written
 

@@ -188,7 +188,9 @@ class CompletionHandler:
         """Return the requests of a conversation."""
         messages = [message.for_template() for message in body.messages]
         self._check_size([sum(len(message["content"]) for message in messages)], body.n)
-        model, values = self.service.model, body.chat_template_kwargs or {}
+        model, values = self.service.model, dict(body.chat_template_kwargs or {})
+        if body.reasoning_effort is not None:
+            values["reasoning_effort"] = body.reasoning_effort
         template = str(model.tokenizer.chat_template or "")
         for name in values:
             if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
@@ -230,12 +232,16 @@ class CompletionHandler:
     ) -> list[GenerationRequest]:
         self.check_model(body.model)
         service = self.service
-        room = room_for(service.model, service.policy, prompt, most)
+        policy = service.policy_for(body.policy)
+        room = room_for(service.model, policy, prompt, most)
         sampling = sampling_with(
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
         )
         streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
-        return [GenerationRequest(prompt, sampling, each, body.stops, split, opened, top_logprobs) for each in streams]
+        return [
+            GenerationRequest(prompt, sampling, each, body.stops, split, opened, top_logprobs, policy)
+            for each in streams
+        ]
 
     async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""

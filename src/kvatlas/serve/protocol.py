@@ -83,7 +83,6 @@ class Generating(BaseModel):
         "parallel_tool_calls": (True, False),
         "response_format": ({"type": "text"},),
         "modalities": (["text"],),
-        "reasoning_effort": (),
     }
     #: Fields that do not change an answer.
     ignored: ClassVar[tuple[str, ...]] = (
@@ -106,6 +105,8 @@ class Generating(BaseModel):
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    #: A setting in place of the server's, as `extra_body={"policy": {"policy": "window", "ratio": 0.3}}`.
+    policy: Annotated[dict[str, str | int | float | bool], Field(max_length=64)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -137,7 +138,8 @@ class ChatRequest(Generating):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    #: Variables of the chat template, such as `enable_thinking` and `reasoning_effort`.
+    #: Variables of the chat template; the second field takes any, such as `enable_thinking`.
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")

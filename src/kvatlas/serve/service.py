@@ -11,10 +11,10 @@ import contextlib
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from kvatlas import policies
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
 from kvatlas.serve.text import Detokenizer, LogprobRecorder
 from kvatlas.text import read_value
 
@@ -64,6 +64,8 @@ class GenerationRequest:
     split: bool = True
     opened: bool | None = None
     top_logprobs: int | None = None
+    #: None for that of the service.
+    policy: Policy | None = None
 
     def detokenizer(self, model: ModelHandle) -> Detokenizer:
         """Return a new detokenizer for its tokens."""
@@ -81,6 +83,10 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         for parameter, value in values.items()
         if value is not None
     }
+    if name == "full":
+        # Options of the other policies are ignored, so that one command line also serves the full cache.
+        shared = {field.name for field in fields(CompressingPolicy)}
+        given = {parameter: value for parameter, value in given.items() if parameter not in shared}
     policy = policies.of(Setting.of(name, **given))
     if Signal.ANSWER in policy.observes:
         raise KvatlasError(
@@ -88,6 +94,11 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         )
     policy.check(model)
     return policy
+
+
+def _names_a_file(item: Field[Any]) -> bool:
+    # Parameters that are words declare them; other texts are names of files.
+    return isinstance(item.default, str) and not item.metadata
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
@@ -256,6 +267,29 @@ class Service:
             self._thread.start()
         return self
 
+    def policy_for(self, values: Mapping[str, Any] | None) -> Policy:
+        """Return the policy that a request names; parameters of the service's own method are its defaults.
+
+        Raises KvatlasError for a method with other signals than the engine collects, and for names of files.
+        """
+        if not values:
+            return self.policy
+        name, own = str(values.get("policy", self.policy.name)), {**values}
+        own.pop("policy", None)
+        if ".py:" in name and name != self.policy.name:
+            raise KvatlasError(f"policy: {name!r} names a file, which requests may not.")
+        files = [item.name for item in parameters(policies.policies.get(name)) if _names_a_file(item)]
+        if refused := next((word for word in own if word in files), None):
+            raise KvatlasError(f"policy: {refused} names a file, which requests may not.")
+        same = name == self.policy.name
+        policy = find_policy(self.model, name, {**(self.policy.setting.values if same else {}), **own})
+        if policy.observes and policy.observer != self.policy.observer:
+            raise KvatlasError(
+                f"policy: {name!r} needs signals that this server does not collect; expected {self.policy.name!r} with "
+                "its own parameters, full, or a method without signals."
+            )
+        return policy
+
     @property
     def rows(self) -> int:
         """The number of requests decoded at a time: `batch_size`, or fewer after memory ran out."""
@@ -361,7 +395,7 @@ class Service:
                 handle,
                 ask.prompt,
                 ask.stream,
-                (self.policy,),
+                (ask.policy or self.policy,),
                 sampling=ask.sampling,
                 stopping_criterion=handle.stopping_criterion,
                 logits_processor=handle.recorder,
