@@ -34,8 +34,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 # A model and its problems.
 Model = Annotated[str, typer.Argument(help="embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.")]
 ModelOption = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=VALUE", help="dtype, device, template, system, think_close, ...")
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="dtype, device, revision, think_close, ...")
 ]
+Template = Annotated[str, typer.Option(metavar="FILE", help="Jinja chat template, for a base model.")]
+System = Annotated[str, typer.Option(metavar="TEXT", help="System message of every prompt.")]
 Benchmarks = Annotated[
     list[str], typer.Argument(metavar="BENCHMARK|FILE...", help="Names, or files: JSON lines, JSON, CSV, Parquet.")
 ]
@@ -124,9 +126,10 @@ def cell(
     return Setting.of(name, **values, **{key: value for key, value in common.items() if value is not None})
 
 
-def model_options(texts: Sequence[str] | None) -> dict[str, str]:
-    """Return the options of a model from `--model-option`."""
-    return assignments("--model-option", texts)
+def model_options(texts: Sequence[str] | None, template: str = "", system: str = "") -> dict[str, str]:
+    """Return the options of a model from `--model-option`, `--template` and `--system`."""
+    own = {name: value for name, value in (("template", template), ("system", system)) if value}
+    return assignments("--model-option", texts) | own
 
 
 def columns(texts: Sequence[str] | None) -> dict[str, Any]:

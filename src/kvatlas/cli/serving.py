@@ -37,6 +37,8 @@ def serve(
     grace: Annotated[float, typer.Option(min=0, callback=options.finite, help="Seconds to finish answers.")] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="For requests that name none.")] = 0.6,
     model_option: options.ModelOption = None,
+    template: options.Template = "",
+    system: options.System = "",
 ) -> None:
     """Serve a model under token selection: OpenAI-compatible, requests share batches.
 
@@ -51,7 +53,7 @@ def serve(
         raise KvatlasError("Serving needs the extra: pip install 'kvatlas[serve]'.") from error
     from kvatlas.serve.service import Service, find_policy, sampling_with
 
-    loaded = find(model, **options.model_options(model_option))
+    loaded = find(model, **options.model_options(model_option, template, system))
     loaded.check()
     for sentence in loaded.notes:
         note(sentence)

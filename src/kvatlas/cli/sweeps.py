@@ -131,6 +131,8 @@ def run(
     temperature: options.Temperature = 0.6,
     max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
+    template: options.Template = "",
+    system: options.System = "",
     column: options.Column = None,
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
     as_json: options.Json = False,
@@ -158,7 +160,7 @@ def run(
         seed=seed,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
-        model_options=options.model_options(model_option),
+        model_options=options.model_options(model_option, template, system),
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"

@@ -343,8 +343,8 @@ class ModelHandle:
                 raise KvatlasError(f"template: {self.options.template!r} cannot be read ({reason(error)}).") from error
         if not tokenizer.chat_template:
             raise KvatlasError(
-                f"The tokenizer of the model {self.name!r} has no chat template; give a Jinja file with the "
-                "model option template."
+                f"The tokenizer of the model {self.name!r} has no chat template; give a Jinja file with --template, or "
+                "the model option template."
             )
         return tokenizer
 
