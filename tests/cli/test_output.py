@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kvatlas.cli import output
 from kvatlas.core import Grade, Setting, Status, Trace
@@ -68,3 +69,15 @@ def test_a_log_gets_a_line_now_and_then_and_at_the_end(
         err = capsys.readouterr().err.splitlines()
         assert [line.split()[0] for line in err] == lines
         assert quiet or "0:00:32 left" in err[0]
+
+
+def test_a_narrow_terminal_gets_whole_names_and_fewer_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "table_console", lambda: Console(width=40, force_terminal=True, no_color=True))
+    name = "a-long-name-that-must-be-typed"
+    output.print_rows([{"name": name, "pass_at_1": 61.5, "kept_tokens": 250}])
+    said = capsys.readouterr().out
+    assert name in said
+    assert "250" not in said
+    assert "Left out at 40 columns: pass at 1, kept tokens; --json has all." in said
