@@ -377,6 +377,8 @@ class Cell:
             "samples": estimate.samples,
             "unmeasured": self.unmeasured,
             "kept_tokens_mean": rounded(self.mean_kv_tokens, 3),
+            "kv_bytes_mean": rounded(self.mean_kv_bytes, 0),
+            "kv_bytes_peak": self.peak_kv_bytes,
             "peak_kv_tokens": self.peak_kv_tokens,
             "output_tokens_mean": rounded(self.output_tokens_mean, 3),
             "truncated": self.truncated,

@@ -157,6 +157,8 @@ class Cost(NamedTuple):
 
     def of(self, cell: Cell) -> float | None:
         """The cost of a cell, None if it is not known."""
+        if self.units is _BYTES and cell.mean_kv_bytes is not None:
+            return cell.mean_kv_bytes
         value = getattr(cell, self.field)
         return None if value is None else self.factor * value
 
@@ -176,7 +178,7 @@ COSTS: Mapping[str, Cost] = {
     "output_tokens": Cost("answer length", "output_tokens_mean"),
     "truncated": Cost("truncated answers", "truncated", (Unit("number"),)),
 }
-#: KV memory is the tokens' cost times the model's bytes per token, so it needs the model's shape.
+#: KV memory of cells without known bytes is the tokens' cost times the model's bytes per token.
 KV_MEMORY = "kv_memory"
 
 
