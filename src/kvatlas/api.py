@@ -213,7 +213,6 @@ def run(
     temperature: float = 0.6,
     max_new_tokens: int | None = None,
     model_options: Mapping[str, Any] | None = None,
-    strict_budget: bool = False,
     workers: int | None = None,
     batch_size: int | None = None,
     **parameters: Any,
@@ -242,7 +241,6 @@ def run(
         temperature=temperature,
         max_new_tokens=max_new_tokens,
         model_options=model_options or {},
-        strict_budget=strict_budget,
     )
     scratch = tempfile.TemporaryDirectory(prefix="kvatlas-") if out is None else None
     folder = scratch.name if scratch else out or ""

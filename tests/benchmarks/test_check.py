@@ -131,11 +131,11 @@ def test_the_command_prints_a_line_for_each_thing_and_an_example(tmp_path: Path)
     assert "Please reason step by step" in result.stdout
     item = tmp_path / "one.json"
     item.write_text(json.dumps(SUMS[:1]))
-    arguments = ["check", f"file:{item}", "--model", "embedded:tiny-llama", "--json"]
+    arguments = ["check", f"file:{item}", "--json"]
     findings = {
         finding["name"]: finding["message"] for finding in json.loads(CliRunner().invoke(app, arguments).stdout)
     }
-    assert "tokens in the median" in findings["prompts"]
+    assert "characters in the median" in findings["prompts"]
     solutions = tmp_path / "solutions.json"
     solutions.write_text(json.dumps(DAMAGED["references that are solutions"][0]))
     assert CliRunner().invoke(app, ["check", f"file:{solutions}"]).exit_code == 2

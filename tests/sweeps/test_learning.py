@@ -25,7 +25,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head of the embedded model, trained by the command."""
     file = tmp_path_factory.mktemp("predictor") / "head.safetensors"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["kvatlas", "predictor", "train", str(file), *map(str, TRAIN), "--steps", "150"])
+        patch.setattr(sys, "argv", ["kvatlas", "predictor", "train", str(file), *map(str, TRAIN), "--steps", "80"])
         with pytest.raises(SystemExit) as ended:
             cli.main()
     assert not ended.value.code
@@ -36,7 +36,7 @@ def test_a_trained_head_ranks_held_out_tokens_and_serves_dynts(trained: Path, ti
     made = provenance_of(trained)
     assert made["model_weights"] == tiny_llama.weights_digest
     assert made["benchmarks"] == [["CHAIN6", 2]]
-    assert (made["skip"], made["held_out_problems"], made["steps"]) == (300, 4, 150)
+    assert (made["skip"], made["held_out_problems"], made["steps"]) == (300, 4, 80)
     assert made["held_out"]["spearman"] > 0.5
     assert made["held_out"]["overlap"] > 0.5
     assert made["tokens"] <= 64 * made["traces"]
@@ -64,7 +64,7 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
 ) -> None:
     work, out = trained.with_suffix(".work"), trained.with_name("theirs.safetensors")
     layout = ("--head", "authors", "--loss", "power")
-    code, printed, said = kvatlas("predictor", "train", out, *TRAIN, "--steps", 100, *layout, "--work", work)
+    code, printed, said = kvatlas("predictor", "train", out, *TRAIN, "--steps", 80, *layout, "--work", work)
     made = json.loads(printed)
     assert (code, made["layout"], made["loss"]) == (0, "authors", "power")
     assert made == provenance_of(out)

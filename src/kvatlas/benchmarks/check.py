@@ -9,7 +9,7 @@ import itertools
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvatlas.benchmarks import normal, tables
@@ -29,11 +29,8 @@ ENOUGH = 20
 CHANCE = 5.0
 
 
-def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = "characters") -> Iterator[Finding]:
-    """Yield the findings about a benchmark; `length` measures prompts in that `unit`.
-
-    Raises KvatlasError for an unreadable file.
-    """
+def check(benchmark: Benchmark) -> Iterator[Finding]:
+    """Yield the findings about a benchmark; KvatlasError for an unreadable file."""
     problems = benchmark.problems()
     if isinstance(benchmark, Questions):
         yield _columns(benchmark)
@@ -44,8 +41,8 @@ def check(benchmark: Benchmark, length: Callable[[str], int] = len, unit: str = 
     else:
         yield Finding("problems", Check.OK, f"{len(problems)} problems (digest {_digest(problems)})")
     yield _duplicates(problems)
-    lengths = [length(benchmark.prompt(problem)) for problem in problems]
-    message = f"{statistics.median(lengths):,.0f} {unit} in the median, {max(lengths):,} at most"
+    lengths = [len(benchmark.prompt(problem)) for problem in problems]
+    message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
     yield Finding("prompts", Check.OK, message)
     example = problems[0]
     yield Finding(

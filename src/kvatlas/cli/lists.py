@@ -128,7 +128,6 @@ def check(
         str, typer.Argument(metavar="[MODEL|BENCHMARK|FILE|cpu|cuda]", help="Default: this machine.")
     ] = "auto",
     benchmarks: Annotated[list[str] | None, typer.Argument(metavar="BENCHMARK...", help="Prompts of a model.")] = None,
-    model: Annotated[str | None, typer.Option(help="Lengths of a benchmark's prompts in tokens of this model.")] = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems of each benchmark for a model.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the generation of a model.")] = 64,
     model_option: options.ModelOption = None,
@@ -142,7 +141,7 @@ def check(
     """
     import torch
 
-    from kvatlas.benchmarks import find, for_model
+    from kvatlas.benchmarks import find
     from kvatlas.benchmarks.check import check as check_benchmark
     from kvatlas.models import find as find_model
     from kvatlas.sweeps.checks import check_machine, check_model, questions
@@ -156,7 +155,6 @@ def check(
         finally:
             typer.echo(fence, nl=False)
         return
-    length: Any = ()
     try:
         benchmark = find(target, **options.columns(column))
     except KvatlasError as no_benchmark:
@@ -166,7 +164,4 @@ def check(
             raise KvatlasError(f"{no_model} {no_benchmark}") from None
         print_findings(check_model(handle, questions(handle, benchmarks or [], problems), max_new_tokens), as_json)
         return
-    if model is not None:
-        reader = find_model(model)
-        benchmark, length = for_model(benchmark, reader.reads), (lambda text: len(reader.encode(text)), "tokens")
-    print_findings(check_benchmark(benchmark, *length), as_json)
+    print_findings(check_benchmark(benchmark), as_json)
