@@ -50,7 +50,7 @@ def lines(*patterns: str) -> int:
 
 def test_the_project_stays_within_its_budget() -> None:
     """A feature pays for its lines: raise no number here without saying in CHANGELOG.md what users get for it."""
-    assert lines("src/kvatlas/**/*.py") <= 27_300
+    assert lines("src/kvatlas/**/*.py") <= 27_350
     assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 150
     assert lines("tests/**/*.py") <= 19_900
     assert lines("bench/**/*.py") <= 3_000

@@ -73,16 +73,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             read_spec(path)
 
 
-def test_a_file_may_repeat_its_parts(tmp_path: Path) -> None:
+def test_a_file_spells_numbers_and_may_repeat_its_parts(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(
-        "models: [embedded:tiny-llama]\nbenchmarks: [CHAIN4]\nproblems: null\nseed: 7\nlose_at_most: 2\n"
-        "sampling: {temperature: 0.1, max_new_tokens: 90}\nstrict_budget: no\n"
-        "settings: [&first {policy: window, kv_budget: 64}, {<<: *first, kv_budget: 128}]\n"
-        "axes: {ratio: [0.1, 0.5], local_window: [4]}\n"
+        "models: [embedded:tiny-llama]\nbenchmarks: [CHAIN4]\nproblems: null\nseed: 16_384\nlose_at_most: 2\n"
+        "sampling: {temperature: 1e-1, max_new_tokens: '90'}\nstrict_budget: no\n"
+        "settings: [&first {policy: window, kv_budget: 64}, {<<: *first, kv_budget: 1_28}]\n"
+        "axes: {ratio: [1e-1, 0.5], local_window: [4]}\n"
     )
     spec = read_spec(path)
-    assert (spec.problems, spec.seed, spec.lose_at_most, spec.strict_budget) == (None, 7, 2.0, False)
+    assert (spec.problems, spec.seed, spec.lose_at_most, spec.strict_budget) == (None, 16_384, 2.0, False)
     assert (spec.sampling.temperature, spec.sampling.max_new_tokens) == (0.1, 90)
     first, *_, last = [setting for setting, baseline in spec.cells() if not baseline]
     assert first == Setting.of("window", kv_budget=64, local_window=4, ratio=0.1)

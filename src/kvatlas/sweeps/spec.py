@@ -11,22 +11,39 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
-from pydantic.functional_validators import field_validator, model_validator
+from pydantic.functional_validators import BeforeValidator, field_validator, model_validator
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
+from kvatlas.policies import policies
 from kvatlas.stats.run_data import LOSE_AT_MOST
+from kvatlas.text import number, read_value
 
 Value = int | float | str | bool
 #: Limits of a sweep: problems of a benchmark, samples, settings, traces of all.
 MAX_PROBLEMS, MAX_SAMPLES, MAX_SETTINGS, MAX_TRACES = 100_000, 10_000, 10_000, 100_000_000
 #: Limits of a spec file: its characters, and its values with aliases written out.
 MAX_CHARACTERS, MAX_VALUES = 100_000, 100_000
+#: The validation context of a file, whose scalars are all texts; data from Python is typed.
+_FILE = "file"
 
-Integer = Annotated[int, Field(strict=True)]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+
+def _numeral(value: Any, info: ValidationInfo) -> Any:
+    return number(value) if info.context == _FILE and isinstance(value, str) else value
+
+
+Integer = Annotated[int, Field(strict=True), BeforeValidator(_numeral)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_numeral)]
+
+
+def _parameter(policy_names: Sequence[str], name: str, value: Any) -> Any:
+    """Return the value of a parameter in a file, by the type that the first policy with this parameter declares."""
+    if isinstance(value, list):
+        return [_parameter(policy_names, name, item) for item in value]
+    owners = [owner for owner in map(policies.get, policy_names) if name in getattr(owner, "__dataclass_fields__", ())]
+    return read_value(owners[0], name, value) if owners and isinstance(value, str) else value
 
 
 class SamplingSpec(BaseModel):
@@ -53,6 +70,13 @@ class SettingSpec(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     policy: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed(cls, data: Any, info: ValidationInfo) -> Any:
+        if info.context != _FILE or not isinstance(data, dict) or not isinstance(data.get("policy"), str):
+            return data
+        return {name: _parameter([data["policy"]], name, value) for name, value in data.items()}
 
     @property
     def own(self) -> dict[str, Any]:
@@ -145,6 +169,14 @@ class Spec(BaseModel):
         entries = value if isinstance(value, list) else []
         return [{key: entry} if isinstance(entry, str) else entry for entry in entries] or value
 
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _typed_axes(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.context != _FILE or not isinstance(value, dict):
+            return value
+        named = [entry.policy for key in ("settings", "baseline") for entry in info.data.get(key, ())]
+        return {name: _parameter(named, name, values) for name, values in value.items()}
+
     @field_validator("models", "benchmarks", "axes")
     @classmethod
     def _no_repeats(cls, value: Any) -> Any:
@@ -214,13 +246,13 @@ def read_spec(path: Path) -> Spec:
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
-    return parse_spec(data, str(path))
+    return parse_spec(data, str(path), _FILE)
 
 
-def parse_spec(data: dict[str, Any], source: str = "spec") -> Spec:
-    """Return the spec in plain data; `source` names it in error sentences."""
+def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
+    """Return the spec in plain data; `source` names it in error sentences, `context` is that of the validators."""
     try:
-        return Spec.model_validate(data)
+        return Spec.model_validate(data, context=context)
     except ValidationError as error:
         raise KvatlasError(_sentence(error, source)) from error
 
@@ -245,14 +277,24 @@ def setting_spec(
     }
 
 
+class _Loader(yaml.SafeLoader):
+    """A loader of YAML whose scalars stay texts, except null."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def _load(text: str) -> Any:
-    """Return the data of a spec file.
+    """Return the data of a spec file in texts.
 
     Raises yaml.YAMLError for text that is not YAML, KvatlasError for a repeated key and for a file beyond the limits.
     """
     if len(text) > MAX_CHARACTERS:
         raise KvatlasError(f"It is longer than {MAX_CHARACTERS:,} characters.")
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         root = loader.get_single_node()
         if root is None:
