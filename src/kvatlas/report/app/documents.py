@@ -165,7 +165,7 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
 def _card(choice: Choice, every: Sequence[Map], cells: Cells) -> Json:
     """The chosen setting of a model (`shown`), else the one proven to lose least, and the sentence that says why.
 
-    `saved` is the percent of the full cache's mean KV tokens that the setting saves; `loss` is in points.
+    `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points.
     """
     maps = [map_ for map_ in every if (map_.model, map_.benchmark) == (choice.model, choice.benchmark)]
     cell = chosen = choice.by_memory if choice.shown is not False else None
