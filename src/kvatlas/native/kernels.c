@@ -32,7 +32,7 @@ typedef uint32_t uvec __attribute__((vector_size(64)));
 typedef int32_t ivec __attribute__((vector_size(64)));
 typedef uint64_t lvec __attribute__((vector_size(64)));
 typedef double dvec __attribute__((vector_size(64)));
-/* The same at any address. */
+/* A vector without alignment. */
 typedef float vec_at __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t ivec_at __attribute__((vector_size(64), aligned(4), may_alias));
 typedef double dvec_at __attribute__((vector_size(64), aligned(8), may_alias));
@@ -52,7 +52,7 @@ typedef uint32_t uvec_at __attribute__((vector_size(64), aligned(4), may_alias))
 #endif
 
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-/* Into the second cache: the first is too small for what is under way, and misses of it would wait for memory. */
+/* Prefetch into the second-level cache, since the first is too small for the tiles in use. */
 #define FETCH(p) __builtin_prefetch(p, 0, 2)
 
 INLINE vec load(const float *p) { return *(const vec_at *)p; }
@@ -65,7 +65,7 @@ INLINE vec larger(vec a, vec b) { return select(a > b, a, b); }
 
 static const ivec COUNT = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* The first `n` < 16 floats, zeros behind them. */
+/* Load the first `n` < 16 floats; the other lanes are 0. */
 INLINE vec load_part(const float *p, int64_t n) {
     float part[LANES] = {0};
     for (int64_t i = 0; i < n; i++) part[i] = p[i];
@@ -78,7 +78,7 @@ INLINE void store_part(float *p, vec v, int64_t n) {
     for (int64_t i = 0; i < n; i++) p[i] = part[i];
 }
 
-/* What an x86-64 processor runs: 4 (AVX-512), 3 (AVX2 and FMA) or 0. Compiled for any of them. */
+/* The level of an x86-64 processor: 4 (AVX-512), 3 (AVX2 and FMA) or 0. Compiled for the lowest. */
 #if defined(__x86_64__)
 __attribute__((target("arch=x86-64"))) static void cpuid(uint32_t leaf, uint32_t *r) {
     __asm__ volatile("cpuid" : "=a"(r[0]), "=b"(r[1]), "=c"(r[2]), "=d"(r[3]) : "a"(leaf), "c"(0));
@@ -98,7 +98,7 @@ __attribute__((target("arch=x86-64"))) API int kvatlas_x86_level(void) {
 }
 #endif
 
-/* What a compiler may call by itself when there is no C library. */
+/* The functions that a compiler may call by itself, since there is no C library. */
 #if !defined(KVATLAS_HOSTED)
 #if defined(__clang__)
 #define PLAIN __attribute__((visibility("hidden"), no_builtin))
@@ -307,7 +307,7 @@ API int64_t kvatlas_attention_scratch(int64_t size, int64_t longest, int64_t wit
     return floats + (with_mass ? TILE * ((longest + BLOCK - 1) / BLOCK * BLOCK) : 0);
 }
 
-/* Products of `n` queries with 16 keys; what comes next is fetched meanwhile. */
+/* Products of `n` queries with 16 keys; the next keys are prefetched meanwhile. */
 INLINE void dot_rows(const int n, const int chunks, const float *queries, int64_t padded, const float *keys,
                      int64_t stride, const float *next, float *to) {
     vec q[4][16], quad[4][4];
@@ -333,7 +333,7 @@ INLINE void dot_rows(const int n, const int chunks, const float *queries, int64_
         store(to + i * BLOCK, merge4(merge3(quad[i][0], quad[i][1]), merge3(quad[i][2], quad[i][3])));
 }
 
-/* The same for any size. */
+/* `dot_rows` for keys of any size. */
 INLINE vec dot_rows_long(const float *query, const float *keys, int64_t stride, int64_t chunks) {
     vec r[4];
     for (int i = 0; i < 4; i++) {
@@ -348,7 +348,7 @@ INLINE vec dot_rows_long(const float *query, const float *keys, int64_t stride, 
     return merge4(merge3(r[0], r[1]), merge3(r[2], r[3]));
 }
 
-/* 16 keys [16][stride] as [padded][BLOCK], one column a key. */
+/* Transpose 16 keys [16][stride] to [padded][BLOCK], one column a key. */
 INLINE void turn(const float *keys, int64_t stride, const float *next, float *to, int64_t chunks) {
     for (int64_t c = 0; c < chunks; c++) {
         vec a[LANES], b[LANES];
@@ -462,7 +462,7 @@ INLINE vec capped(vec x, float softcap) {
     return tanh * splat(softcap);
 }
 
-/* Masks, the running maximum, exponentials: scores in `shares` become shares of what is visible in this block. */
+/* Softmax of a block: apply masks, update the running maximum, and replace the scores in `shares` by exponentials. */
 INLINE void soften_block(struct tile *t, int64_t block, int64_t quarters, const int32_t *const *places) {
     for (int64_t i = 0; i < t->count; i++) {
         float *own = t->shares + i * BLOCK;
@@ -542,7 +542,7 @@ INLINE void value_block(struct tile *t, const float *const *values, const float 
     for (; c < chunks; c++) value_columns(1, t, values, next, stride, c * LANES, tokens);
 }
 
-/* Rows of any size as rows of whole vectors. */
+/* Pad rows of any size to whole vectors. */
 INLINE void pad_rows(const float *rows, int64_t size, float *to, int64_t padded) {
     for (int64_t i = 0; i < LANES; i++)
         for (int64_t c = 0; c < padded; c += LANES)
@@ -550,7 +550,7 @@ INLINE void pad_rows(const float *rows, int64_t size, float *to, int64_t padded)
                   c + LANES <= size ? load(rows + i * size + c) : load_part(rows + i * size + c, size - c));
 }
 
-/* Slot of a sequence's token in the pool. */
+/* Return the slot of a sequence's token in the pool. */
 INLINE int64_t slot_of(const struct batch *b, const int32_t *pages, int64_t token) {
     uint32_t page = (uint32_t)token / (uint32_t)b->page_size;
     return pages[page] * b->page_size + (token - page * b->page_size);
@@ -564,20 +564,20 @@ INLINE int64_t scales_at(const struct side *s) {
     return s->bits == 3 ? chunks + (chunks + 1) / 2 : chunks * s->bits / 2;
 }
 
-/* fp16 in the low bits as floats. */
+/* Convert fp16 numbers in the low bits to floats. */
 INLINE vec halves(ivec words) {
     vec size = (vec)((words & isplat(0x7fff)) << 13) * splat(0x1p112f);
     return (vec)((ivec)size | (words & isplat(0x8000)) << 16);
 }
 
-/* The word `at` of 16 rows. */
+/* Gather the word `at` of 16 rows. */
 INLINE ivec word_of_rows(const uint8_t *rows, int64_t bytes, int64_t at) {
     int32_t words[LANES];
     for (int64_t i = 0; i < LANES; i++) words[i] = (int32_t)*(const word_at *)(rows + i * bytes + 4 * at);
     return *(const ivec_at *)words;
 }
 
-/* 16 rows as [words][16], one column a row; the rows from `next` on are fetched meanwhile. */
+/* Transpose 16 rows to [words][16], one column a row; the rows from `next` on are prefetched meanwhile. */
 INLINE void turn_words(const uint8_t *rows, int64_t bytes, const uint8_t *next, int32_t *to) {
     int64_t w = 0, words = bytes / 4;
     for (; w + 8 <= words; w += 8)
@@ -816,7 +816,7 @@ static void attend_tile(const struct batch *b, const struct layer *l, const int3
     }
 }
 
-/* The weights of the tile's queries, averaged over the heads of the group, onto what earlier tokens gave. */
+/* Add the weights of the tile's queries, averaged over the heads of the group, to those of earlier tokens. */
 static void add_mass(const struct tile *t, int64_t first, const float *totals, float *mass, float share) {
     for (int64_t i = 0; i < t->count; i++) {
         const float *scores = t->scores + i * t->score_stride;
@@ -948,7 +948,7 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
     }
 }
 
-/* ---- What stands between: normalisation, gates, noise ---- */
+/* ---- Normalisation, gates, rotation, noise ---- */
 
 /* y = x / sqrt(mean(x^2) + eps) * weight for rows of `width`. */
 API void kvatlas_rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64_t width, double eps) {
