@@ -93,7 +93,7 @@ class _Batch(ctypes.Structure):
     ]
 
 
-class _Side(ctypes.Structure):
+class _Cached(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("size", "stride")),
         *((name, c_void_p) for name in ("fresh", "pool")),
@@ -107,7 +107,7 @@ class _Layer(ctypes.Structure):
         *((name, c_int64) for name in ("heads", "kv_heads", "slots")),
         ("query", c_void_p),
         ("query_stride", c_int64),
-        *((name, _Side) for name in ("key", "value")),
+        *((name, _Cached) for name in ("key", "value")),
         *((name, c_void_p) for name in ("out", "places", "positions", "mass", "sinks")),
         ("window", c_int64),
         *((name, c_double) for name in ("scaling", "softcap")),
@@ -253,7 +253,7 @@ class Native:
             batch.scratch, batch.scratch_size = self._empty(floats), largest
             batch.struct.scratch = batch.scratch.data_ptr()
         sides = [
-            _Side(
+            _Cached(
                 *(new.shape[2], new.stride(0), new.data_ptr(), pool.data_ptr()),
                 *(0 if own == 16 else own, pool.shape[2], group),
                 *(0 if newest is None else newest.shape[2], _pointer(newest)),
