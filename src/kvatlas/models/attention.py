@@ -109,7 +109,8 @@ class RowByRow:
     def __init__(self, layer: torch.nn.Module) -> None:
         self.whole: Any = WeakMethod(layer.forward)
         names = inspect.signature(layer.forward).parameters
-        self.state = "cache_params" if "cache_params" in names else "past_key_values"
+        # Versions of transformers name it differently.
+        self.state = next(name for name in ("cache_params", "cache", "past_key_values") if name in names)
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         batch, whole = _batch.get(), self.whole()
