@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -157,11 +158,18 @@ def check(
         return
     try:
         benchmark = find(target, **options.columns(column))
-    except KvatlasError as no_benchmark:
-        try:
-            handle = find_model(target, **options.model_options(model_option))
-        except KvatlasError as no_model:
-            raise KvatlasError(f"{no_model} {no_benchmark}") from None
+    except KvatlasError as error:
+        if not _names_a_model(target):
+            raise KvatlasError(f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.") from None
+        handle = find_model(target, **options.model_options(model_option))
         print_findings(check_model(handle, questions(handle, benchmarks or [], problems), max_new_tokens), as_json)
         return
     print_findings(check_benchmark(benchmark), as_json)
+
+
+def _names_a_model(target: str) -> bool:
+    from kvatlas.models.gguf import PACKAGED
+
+    kind, colon, _ = target.partition(":")
+    known = colon and kind in ("embedded", "hf")
+    return bool(known) or target in PACKAGED or target.endswith(".gguf") or Path(target).expanduser().is_dir()

@@ -346,7 +346,7 @@ class Policy:
             raise KvatlasError(f"The policy {name!r} needs a value for {', '.join(missing)}.")
         return cls(**values, preset=preset)
 
-    @property
+    @cached_property
     def setting(self) -> Setting:
         """The setting of this policy, defaults included; scope, strict budget, contents of the budget and frequency of
         compressions are named only if they differ from the method's paper and the published rule."""

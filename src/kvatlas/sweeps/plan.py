@@ -101,6 +101,8 @@ class Plan:
 
     def manifest(self) -> Manifest:
         """Return the manifest of a run with this plan alone."""
+        storages = {policy.storage for policy, _ in self.policies}
+        sizes = {(model.name, storage): model.kv_bytes(storage) for model in self.models for storage in storages}
         expected = tuple(
             Expected(
                 model=model.name,
@@ -110,7 +112,7 @@ class Plan:
                 problems=tuple(problem.id for problem in self.problems[benchmark.name]),
                 samples=self.spec.samples,
                 baseline=baseline,
-                kv_bytes=model.kv_bytes(policy.storage),
+                kv_bytes=sizes[model.name, policy.storage],
             )
             for model, benchmark, policy, baseline in self.cells
         )
