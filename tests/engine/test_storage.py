@@ -189,3 +189,17 @@ def test_kernels_write_the_rows_of_plain_torch(storage: Storage, size: int) -> N
         backend_for(CPU, torch.float32, name).attend(batch, Layer(0, 1.0), key, key, value)
         pools.append([pool[0][:, batch.entered_slots] for pool in (cache.keys, cache.values)])
     assert all(torch.equal(own, theirs) for own, theirs in zip(*pools, strict=True))
+
+
+@needs_native
+def test_a_budget_in_bytes_decodes_as_the_tokens_that_it_holds() -> None:
+    model = endless(models.find(MODEL))
+    values = {"local_window": 16, "ratio": 0.3, "kv_bits": 8, "residual": 8}
+    policy = policies.of(Setting.of("window", kv_budget="70KiB", **values))
+    token, beside = model.kv_bytes(policy.storage)
+    tokens = policies.of(Setting.of("window", kv_budget=(70 * 1024 - beside) // token, **values))
+    (of_bytes, of_tokens) = (run(model, requests(model, [each], 3), 3)[1] for each in (policy.on(model), tokens))
+    assert [(g.key, g.tokens, g.usage.compressions) for g in of_bytes] == [
+        (g.key, g.tokens, g.usage.compressions) for g in of_tokens
+    ]
+    assert all(0 <= 70 * 1024 - (g.usage.peak_kv_tokens * token + beside) < token for g in of_bytes)

@@ -345,3 +345,19 @@ def test_the_margin_is_framed_before_the_plateau(llama):
     (empty,) = metric_panels([replace(map_, keeps=frozenset())])
     assert finding([empty]) == "no cell is proven to stay within 3 points of the full cache"
     assert finding(metric_panels([replace(map_, keeps=frozenset(map_.cells))])).startswith("all 20 cells are proven")
+
+
+def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
+    def cell(budget, bits):
+        setting = Setting.of("rkv", kv_budget=budget, **({} if bits == 16 else {"kv_bits": bits}))
+        return Cell(setting, Estimate(0.5, 0.4, 0.6, 60, 1), mean_kv_bytes=64.0 * budget * bits)
+
+    rows, bits = (128, 256, 512), (4, 8, 16)
+    cells = {(row, column): cell(row, column) for row in rows for column in bits}
+    map_ = Map("m", "B", "rkv", (("kv_budget", rows), ("kv_bits", bits)), cells)
+    (panel,) = metric_panels([map_])
+    assert panel.memory == [[64.0 * row * column for column in bits] for row in rows]
+    assert "dotted: equal mean KV memory" in " ".join(texts(plot([panel], Look()), tmp_path))
+    unknown = replace(map_, cells={at: replace(one, mean_kv_bytes=None) for at, one in cells.items()})
+    assert not any(panel.memory for panel in metric_panels([unknown]))
+    assert "equal mean KV memory" not in " ".join(texts(map_figure([unknown]), tmp_path))

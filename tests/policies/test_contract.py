@@ -1,5 +1,6 @@
 """The compression contract, which tokens stay, and the audit of what settings leave to a policy's choice."""
 
+import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvatlas import policies
+from kvatlas import models, policies
 from kvatlas.core import BudgetAudit, KvatlasError, Setting
 from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
 from kvatlas.policies.audit import AuditedCell, audit, audit_setting, no_choice_sentence
@@ -240,3 +241,34 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
 def test_a_parameter_without_a_name_is_refused() -> None:
     with pytest.raises(KvatlasError, match="'full' has no parameter ''"):
         policies.of(Setting.of("full", **{"": False}))
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_a_budget_in_bytes_is_the_tokens_that_they_hold(bits: int) -> None:
+    """The setting keeps the text, so that the maps of several models and bits share it."""
+    model = models.find("embedded:tiny-llama")
+    setting = Setting.of("window", kv_budget="600KiB", local_window=32, ratio=0.3, kv_bits=bits)
+    of_bytes = policies.of(setting)
+    assert isinstance(of_bytes, CompressingPolicy)
+    on = of_bytes.on(model)
+    token, beside = model.kv_bytes(of_bytes.storage)
+    assert on.budget.tokens * token + beside <= 600 * 1024 < (on.budget.tokens + 1) * token + beside
+    assert on.setting == of_bytes.setting
+    assert on.setting.values["kv_budget"] == "600KiB"
+    with pytest.raises(KvatlasError, match="expected a number of tokens where no model is known"):
+        _ = of_bytes.budget
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("12MB", "expected an integer >= 2, or bytes such as 12MiB"),
+        ("1.5MiB", "expected an integer >= 2"),
+        ("1KiB", "holds no two tokens of embedded:tiny-llama, which take 2,048 bytes each"),
+        ("40KiB", "local_window 32 leaves nothing to select in a kv_budget of 40KiB (20 tokens)"),
+    ],
+)
+def test_budgets_in_bytes_are_refused_in_a_sentence(budget: str, words: str) -> None:
+    setting = Setting.of("window", kv_budget=budget, local_window=32, ratio=0.3)
+    with pytest.raises(KvatlasError, match=re.escape(words)):
+        policies.of(setting).on(models.find("embedded:tiny-llama"))

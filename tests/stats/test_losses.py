@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, Setting
 from kvatlas.stats.inference import mean_contrast
 from kvatlas.stats.losses import Departures, departure_p, losses, paired_difference
+from kvatlas.stats.verdicts import kept_by_rule
 
 
 def test_size_of_the_test_under_no_difference():
@@ -27,6 +28,19 @@ def test_only_common_problems_and_samples_count():
     assert (result.value, result.problems, result.pairs) == (0.5, 2, 2)
     with pytest.raises(KvatlasError, match="in common"):
         paired_difference(first, {("B", "a"): {0: 1.0}})
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ({"kv_budget": 100, "local_window": 20, "ratio": 0.3}, 44.0),
+        ({"kv_budget": "11KiB", "local_window": 20, "ratio": 0.3}, 44.0),
+        ({"kv_budget": "11KiB", "local_window": 20, "every": 16}, 100.0),
+        ({"kv_budget": 100, "ratio": 0.3}, None),
+    ],
+)
+def test_the_tokens_that_a_setting_keeps_follow_from_its_numbers(values, kept):
+    assert kept_by_rule(Setting.of("window", **values), token=110, beside=264) == kept
 
 
 FOUR = np.repeat(np.arange(4), 60)

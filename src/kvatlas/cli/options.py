@@ -51,7 +51,9 @@ MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Default: what fit
 
 # A cell: one setting of a policy.
 Policy = Annotated[str, typer.Option(help="A policy, FILE.py:CLASS, or a cell as 'dynts ratio=0.3'.")]
-KvBudget = Annotated[int | None, typer.Option(help="Cache length at which a compression fires.")]
+KvBudget = Annotated[
+    str | None, typer.Option(metavar="N", help="Cache length at which a compression fires: tokens, or bytes as 12MiB.")
+]
 LocalWindow = Annotated[int | None, typer.Option(help="Newest tokens that a compression always keeps.")]
 Ratio = Annotated[float | None, typer.Option(help="Share of the older thinking tokens that a compression keeps.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another parameter of the policy.")]
@@ -113,7 +115,7 @@ def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
 
 
 def cell(
-    policy: str, kv_budget: int | None, local_window: int | None, ratio: float | None, texts: Sequence[str] | None
+    policy: str, kv_budget: str | None, local_window: int | None, ratio: float | None, texts: Sequence[str] | None
 ) -> Setting:
     """Return the setting that `--policy` and its parameters name, each value read by its declared type."""
     from kvatlas.policies import policies
@@ -121,7 +123,8 @@ def cell(
     name, *words = policy.split() or [""]
     pairs = {**assignments("--policy", words), **assignments("--set", texts)}
     owner = policies.get(name)
-    common = {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio}
+    budget = None if kv_budget is None else read_value(owner, "kv_budget", kv_budget)
+    common = {"kv_budget": budget, "local_window": local_window, "ratio": ratio}
     values = {key: read_value(owner, key, value) for key, value in pairs.items()}
     return Setting.of(name, **values, **{key: value for key, value in common.items() if value is not None})
 

@@ -169,6 +169,7 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
     """
     values = {field.name: getattr(policy, field.name) for field in parameters(policy)}
     del values["ratio"], values["ratio_over"]
+    budget = policy.budget.tokens
     if policy.every:
         return values, []
     over, counted = policy.ratio_over == "thinking", policy.budget_over == "thinking"
@@ -177,13 +178,13 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
     if not exact and prompt is None:
         raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
     before = 0 if exact or prompt is None else prompt
-    total = policy.kv_budget + (before if counted else 0)
+    total = budget + (before if counted else 0)
     aside = before if over else 0
     kept = policy.local_window + aside + share(policy.ratio, max(0, total - policy.local_window - aside))
     now = {"kv_budget": kept - (before if beside else 0), "every": total - kept}
     if now["kv_budget"] <= policy.local_window or now["every"] < 1:
         raise KvatlasError(f"{kept} of {total} tokens stay, so there is nothing to choose and nothing to export.")
-    text = f"kv_budget {policy.kv_budget} with ratio {policy.ratio} counts otherwise and is, with prompts of {prompt}"
+    text = f"kv_budget {budget} with ratio {policy.ratio} counts otherwise and is, with prompts of {prompt}"
     changed = [] if exact else [f"{text} tokens, kv_budget {now['kv_budget']} and every {now['every']}"]
     return {**values, **now, "budget_over": "thinking" if beside else "cache"}, changed
 

@@ -16,7 +16,7 @@ from kvatlas.core import KvatlasError, Sampling, Setting, Trace
 from kvatlas.deploy.endpoint import Endpoint, Traces, ask
 from kvatlas.deploy.export import MeasuredCell
 from kvatlas.models import ModelHandle
-from kvatlas.policies import Policy, Signal
+from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.stats.losses import NEAR, Departures, Equivalence, departure_p, length_shift, most_unseen, verified
 from kvatlas.stats.table import ProblemKey
 from kvatlas.sweeps.plan import run_key
@@ -280,7 +280,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
     """Return the model of the run with its data type, and the policy of the cell; KvatlasError if one is missing."""
     spec = parse_spec(dict(reference.run.manifest.spec))
     policy = policies.of(reference.setting)
-    fault = "it never compresses" if policy.budget is None else ""
+    fault = "" if isinstance(policy, CompressingPolicy) else "it never compresses"
     if policy.random or Signal.ANSWER in policy.observes:
         needs = "depends on more than the text (random numbers, or a trace of the full cache)"
         fault = f"the choice of {policy.name!r} {needs}"
@@ -293,7 +293,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
         for dtype in dict.fromkeys((model.dtype, "float32", "bfloat16", "float16")):
             typed = replace(model, options=replace(model.options, dtype=dtype))
             if run_key(spec, typed, benchmark, policy) == cell.run_key:
-                return typed, policy
+                return typed, policy.on(typed)
     raise KvatlasError(
         f"The texts of {reference.model!r} cannot be compared: its weights, tokenizer or template, or the policy, "
         "differ here from those of the run."

@@ -100,6 +100,7 @@ def plot(
             about.append("small type: 95 % intervals")
         elif look.intervals is None and any(panel.half_interval for panel in panels):
             about.append("±: half the 95 % interval of the median cell")
+        about += ["dotted: equal mean KV memory"] * any(panel.memory for panel in panels)
         about += [] if one_scale else ["each panel has its own colour scale"]
         notes = [note for panel in panels for note in panel.notes]
         if not layout.value:
@@ -232,6 +233,10 @@ def _cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout
         np.ma.masked_invalid(values), cmap=style.colour_map(panel.colours), vmin=scale[0], vmax=scale[1],
         edgecolors=look.colours.ground, linewidth=0.8, snap=True,
     )  # fmt: skip
+    if sizes := panel.memory:
+        levels = np.geomspace(np.min(sizes), np.max(sizes), 5)[1:-1]
+        at = (np.arange(len(columns)) + 0.5, np.arange(len(rows)) + 0.5)
+        axes.contour(*at, sizes, levels, colors=style.ON_COLOUR, linewidths=0.7, linestyles="dotted", alpha=0.5)
 
 
 def _labels(axes: Axes, panel: Panel, layout: _Layout, look: Look) -> None:

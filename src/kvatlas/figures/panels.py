@@ -57,6 +57,22 @@ class Panel:
     outlined: frozenset[CellCoord] = frozenset()
 
     @property
+    def memory(self) -> list[list[float]]:
+        """The mean KV bytes of each cell by rows, for lines of equal memory across a map of bits and another axis.
+
+        Empty for other maps, for a budget in bytes, of which each value is such a line, and where bytes are unknown.
+        """
+        (vertical, rows), (horizontal, columns) = self.map.axes
+        words = [value for value in (*rows, *columns) if isinstance(value, str)]
+        if "kv_bits" not in (vertical, horizontal) or (words and "kv_budget" in (vertical, horizontal)):
+            return []
+        sizes = [
+            [(self.map.cells[at].mean_kv_bytes if (at := (r, c)) in self.map.cells else None) or 0.0 for c in columns]
+            for r in rows
+        ]
+        return sizes if min(len(rows), len(columns)) > 1 and all(map(all, sizes)) else []
+
+    @property
     def problems(self) -> int | None:
         """The number of problems of each cell; None where it differs or is unknown."""
         counts = {cell.estimate.problems for cell in self.map.cells.values()}

@@ -41,7 +41,7 @@ def generate(
     stopping_criteria: stopping.StoppingCriteriaList,
     generation_config: GenerationConfig,
     policy: str = "full",
-    kv_budget: int | None = None,
+    kv_budget: int | str | None = None,
     local_window: int | None = None,
     ratio: float | None = None,
     settings: Mapping[str, Any] | None = None,

@@ -26,6 +26,7 @@ from kvatlas.policies.base import (
     scope_param,
     select_tokens,
     share,
+    tokens_of,
 )
 from kvatlas.registry import Registry
 
@@ -175,4 +176,4 @@ def about(name: str) -> dict[str, Any]:
 
 __all__ = ["PRESETS", "CacheView", "CompressingPolicy", "Policy", "ReferenceTrace", "Scope", "Signal", "Step", "about"]
 __all__ += ["choice_param", "float_param", "int_param", "of", "parameters", "policies", "scope_param", "select_tokens"]
-__all__ += ["register", "share"]
+__all__ += ["register", "share", "tokens_of"]

@@ -8,8 +8,9 @@ the contract: Dynamic Thinking-Token Selection, arXiv 2601.18383.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -33,6 +34,9 @@ UNNAMED: Mapping[str, Any] = {
     **{"strict_budget": False, "budget_over": "cache", "every": 0, "every_from": "budget"},
     **{"kv_bits": 16, "key_bits": 0, "value_bits": 0, "group": 32, "residual": 32},
 }
+
+
+_BYTES = r"[0-9]+[KMG]iB"
 
 
 class Scope(StrEnum):
@@ -206,6 +210,12 @@ def share(ratio: float, tokens: int) -> int:
     return math.floor(Fraction(str(ratio)) * tokens)
 
 
+def tokens_of(text: str, token: int, beside: int) -> int:
+    """Return how many tokens of `token` bytes a budget such as 12MiB holds, with `beside` bytes for each sequence."""
+    number, unit = text[:-3], text[-3]
+    return int((int(number) * 1024 ** ("KMG".index(unit) + 1) - beside) // token)
+
+
 def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
     """Declare a parameter by a test of its values, and their description in an error sentence."""
     return field(default=default, metadata={"expected": expected, "accepts": accepts}, **options)
@@ -250,6 +260,17 @@ def bits_param(default: int) -> Any:
         return isinstance(value, int) and not isinstance(value, bool) and value in bits
 
     return parameter(", ".join(map(str, bits)), accepts, default, kw_only=True)
+
+
+def budget_param() -> Any:
+    """Declare a parameter that is a number of tokens, or of bytes with their unit."""
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, str):
+            return re.fullmatch(_BYTES, value) is not None
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 2
+
+    return parameter("an integer >= 2, or bytes such as 12MiB (KiB, MiB or GiB)", accepts)
 
 
 def scope_param(default: Scope) -> Any:
@@ -363,6 +384,10 @@ class Policy:
         shared = {item.name for item in fields(CompressingPolicy)}
         return (self.name, *(getattr(self, item.name) for item in fields(self) if item.name not in shared))
 
+    def on(self, model: ModelHandle) -> Self:
+        """Return the policy for this model, which knows how many tokens a budget in bytes holds."""
+        return self
+
     def check(self, model: ModelHandle) -> None:
         """Raise KvatlasError if the policy cannot work on this model; called before any weight is loaded."""
 
@@ -384,7 +409,8 @@ class Policy:
 def parameters(policy: Policy | type[Policy]) -> list[Field[Any]]:
     """Return the fields of a policy that its user sets, last those of the storage of keys and values."""
     shared = [item.name for item in fields(Policy)]
-    return sorted((item for item in fields(policy) if item.name != "preset"), key=lambda item: item.name in shared)
+    own = (item for item in fields(policy) if item.name not in ("preset", "tokens"))
+    return sorted(own, key=lambda item: item.name in shared)
 
 
 @dataclass(frozen=True)
@@ -400,7 +426,8 @@ class CompressingPolicy(Policy):
     """A policy that compresses; its fields are the parameters of all methods.
 
     kv_budget: cache length (tokens per sequence, prompt included) at which a compression fires; with `every` the length
-        after a compression.
+        after a compression. Bytes such as `12MiB` stand for the tokens that they hold, in the type in which the model
+        runs and the policy's bits.
     local_window: newest tokens that always stay, at least 1.
     ratio: share in [0, 1] of the older tokens that stay.
     ratio_over: `thinking` (of the older thinking tokens alone, the prompt stays besides) or `older` (the published
@@ -416,7 +443,7 @@ class CompressingPolicy(Policy):
         more than kv_budget.
     """
 
-    kv_budget: int = int_param(least=2)
+    kv_budget: int | str = budget_param()
     local_window: int = int_param(least=1)
     ratio: float = float_param(least=0, most=1)
     ratio_over: str = choice_param("thinking", "older")
@@ -425,6 +452,8 @@ class CompressingPolicy(Policy):
     budget_over: str = choice_param("cache", "thinking", kw_only=True)
     every: int = int_param(0, kw_only=True)
     every_from: str = choice_param("budget", "start", "prompt", kw_only=True)
+    #: The budget in tokens; 0 for one in bytes before `on` names the model. No parameter itself.
+    tokens: int = field(default=0, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -445,17 +474,37 @@ class CompressingPolicy(Policy):
             raise KvatlasError(f"ratio_over is {self.ratio_over!r} beside every {self.every}; leave it out, as ratio.")
         if self.budget_over == "thinking" and not self.keep_prompt:
             raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; expected true.")
-        if self.local_window >= self.kv_budget:
+        if isinstance(self.kv_budget, int):
+            object.__setattr__(self, "tokens", self.kv_budget)
+        if self.tokens and self.local_window >= self.tokens:
             raise KvatlasError(
-                f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self.kv_budget}; "
-                f"expected windows from 1 to {self.kv_budget - 1}."
+                f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self._budget_text}; "
+                f"expected windows from 1 to {self.tokens - 1}."
             )
         object.__setattr__(self, "ratio", float(self.ratio))
         object.__setattr__(self, "scope", Scope(self.scope))
 
+    def on(self, model: ModelHandle) -> Self:
+        if isinstance(self.kv_budget, int):
+            return self
+        token, beside = model.kv_bytes(self.storage)
+        tokens = tokens_of(self.kv_budget, token, beside)
+        if tokens < 2:
+            raise KvatlasError(
+                f"kv_budget {self.kv_budget} holds no two tokens of {model.name}, which take {token:,} bytes each"
+                f"{f' and {beside:,} for the newest, unpacked ones' if beside else ''}."
+            )
+        return replace(self, tokens=tokens)
+
     @property
     def budget(self) -> Budget:
-        return Budget(self.kv_budget, self.budget_over, self.every, self.every_from)
+        if not self.tokens:
+            raise KvatlasError(f"kv_budget is {self.kv_budget}; expected a number of tokens where no model is known.")
+        return Budget(self.tokens, self.budget_over, self.every, self.every_from)
+
+    @property
+    def _budget_text(self) -> str:
+        return str(self.tokens) if self.tokens == self.kv_budget else f"{self.kv_budget} ({self.tokens} tokens)"
 
     def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
         """Return how many of the `chosen` places for tokens that are not `protected` [..., older] are used: all."""
@@ -468,9 +517,9 @@ class CompressingPolicy(Policy):
         """
         counted = self.keep_prompt and not self.strict_budget and self.budget_over == "cache"
         least = prompt_length + self.local_window
-        if counted and least >= self.kv_budget:
+        if counted and least >= self.tokens:
             raise KvatlasError(
-                f"kv_budget {self.kv_budget} is too small for {where}: prompt {prompt_length} + local_window "
+                f"kv_budget {self._budget_text} is too small for {where}: prompt {prompt_length} + local_window "
                 f"{self.local_window} tokens can never be compressed below it; expected budgets above {least}."
             )
 
@@ -481,7 +530,7 @@ def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int)
     `protected` of the `older` tokens are protected, `prompt` of these belong to the prompt.
     """
     if policy.every:
-        room = policy.kv_budget - policy.local_window
+        room = policy.tokens - policy.local_window
         counted = protected - (prompt if policy.budget_over == "thinking" else 0)
         certain = min(protected, room) if policy.strict_budget else protected
         return certain, min(older - protected, max(0, room - counted))

@@ -93,7 +93,7 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
             f"The policy {name!r} needs the finished full-cache trace of the same sample, which only a sweep has."
         )
     policy.check(model)
-    return policy
+    return policy.on(model)
 
 
 def _names_a_file(item: Field[Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
-from kvatlas.policies import share
+from kvatlas.policies import share, tokens_of
 from kvatlas.stats import inference
 from kvatlas.stats.inference import Contrast, Test
 from kvatlas.stats.intervals import LEVEL, Floats
@@ -100,7 +100,7 @@ def losses_of(run: RunData) -> GridLosses:
     grid, made = by_benchmark(run), dict[tuple[str, frozenset[str]], dict[str, SettingLoss]]()
     for model, on in dict.fromkeys(map(_family, with_means(run.groups).values())):
         named = [name for name in grid[model] if name in on and (model, name) in full and full[model, name].measured]
-        settings = {id_of(cell): cell.setting for name in named for cell in grid[model][name]}
+        settings = {id_of(cell): cell for name in named for cell in grid[model][name]}
         if len(named) < len(on) or not settings:
             continue
         parts, levels, samples = [], [], []
@@ -128,29 +128,33 @@ def losses_of(run: RunData) -> GridLosses:
     return made
 
 
-def _by_cost(settings: Sequence[Setting]) -> list[list[int]]:
-    """The settings of each policy, from the one that keeps most KV tokens down; of those whose cost no data decide."""
+def _by_cost(cells: Sequence[CellTraces]) -> list[list[int]]:
+    """The settings of each policy, from the one that keeps most KV bytes down; of those whose cost no data decide."""
     chains: dict[str, list[tuple[float, int]]] = {}
-    for number, setting in enumerate(settings):
-        cost = kept_by_rule(setting)
-        if cost is not None:
-            chains.setdefault(setting.policy, []).append((-cost, number))
+    for number, cell in enumerate(cells):
+        token, beside = cell.expected.kv_bytes or (1, 0)
+        kept = kept_by_rule(cell.setting, token, beside)
+        if kept is not None:
+            chains.setdefault(cell.setting.policy, []).append((-kept * token - beside, number))
     return [[number for _, number in sorted(chain)] for chain in chains.values()]
 
 
-def kept_by_rule(setting: Setting) -> float | None:
+def kept_by_rule(setting: Setting, token: int = 0, beside: int = 0) -> float | None:
     """Return the KV tokens that a compression leaves by the setting's own numbers; None where they do not say.
 
     That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), the budget itself where `every`
-    is set.
+    is set. A budget in bytes holds tokens of `token` bytes, with `beside` bytes for each sequence.
     """
     values = setting.values
-    if values.get("every") and values.get("budget_over") != "thinking":
-        return float(values["kv_budget"])
-    names = ("kv_budget", "local_window", "ratio")
-    if not all(isinstance(values.get(name), int | float) for name in names):
+    budget, window, ratio = (values.get(name) for name in ("kv_budget", "local_window", "ratio"))
+    if isinstance(budget, str) and token > 1:
+        budget = tokens_of(budget, token, beside)
+    if not isinstance(budget, int | float):
         return None
-    budget, window, ratio = (values[name] for name in names)
+    if values.get("every") and values.get("budget_over") != "thinking":
+        return float(budget)
+    if window is None or ratio is None:
+        return None
     return float(window + share(ratio, budget - window))
 
 

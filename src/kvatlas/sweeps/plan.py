@@ -69,8 +69,12 @@ class Plan:
     def cells(self) -> Iterator[tuple[ModelHandle, Benchmark, Policy, bool]]:
         """Model, benchmark and policy of every cell, and True if it is a baseline."""
         for model, benchmark in itertools.product(self.models, self.benchmarks):
-            for policy, baseline in self.policies:
+            for policy, (_, baseline) in zip(self.policies_on(model), self.policies, strict=True):
                 yield model, benchmark, policy, baseline
+
+    def policies_on(self, model: ModelHandle) -> list[Policy]:
+        """Return the policies, with budgets in tokens of this model."""
+        return [policy.on(model) for policy, _ in self.policies]
 
     @cached_property
     def keys(self) -> Mapping[tuple[str, str, Setting], str]:
@@ -162,10 +166,10 @@ class Plan:
         """
         separate = shared = 0
         for model, benchmark in itertools.product(self.models, self.benchmarks):
-            output = self._output(benchmark)
+            output, policies_ = self._output(benchmark), self.policies_on(model)
             for prompt in self.prompts[model.name, benchmark.name]:
                 separate += output * len(self.policies) * self.spec.samples
-                shared += self._tree(prompt, output) * self.spec.samples
+                shared += _tree(policies_, prompt, output) * self.spec.samples
         size = 0 if memory else batch_size
         # A tenth of the memory is left for other uses.
         while (
@@ -216,7 +220,7 @@ class Plan:
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:
         """Return a sentence on settings whose budget no trace of the expected length reaches, or ""."""
         prompt = max(self.prompts[model.name, benchmark.name])
-        budgets = [at for policy, _ in self.policies if (at := _first_fires(policy, prompt)) is not None]
+        budgets = [at for policy in self.policies_on(model) if (at := _first_fires(policy, prompt)) is not None]
         longest = prompt + self._output(benchmark)
         # The last token never enters the cache.
         beyond = [budget for budget in budgets if budget >= longest]
@@ -232,23 +236,6 @@ class Plan:
         expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
         return min(expected, self.spec.sampling.max_new_tokens)
 
-    def _tree(self, prompt: int, output: int) -> int:
-        """Return the tokens decoded for one problem and sample.
-
-        Settings that need the full-cache answer are a second tree; the first one then includes the full cache.
-        """
-        early = [_first_fires(policy, prompt) for policy, _ in self.policies if Signal.ANSWER not in policy.observes]
-        late = [_first_fires(policy, prompt) for policy, _ in self.policies if Signal.ANSWER in policy.observes]
-        if late and None not in early:
-            early.append(None)
-        tokens = 0
-        for budgets in filter(None, (early, late)):
-            # The token count at which each setting leaves the trunk and decodes the rest alone. Compressions come after
-            # a step, so the second token is drawn before the first of them.
-            forks = [min(output, max(2, budget - prompt + 1)) if budget else output for budget in budgets]
-            tokens += max(forks) + sum(output - fork for fork in forks)
-        return tokens
-
     def longest_prompt(self, model: ModelHandle) -> int:
         """Return the length of the longest prompt of a model in tokens."""
         return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
@@ -257,9 +244,8 @@ class Plan:
         """Return the most bytes of keys and values of one sequence at its budget, else of the longest sequence."""
         prompt = self.longest_prompt(model)
         longest = prompt + self.spec.sampling.max_new_tokens
-        bounded = [policy for policy, _ in self.policies if policy.budget is not None]
-        sizes = []
-        for policy in bounded or [policy for policy, _ in self.policies]:
+        policies_, sizes = self.policies_on(model), []
+        for policy in [policy for policy in policies_ if policy.budget is not None] or policies_:
             token, beside = model.kv_bytes(policy.storage)
             sizes.append((longest if policy.budget is None else policy.budget.most(prompt)) * token + beside)
         return max(sizes)
@@ -268,8 +254,8 @@ class Plan:
         from kvatlas.engine.scheduler import peak
 
         trees = self.spec.samples * sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
-        settings, output = [policy for policy, _ in self.policies], self.spec.sampling.max_new_tokens
-        return peak(model, settings, batch_size, trees, self.longest_prompt(model), output)
+        output = self.spec.sampling.max_new_tokens
+        return peak(model, self.policies_on(model), batch_size, trees, self.longest_prompt(model), output)
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -318,7 +304,7 @@ def make_plan(spec: Spec) -> Plan:
             _check_room(spec, model, benchmark, longest)
             for policy, _ in cells.values():
                 if isinstance(policy, CompressingPolicy):
-                    policy.check_prompt(longest, f"the longest prompt of {benchmark.name}")
+                    policy.on(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
     policies_ = tuple(cells.values())
     return Plan(spec, found_models, found_benchmarks, policies_, problems, prompts, contents, notes=tuple(notes))
 
@@ -327,6 +313,24 @@ def _content(prompt: str, problem: Problem) -> str:
     """Return a digest of the rendered prompt, the reference answer, and the other data of the grader."""
     about = json.dumps(dict(problem.about), sort_keys=True, default=lambda value: type(value).__qualname__)
     return digest([prompt, problem.answer, about])[:32]
+
+
+def _tree(policies_: Sequence[Policy], prompt: int, output: int) -> int:
+    """Return the tokens decoded for one problem and sample.
+
+    Settings that need the full-cache answer are a second tree; the first one then includes the full cache.
+    """
+    early = [_first_fires(policy, prompt) for policy in policies_ if Signal.ANSWER not in policy.observes]
+    late = [_first_fires(policy, prompt) for policy in policies_ if Signal.ANSWER in policy.observes]
+    if late and None not in early:
+        early.append(None)
+    tokens = 0
+    for budgets in filter(None, (early, late)):
+        # The token count at which each setting leaves the trunk and decodes the rest alone. Compressions come after
+        # a step, so the second token is drawn before the first of them.
+        forks = [min(output, max(2, budget - prompt + 1)) if budget else output for budget in budgets]
+        tokens += max(forks) + sum(output - fork for fork in forks)
+    return tokens
 
 
 def _first_fires(policy: Policy, prompt: int) -> int | None:

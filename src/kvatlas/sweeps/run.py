@@ -70,7 +70,7 @@ def measure(plan: Plan) -> float | None:
     for model in plan.models:
         if model.repository is not None:
             return None
-        chosen = [policy for policy, _ in plan.policies if Signal.ANSWER not in policy.observes] or [FULL]
+        chosen = [policy for policy in plan.policies_on(model) if Signal.ANSWER not in policy.observes] or [FULL]
         sampling, prompt = plan.spec.sampling.sampling(), plan.longest_prompt(model)
         job = Job(model, "", plan.benchmarks, (), sampling, plan.spec.seed, prompt=prompt)
         benchmark = for_model(plan.benchmarks[0], model.reads)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError
+from kvatlas.policies import CompressingPolicy
 from kvatlas.results import Store
 from kvatlas.results.store import FILE
 from kvatlas.sweeps.plan import FULL, Plan
@@ -21,7 +22,7 @@ from kvatlas.sweeps.spec import Allocation
 
 def screening(plan: Plan) -> Plan:
     """Return the plan of a screen, which has all settings that compress; KvatlasError without any."""
-    chosen = tuple((policy, baseline) for policy, baseline in plan.policies if policy.budget is not None)
+    chosen = tuple((policy, baseline) for policy, baseline in plan.policies if isinstance(policy, CompressingPolicy))
     if not chosen:
         raise KvatlasError(
             "The spec has no setting that compresses; a screen compares such settings with the full cache."
