@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvatlas.models import ModelHandle
+from kvatlas.results import Store
 from tests.hub_server import hub
 from tests.packaging.environments import COMMANDS
 from tests.r1 import AIME, save_model
@@ -30,8 +32,46 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def kvatlas(cache: Path, endpoint: str, *words: object, **more: str) -> subprocess.CompletedProcess[str]:
-    return python(cache, endpoint, "-m", "kvatlas", *map(str, words), **more)
+@pytest.fixture
+def uncached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the hub's client of this process begin with an empty cache, without a proxy."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    close_session()
+
+
+@pytest.mark.usefixtures("uncached")
+def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
+    r1: ModelHandle, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, succeed: Callable[..., str]
+) -> None:
+    path, out = tmp_path / "spec.json", tmp_path / "run"
+    spec = {
+        "models": [{"model": "hf:owner/r1", "name": "R1"}],
+        "benchmarks": ["MATH500"],
+        "samples": 1,
+        "sampling": {"max_new_tokens": 12},
+    }
+    path.write_text(json.dumps(spec))
+    with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": data}) as (endpoint, fetched):
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        assert json.loads(succeed("plan", path, "--tokens-per-second", 100, "--json"))["traces"] == 3
+        # A plan fetches no weights; a sweep does, every shard once.
+        assert not [name for name in fetched if name.startswith("model-")]
+        succeed("sweep", path, "--out", out, "--workers", 1, "--quiet")
+        shards = [name for name in fetched if name.startswith("model-")]
+        assert sorted(shards) == sorted(file.name for file in r1.folder.glob("model-*.safetensors"))
+        assert len(shards) > 2
+    # Without a hub, from the cache alone: the same files, hence the same run keys, hence nothing to do.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with Store.open(out) as store:
+        before = store.keys()
+    succeed("sweep", path, "--out", out, "--workers", 1, "--quiet")
+    with Store.open(out) as store:
+        assert store.keys() == before
 
 
 def python(cache: Path, endpoint: str, *words: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
@@ -46,46 +86,6 @@ def python(cache: Path, endpoint: str, *words: str, stdin: str = "", **more: str
     environment.pop("HF_HUB_OFFLINE", None) if "HF_HUB_OFFLINE" not in more else None
     command = [sys.executable, *words]
     return subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True, check=False)
-
-
-def spec(path: Path, **model: str) -> Path:
-    content = {
-        "models": [{"model": "hf:owner/r1", "name": "R1", **model}],
-        "benchmarks": ["MATH500"],
-        "samples": 1,
-        "sampling": {"max_new_tokens": 12},
-    }
-    path.write_text(json.dumps(content))
-    return path
-
-
-@pytest.mark.slow
-def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
-    r1: ModelHandle, data: Path, tmp_path: Path
-) -> None:
-    path = spec(tmp_path / "spec.yaml")
-    with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": data}) as (endpoint, fetched):
-        done = kvatlas(tmp_path / "cache", endpoint, "plan", path, "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["traces"] == 3
-        # A plan fetches no weights; a sweep does, every shard once.
-        assert not [name for name in fetched if name.startswith("model-")]
-        done = kvatlas(
-            tmp_path / "cache", endpoint, "sweep", path, "--out", tmp_path / "run", "--workers", 1, "--quiet"
-        )
-        assert done.returncode == 0, done.stderr
-        shards = [name for name in fetched if name.startswith("model-")]
-        assert sorted(shards) == sorted(file.name for file in r1.folder.glob("model-*.safetensors"))
-        assert len(shards) > 2
-    # Without a hub, from the cache alone: the same files, hence the same run keys, hence nothing to do.
-    commands = [["sweep", str(path), "--out", str(tmp_path / "run")]]
-    process = python(
-        tmp_path / "cache", "http://127.0.0.1:9", "-c", COMMANDS, stdin=json.dumps(commands), HF_HUB_OFFLINE="1"
-    )
-    assert process.returncode == 0, process.stderr
-    for code, _, err in json.loads(process.stdout):
-        assert code == 0, err
-        assert "traces, " not in err
 
 
 NONE, R1 = ("run", "hf:owner/none", "CHAIN4"), ("run", "hf:owner/r1", "CHAIN4")

@@ -66,7 +66,7 @@ def until(true: Callable[[], bool]) -> None:
 
 def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle) -> None:
     async def listen() -> list[list[list[int]]]:
-        handles = service.ask(asks(model, 3, max_new_tokens=600))
+        handles = service.ask(asks(model, 3, max_new_tokens=150))
         return await asyncio.gather(*(_collect(handle) for handle in handles))
 
     async def _collect(handle: Any) -> list[list[int]]:
@@ -77,7 +77,7 @@ def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle
     for pieces in asyncio.run(listen()):
         assert len(pieces) > 3
         assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(pieces))
-        assert len(pieces[-1]) == 600
+        assert len(pieces[-1]) == 150
 
 
 def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: ModelHandle) -> None:

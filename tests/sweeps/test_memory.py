@@ -230,7 +230,7 @@ def test_workers_that_die_are_followed_by_fewer_with_half_the_batch(
 
     monkeypatch.setattr(driver, "executor_of", lambda _: dying)
     said: list[str] = []
-    sweep(plan, tmp_path / "run", batch_size=8, on_message=said.append)
+    sweep(plan, tmp_path / "run", batch_size=64, on_message=said.append)
     assert halvings == [0, 1, 2]
     assert [sentence.partition(" the traces")[0] for sentence in said] == ["Workers ended without"] * 2
     assert contents(tmp_path / "run") == contents(finished)
