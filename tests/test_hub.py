@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub import close_session, constants
 
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
@@ -38,8 +39,8 @@ def uncached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     close_session()
 
 
@@ -56,8 +57,10 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
     }
     path.write_text(json.dumps(spec))
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": data}) as (endpoint, fetched):
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         assert json.loads(succeed("plan", path, "--tokens-per-second", 100, "--json"))["traces"] == 3
         # A plan fetches no weights; a sweep does, every shard once.
         assert not [name for name in fetched if name.startswith("model-")]
@@ -66,7 +69,7 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
         assert sorted(shards) == sorted(file.name for file in r1.folder.glob("model-*.safetensors"))
         assert len(shards) > 2
     # Without a hub, from the cache alone: the same files, hence the same run keys, hence nothing to do.
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with Store.open(out) as store:
         before = store.keys()
     succeed("sweep", path, "--out", out, "--workers", 1, "--quiet")

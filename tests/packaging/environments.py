@@ -13,16 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def build(project: Path, out: Path) -> dict[str, Path]:
+def build(project: Path, out: Path, *options: str) -> dict[str, Path]:
     """The sdist, and the wheel that is built from it, by their endings."""
-    words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(project)]
+    words = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(out), str(project)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return packages(out)
-
-
-def packages(out: Path) -> dict[str, Path]:
-    """The packages of a folder by their endings."""
     return {path.name.rpartition(".")[2]: path for path in out.iterdir()}
 
 
@@ -63,10 +58,10 @@ class Environment:
         """Its interpreter."""
         return str(self.folder / "bin" / "python")
 
-    def install(self, wheel: Path) -> None:
-        """Install a wheel, nothing else, from nowhere else."""
+    def install(self, *wheels: Path) -> None:
+        """Install wheels, nothing else, from nowhere else."""
         words = ["--python", self.python, "install", "--quiet", "--no-deps", "--no-index", "--force-reinstall"]
-        subprocess.run([sys.executable, "-m", "pip", *words, str(wheel)], check=True)
+        subprocess.run([sys.executable, "-m", "pip", *words, *map(str, wheels)], check=True)
 
     def run(self, folder: Path, *words: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """Its interpreter with these words in a folder, without a source tree on its path."""

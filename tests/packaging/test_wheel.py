@@ -1,5 +1,6 @@
-"""The built package can be installed and used: models inside, commands, completion, types; out of the source tree."""
+"""The built package can be installed and used, with a separate package that adds a policy and a benchmark."""
 
+import json
 import re
 import sys
 import tarfile
@@ -9,24 +10,31 @@ from pathlib import Path
 import hatch_build
 import pytest
 
-from tests.packaging.environments import ROOT, Environment
+from tests.packaging.environments import ROOT, Environment, build
 
-#: A sweep of four cells on both embedded models.
+PLUGIN = ROOT / "examples" / "plugin"
+#: A sweep of the policy and the benchmark of the plug-in, on both embedded models.
 SPEC = """
 models: [embedded:tiny-llama, embedded:tiny-qwen]
-benchmarks: [CHAIN3]
+benchmarks: [SUM3]
 problems: 1
 sampling: {max_new_tokens: 60}
-settings: {policy: dynts, kv_budget: 90, ratio_over: thinking}
-axes: {local_window: [8, 16], ratio: [0.2, 0.4]}
+settings: {policy: sinks, kv_budget: 48, ratio_over: thinking, sinks: 2}
+axes: {local_window: [4, 8], ratio: [0.2, 0.4]}
 """
 
 
 @pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """kvatlas' sdist (`gz`) and the wheel (`whl`) that is built from it."""
+    return build(ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
 def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel in an empty environment that sees the dependencies."""
+    """The wheels of kvatlas and of the plug-in in an empty environment that sees the dependencies."""
     environment = Environment.made(tmp_path_factory.mktemp("environment") / "env")
-    environment.install(built["whl"])
+    environment.install(built["whl"], build(PLUGIN, tmp_path_factory.mktemp("plugin"), "--wheel")["whl"])
     return environment
 
 
@@ -67,7 +75,7 @@ def test_a_package_is_built_without_kernels_where_they_do_not_compile(
 
 
 @pytest.mark.slow
-def test_a_recipe_a_sweep_and_its_page_come_from_the_wheel(installed: Environment, tmp_path: Path) -> None:
+def test_a_recipe_and_a_sweep_of_plugins_to_its_page_come_from_the_wheels(installed: Environment, tmp_path: Path) -> None:
     where = installed.run(tmp_path, "-c", "import kvatlas; print(kvatlas.__file__)").stdout
     assert where.startswith(str(installed.folder))
     (tmp_path / "spec.yaml").write_text(SPEC)
@@ -77,9 +85,18 @@ def test_a_recipe_a_sweep_and_its_page_come_from_the_wheel(installed: Environmen
         ["sweep", "spec.yaml", "--out", "run", "--quiet", "--workers", "1"],
         ["map", "run", "--out", "map.png"],
         ["view", "run", "--out", "page.html"],
+        ["export", "run", "--format", "jsonl", "--out", "run.jsonl"],
     )
-    assert [code for code, _, _ in done] == [0] * 4, done
+    assert [code for code, _, _ in done] == [0] * 5, done
     assert "<html" in (tmp_path / "page.html").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert {row["policy"] for row in rows} == {"full", "sinks"}
+
+
+def test_the_guides_show_the_files_of_the_plugin() -> None:
+    for guide, file in (("adding-a-benchmark.md", "sums.py"), ("adding-a-policy.md", "sinks.py")):
+        text = (ROOT / "docs" / guide).read_text()
+        assert (PLUGIN / "src" / "kvatlas_example" / file).read_text().strip() in text
 
 
 def test_the_command_and_its_completion(installed: Environment, tmp_path: Path) -> None:
