@@ -238,28 +238,3 @@ def test_help_is_quick_and_complete(kvatlas: Call) -> None:
     ).stderr
     for heavy in ("torch", "transformers", "matplotlib", "scipy", "pydantic"):
         assert f" {heavy}\n" not in imported
-
-
-@pytest.mark.slow
-def test_interrupting_keeps_what_is_finished_and_says_how_to_go_on(
-    write_spec: Callable[..., Path], tmp_path: Path
-) -> None:
-    import signal
-    import time
-
-    command = [sys.executable, "-m", "kvatlas", "sweep", str(write_spec()), "--out", str(tmp_path / "run")]
-    command += ["--workers", "2", "--batch-size", "2"]
-
-    def listening() -> None:
-        # A shell's background jobs ignore SIGINT, and children inherit that: Ctrl-C must mean Ctrl-C here.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    process = subprocess.Popen(command, preexec_fn=listening, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "run" / "run.sqlite").exists():
-        time.sleep(0.1)
-    time.sleep(1.0)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "the same command goes on from there" in err
-    assert "Traceback" not in err

@@ -64,7 +64,7 @@ def long_run(runs: tuple[Path, Path]) -> Path:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     with served(find("embedded:tiny-llama"), "window", **SETTING) as address:
-        yield address.removesuffix("/v1")
+        yield address
 
 
 @pytest.fixture

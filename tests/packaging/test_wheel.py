@@ -75,7 +75,9 @@ def test_a_package_is_built_without_kernels_where_they_do_not_compile(
 
 
 @pytest.mark.slow
-def test_a_recipe_and_a_sweep_of_plugins_to_its_page_come_from_the_wheels(installed: Environment, tmp_path: Path) -> None:
+def test_a_recipe_and_a_sweep_of_plugins_to_its_page_come_from_the_wheels(
+    installed: Environment, tmp_path: Path
+) -> None:
     where = installed.run(tmp_path, "-c", "import kvatlas; print(kvatlas.__file__)").stdout
     assert where.startswith(str(installed.folder))
     (tmp_path / "spec.yaml").write_text(SPEC)

@@ -25,10 +25,11 @@ class Running:
     process: subprocess.Popen[str]
     url: str
 
-    def metrics(self) -> dict[str, float]:
-        """Samples of /metrics by name, labels included."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
-        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+def metrics(url: str) -> dict[str, float]:
+    """Samples of /metrics by name, labels included."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 
 @contextmanager
@@ -56,14 +57,14 @@ def serving(*words: str) -> Iterator[Running]:
 @contextmanager
 def served(model: ModelHandle, policy: str = "full", **values: Any) -> Iterator[str]:
     """The application over this model under a setting, in a thread: its address."""
-    service = Service(model, find_policy(model, policy, values), Sampling(temperature=1.0), batch_size=16).start()
+    service = Service(model, find_policy(model, policy, values), Sampling(), batch_size=16).start()
     config = uvicorn.Config(application(service, "tiny"), port=0, log_level="warning")
     socket = config.bind_socket()
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([socket],))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{socket.getsockname()[1]}/v1"
+        yield f"http://127.0.0.1:{socket.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

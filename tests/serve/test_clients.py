@@ -1,4 +1,4 @@
-"""The official client against a real `kvatlas serve`: answers equal the engine's, and nothing is left behind."""
+"""The official client against a real server: answers equal the engine's, and nothing is left behind."""
 
 import asyncio
 import json
@@ -23,12 +23,11 @@ from kvatlas.serve.service import stream_of
 from kvatlas.serve.text import split_text
 from tests.by_the_engine import VALUES, generations, questions
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
-from tests.serve.running import Running, served, serving
+from tests.serve.running import metrics, served, serving
 
 pytestmark = pytest.mark.newest
 
-NAME = "embedded:tiny-llama"
-SETTING = [f"--{name.replace('_', '-')}={value}" for name, value in VALUES.items() if name != "ratio_over"]
+MODEL, NAME = "embedded:tiny-llama", "tiny"
 CLIENTS, DROPPING, TOKENS, LONG = 32, 5, 90, 900
 ASKED = [{"role": "user", "content": "Is it so?"}]
 #: A template that reads a value, as Qwen3's.
@@ -38,14 +37,14 @@ SWITCHED = TEMPLATE.replace(
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with serving(NAME, "--policy", "dynts", *SETTING) as running:
-        yield running
+def server(tiny_llama: ModelHandle) -> Iterator[str]:
+    with served(tiny_llama, "dynts", **VALUES) as url:
+        yield url
 
 
 @pytest.fixture
-def client(server: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+def client(server: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
 
 
 def expected(model: ModelHandle, texts: list[str], tokens: int) -> list[Any]:
@@ -73,16 +72,16 @@ async def listen(client: openai.AsyncOpenAI, text: str, pieces: int | None) -> t
     return thinking, answer, reason
 
 
-def idle(server: Running) -> bool:
-    result = server.metrics()
+def idle(server: str) -> bool:
+    result = metrics(server)
     return not (result["kvatlas_rows_active"] or result["kvatlas_requests_waiting"])
 
 
-def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: ModelHandle) -> None:
+def test_32_streaming_clients_of_which_5_drop_out(server: str, tiny_llama: ModelHandle) -> None:
     texts = questions(CLIENTS)
 
     async def all_of_them() -> list[tuple[str, str, str | None]]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0) as client:
             leaving = [3 if number < DROPPING else None for number in range(CLIENTS)]
             return await asyncio.gather(*map(listen, [client] * CLIENTS, texts, leaving))
 
@@ -98,9 +97,9 @@ def test_32_streaming_clients_of_which_5_drop_out(server: Running, tiny_llama: M
     while not idle(server) and time.monotonic() < limit:
         time.sleep(0.05)
     assert idle(server)
-    assert server.metrics()["kvatlas_kv_tokens"] == 0
+    assert metrics(server)["kvatlas_kv_tokens"] == 0
     outcomes = [f'kvatlas_requests_total{{endpoint="chat",outcome="{name}"}}' for name in ("gone", "ok")]
-    gone, well = (server.metrics()[name] for name in outcomes)
+    gone, well = (metrics(server)[name] for name in outcomes)
     # One whose answer ends by itself before the server sees it leave counts as served.
     assert 1 <= gone <= DROPPING
     assert gone + well == CLIENTS
@@ -125,7 +124,7 @@ def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Mode
     assert details.reasoning_tokens == sum(generation.usage.thinking_tokens for generation in engine)
 
 
-def test_a_request_names_its_own_policy(client: openai.OpenAI, server: Running) -> None:
+def test_a_request_names_its_own_policy(client: openai.OpenAI, server: str) -> None:
     def answer(**policy: Any) -> Any:
         messages: Any = [{"role": "user", "content": questions(1)[0]}]
         done = client.chat.completions.create(
@@ -138,7 +137,7 @@ def test_a_request_names_its_own_policy(client: openai.OpenAI, server: Running) 
     assert answer(ratio=0.1)["kvatlas"]["mean_kv_tokens"] < own["kvatlas"]["mean_kv_tokens"]
     window = answer(policy="window", kv_budget=150, local_window=8, ratio=0.3)
     assert 0 < window["kvatlas"]["peak_kv_tokens"] <= 150
-    before = server.metrics().get('kvatlas_refused_requests_total{endpoint="chat",status="400"}', 0)
+    before = metrics(server).get('kvatlas_refused_requests_total{endpoint="chat",status="400"}', 0)
     for policy, words in (
         ({"policy": "h2o", "kv_budget": 150, "local_window": 8, "ratio": 0.3}, "needs signals that this server"),
         ({"predictor": "/etc/passwd"}, "names a file"),
@@ -147,7 +146,7 @@ def test_a_request_names_its_own_policy(client: openai.OpenAI, server: Running) 
     ):
         with pytest.raises(openai.BadRequestError, match=words):
             answer(**policy)
-    assert server.metrics()['kvatlas_refused_requests_total{endpoint="chat",status="400"}'] == before + 4
+    assert metrics(server)['kvatlas_refused_requests_total{endpoint="chat",status="400"}'] == before + 4
 
 
 def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: ModelHandle) -> None:
@@ -190,7 +189,7 @@ def test_models_and_names(client: openai.OpenAI) -> None:
 
 def lasting_seed(text: str, tokens: int) -> Any:
     """The seed with which the full cache writes longest, at most so many tokens."""
-    model = models.find(NAME)
+    model = models.find(MODEL)
     full, prompt = policies.of(Setting.of("full")), model.tokens(text)
     engine = Engine(model, model.load(), [full], Sampling(1.0, max_new_tokens=tokens), 16)
     asked = [Request(seed, prompt, stream_of(seed, prompt, 0), (full,)) for seed in range(5)]
@@ -199,10 +198,10 @@ def lasting_seed(text: str, tokens: int) -> Any:
 
 def test_a_full_line_and_a_graceful_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVATLAS_API_KEY", "open sesame")
-    words = (NAME, "--batch-size", "1", "--queue", "1", "--grace", "0.2", "--name", "tiny")
+    words = (MODEL, "--batch-size", "1", "--queue", "1", "--grace", "0.2", "--name", NAME)
     # Far more than it has learned to solve: it goes on until it is stopped.
     text = benchmark("CHAIN26").prompt(benchmark("CHAIN26").problems(1)[0])
-    body = {"model": "tiny", "prompt": text, "max_tokens": 700, "temperature": 1.0, "stream": True}
+    body = {"model": NAME, "prompt": text, "max_tokens": 700, "temperature": 1.0, "stream": True}
     body["seed"] = lasting_seed(text, 700)
     with serving(*words) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.post("/v1/completions", json=body).status_code == 401
@@ -242,14 +241,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
 
 @pytest.fixture(scope="module")
 def small(plain: ModelHandle) -> Iterator[openai.OpenAI]:
-    with served(plain) as url, openai.OpenAI(base_url=url, api_key="none", max_retries=0) as result:
+    with served(plain) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as result:
         yield result
 
 
 def test_logprobs_are_the_models_own(small: openai.OpenAI, plain: ModelHandle) -> None:
     import torch
 
-    wanted: dict[str, Any] = {"model": "tiny", "messages": ASKED, "seed": 5, "max_tokens": 12}
+    wanted: dict[str, Any] = {"model": NAME, "messages": ASKED, "seed": 5, "max_tokens": 12}
     (choice,) = small.chat.completions.create(logprobs=True, top_logprobs=3, **wanted).choices
     assert choice.logprobs is not None
     told = choice.logprobs.content or []
@@ -269,7 +268,7 @@ def test_logprobs_are_the_models_own(small: openai.OpenAI, plain: ModelHandle) -
     pieces = [item for piece in stream for item in (piece.choices[0].logprobs or choice.logprobs.model_copy(
         update={"content": []})).content or []]  # fmt: skip
     assert [(piece.token, piece.logprob) for piece in pieces] == [(item.token, item.logprob) for item in told]
-    text = small.completions.create(model="tiny", prompt="It is", seed=5, max_tokens=8, logprobs=2).choices[0]
+    text = small.completions.create(model=NAME, prompt="It is", seed=5, max_tokens=8, logprobs=2).choices[0]
     assert text.logprobs is not None
     assert "".join(text.logprobs.tokens or []) == text.text
     assert all(-math.inf < value <= 0 for value in text.logprobs.token_logprobs or [])
@@ -279,8 +278,8 @@ def test_logprobs_are_the_models_own(small: openai.OpenAI, plain: ModelHandle) -
 
 def test_harmless_fields_and_values_for_the_template(tmp_path: Path) -> None:
     model = save_model("llama", tmp_path / "m", template=SWITCHED)
-    with served(model) as address, openai.OpenAI(base_url=address, api_key="none") as client:
-        wanted: dict[str, Any] = {"model": "tiny", "messages": ASKED, "seed": 3, "max_tokens": 8}
+    with served(model) as address, openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        wanted: dict[str, Any] = {"model": NAME, "messages": ASKED, "seed": 3, "max_tokens": 8}
         thinking = client.chat.completions.create(**wanted).choices[0].message
         assert (thinking.content, bool(thinking.reasoning_content)) == ("", True)
         answer = client.chat.completions.create(

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kvatlas import cli
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.chain import Chain
 from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status
@@ -128,12 +129,6 @@ def test_kill_9_of_a_driver_ends_its_workers_and_loses_nothing(
                 result += int(group) == driver.pid and state != "Z"
         return result
 
-    def wait_for(enough: Callable[[], bool]) -> None:
-        end = time.monotonic() + 600
-        while not enough() and time.monotonic() < end:
-            time.sleep(0.02)
-        assert enough()
-
     wait_for(lambda: _stored(folder) > 0)
     # The driver, its two workers, and perhaps those that compare answers.
     assert group() >= 3
@@ -145,6 +140,37 @@ def test_kill_9_of_a_driver_ends_its_workers_and_loses_nothing(
     assert 0 < _stored(folder) < len(contents(finished))
     sweep(plan, folder, workers=1)
     assert contents(folder) == contents(finished)
+
+
+@pytest.mark.usefixtures("forked")
+def test_interrupting_keeps_what_is_finished_and_says_how_to_go_on(
+    write_spec: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = tmp_path / "run", tmp_path / "said.txt"
+    words = ["sweep", str(write_spec()), "--out", str(folder), "--workers", "2", "--batch-size", "2"]
+
+    def drive() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with said.open("w") as sys.stderr:
+            cli.main()
+
+    monkeypatch.setattr(sys, "argv", ["kvatlas", *words])
+    driver = multiprocessing.get_context("fork").Process(target=drive)
+    driver.start()
+    wait_for(lambda: _stored(folder) > 0)
+    os.kill(driver.pid or 0, signal.SIGINT)
+    driver.join(60)
+    assert driver.exitcode == 130
+    assert 0 < _stored(folder) < 108
+    assert "the same command goes on from there" in said.read_text()
+    assert "Traceback" not in said.read_text()
+
+
+def wait_for(enough: Callable[[], bool]) -> None:
+    end = time.monotonic() + 600
+    while not enough() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert enough()
 
 
 def _stored(folder: Path) -> int:
