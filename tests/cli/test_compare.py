@@ -113,7 +113,7 @@ def test_maze_draws_with_and_without_a_run(kvatlas: Call, run: Path, tmp_path: P
     ("words", "sentence"),
     [
         (("compare", "RUN", "--policy", "A full"), "needs two or more systems; there is 1"),
-        (("compare", "RUN", "--policy", "C"), "'C' fits none of the 3 systems"),
+        (("compare", "RUN", "--policy", "C"), "'C' fits none of the systems"),
         (("draw", "curves", "RUN", "--by", "Q"), "expected L, B, N, S, n"),
         (("draw", "maze", "SEQBENCH-6x6-B1", "RUN"), "Name one system with sample 0 of SEQBENCH-6x6-B1-0000"),
         (("draw", "maze", "SEQBENCH-6x6-B1", "RUN", "--sample", "7"), "there are: none"),

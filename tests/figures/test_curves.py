@@ -70,7 +70,7 @@ def test_missing_traces_are_refused_or_said(budgets):
         curves_of_run(RunData(plan, stored[10:]))
     assert (
         curves_of_run(RunData(plan, stored[10:], partial=True))[0].notes[0].text
-        == "PARTIAL: 10 of 224 traces are missing"
+        == "PARTIAL: 10 of 224 traces are missing, in 1 cell"
     )
     with pytest.raises(KvatlasError, match="none of its 224 traces"):
         curves_of_run(RunData(plan, [], partial=True))

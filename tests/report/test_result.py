@@ -165,7 +165,7 @@ def test_maps_that_cannot_be_averaged_or_told_apart():
     narrow = replace(maps[1], axes=(maps[1].axes[0], ("ratio", (0.1,))))
     result = analyse([maps[0], narrow])
     assert result.means == ()
-    assert "No means over benchmarks: A mean needs equal axes" in result.notes[0].text
+    assert "No means over benchmarks: A mean needs maps of equal axes" in result.notes[0].text
     assert "mean of" not in every_map(result)
     with pytest.raises(KvatlasError, match="was given twice"):
         analyse([maps[0], maps[0]])

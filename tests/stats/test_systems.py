@@ -12,10 +12,10 @@ from scipy import stats
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.results import Store
+from kvatlas.stats.maps import check_complete, partial_note
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import (
     ModelSetting,
-    check_complete,
     choose,
     correlation,
     pair,
@@ -23,7 +23,7 @@ from kvatlas.stats.systems import (
     systems_of,
     trace_of,
 )
-from kvatlas.stats.table import Missing, missing
+from kvatlas.stats.table import missing
 from tests.wanderers import maze_run
 
 FULL, SMALL, LARGE = Setting.of("full"), Setting.of("dynts", ratio=0.1), Setting.of("dynts", ratio=0.5)
@@ -44,7 +44,7 @@ def test_every_model_under_every_setting_is_there_with_what_its_problems_are(run
     assert [(e.model, e.setting) for e in result] == [
         ("hf:lab/A-7B", FULL), ("hf:lab/A-7B", SMALL), ("hf:lab/A-7B", LARGE), ("B", FULL),
     ]  # fmt: skip
-    assert all(missing(e.cells) == Missing(24, 0, 0) and len(e.outcomes) == 12 for e in result)
+    assert all(missing(e.cells) == (0, 24, 0) and len(e.outcomes) == 12 for e in result)
     assert all(e.about[outcome]["L"] > 4 for e in result for outcome in e.outcomes)
     with Store.open(run) as store:
         trace = next(t for _, t in store.traces() if (t.model, t.setting, t.sample) == ("B", FULL, 1))
@@ -80,8 +80,8 @@ def test_names_fit_one_system_in_the_order_given(run: Path) -> None:
     assert choose(result, []) == result
     assert choose(result, ["dynts ratio=0.5", "A-7B full", "B"]) == [result[2], result[0], result[3]]
     for name, sentence in [
-        ("full", "'full' fits 2 of the 4 systems and must fit one. It fits: hf:lab/A-7B full; B full"),
-        ("dynts ratio=0.7", "fits none of the 4 systems and must fit one. There are: hf:lab/A-7B full; hf:lab"),
+        ("full", "'full' fits 2 of the systems and must fit one of: hf:lab/A-7B full; B full"),
+        ("dynts ratio=0.7", "fits none of the systems and must fit one of: hf:lab/A-7B full; hf:lab"),
     ]:
         with pytest.raises(KvatlasError, match=sentence):
             choose(result, [name])
@@ -102,10 +102,10 @@ def test_missing_traces_are_refused_unless_asked_for(run: Path) -> None:
     whole = RunData.open(run)
     with whole.store() as store:
         result = systems_of([replace(whole, traces=[pair for pair in store.traces() if pair[1].sample == 0])])
-    with pytest.raises(KvatlasError, match="48 of 96 traces are missing"):
-        check_complete(result, False)
-    assert list(map(str, check_complete(result, True))) == ["PARTIAL: 48 of 96 traces are missing"]
-    assert check_complete(systems(run), False) == []
+    cells = [cell for system in result for cell in system.cells]
+    with pytest.raises(KvatlasError, match="48 of 96 traces are missing, in 4 of 4 cells"):
+        check_complete(cells, False)
+    assert list(map(str, partial_note(cells))) == ["PARTIAL: 48 of 96 traces are missing, in 4 cells"]
 
 
 def test_one_trace_by_name(run: Path) -> None:

@@ -125,11 +125,14 @@ def _check(inputs: list[str], published: str | None, partial: bool, as_json: boo
 def _systems(
     runs: list[Path], metric: str, names: list[str] | None, partial: bool, benchmarks: list[str] | None = None
 ) -> tuple[list[ModelSetting], list[Note]]:
+    from kvatlas.stats.maps import check_complete, partial_note
     from kvatlas.stats.run_data import RunData
-    from kvatlas.stats.systems import check_complete, choose, systems_of
+    from kvatlas.stats.systems import choose, systems_of
 
     chosen = choose(systems_of([RunData.open(run) for run in runs], metric, benchmarks), names or [])
-    return chosen, check_complete(chosen, partial)
+    cells = [cell for system in chosen for cell in system.cells]
+    check_complete(cells, partial, "figure")
+    return chosen, list(partial_note(cells))
 
 
 @app.command()

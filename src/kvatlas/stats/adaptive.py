@@ -29,7 +29,7 @@ from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, select
-from kvatlas.stats.verdicts import Basis, Verdict, id_of, is_full
+from kvatlas.stats.verdicts import Basis, Verdict, is_full
 
 Flags = NDArray[np.bool_]
 #: A setting is given up where the chance that its last look shows it is less than this.
@@ -42,9 +42,8 @@ ENOUGH = 0.8
 class Seen:
     """The traces so far: `differences` [settings, problems] to the full cache, NaN where not yet.
 
-    Problems stand in the order in which they come; `strata` [problems] numbers their benchmarks from 0 and `block`
-    [problems] their block. `sizes` are the problems of each benchmark in all, `looks` the number of blocks, `costs`
-    [settings] what each setting costs.
+    Problems stand in the order in which they come; `strata` and `block` [problems] number their benchmarks and blocks
+    from 0. `sizes` are the problems of each benchmark in all, `looks` the number of blocks, `costs` those of settings.
     """
 
     differences: Floats
@@ -60,8 +59,8 @@ class Decision:
     """State of the settings, [settings] each: losses with limits that hold at any look, and what is decided.
 
     `shown`: at most the margin is lost; `broken`: more; `hopeless`: given up; `open`: none of these, and cheaper than
-    `recommended`, the cheapest setting that is shown (None before). `blocks` were seen of each, `goal`
-    is how many each is to have next, and `chance` is that of being shown by all problems.
+    `recommended`, the cheapest setting that is shown. `blocks` were seen of each, `goal` are to be next, and `chance`
+    is that of being shown by all problems.
     """
 
     value: Floats
@@ -90,10 +89,7 @@ def begin(settings: int) -> Decision:
 
 
 def look(before: Decision, seen: Seen, margin: float) -> Decision:
-    """Return the decision from the blocks up to the `goal` of each setting.
-
-    Settings take one block at a time; one that waited takes twice what it had, until it has as many as others.
-    """
+    """Return the decision from the blocks up to the `goal` of each setting."""
     blocks = before.goal
     value, low, high, chance = (array.copy() for array in (before.value, before.low, before.high, before.chance))
     final = last_quantile(len(blocks), seen.looks)
@@ -113,6 +109,7 @@ def look(before: Decision, seen: Seen, margin: float) -> Decision:
     expected = np.where(open_, chance, 0.0)[by_cost]
     ahead = np.empty(len(blocks))
     ahead[by_cost] = np.cumsum(expected) - expected
+    # One block at a time; a setting that waited takes twice what it had, until it has as many as others.
     more = np.clip(np.minimum(blocks, blocks.max() - blocks), 1, None)
     goal = blocks + more * (open_ & (ahead < ENOUGH))
     return Decision(value, low, high, chance, blocks, goal, shown, broken, hopeless, open_, recommended)
@@ -220,18 +217,15 @@ class Standing:
 def known(
     cells: Sequence[CellTraces], orders: Mapping[str, Sequence[str]], sizes: Mapping[str, int], blocks: int
 ) -> tuple[tuple[str, ...], Seen]:
-    """One model's grid settings by id, and what is known of them: of problems with all samples of setting and full.
+    """One model's grid settings by id, and the differences on problems with all samples of setting and full cache.
 
-    `orders` are the problems of each benchmark as they come, `sizes` how many in all. What a setting costs is what it
-    kept on the first block, so that a later look does not change an earlier decision.
+    `orders` are the problems of each benchmark as they come, `sizes` how many in all. A setting costs the tokens that
+    it kept on the first block, so that a later look does not change an earlier decision.
     """
+    full = {cell.benchmark: cell for cell in cells if is_full(cell)}
     by_setting: dict[str, dict[str, CellTraces]] = {}
-    full: dict[str, CellTraces] = {}
-    for cell in cells:
-        if is_full(cell):
-            full[cell.benchmark] = cell
-        elif not cell.baseline:
-            by_setting.setdefault(cell.setting.id, {})[cell.benchmark] = cell
+    for cell in select(cells, baseline=False):
+        by_setting.setdefault(cell.setting.id, {})[cell.benchmark] = cell
     places = [
         (number, stratum, name, orders[name][index] if index < len(orders[name]) else "")
         for number in range(blocks)
@@ -240,10 +234,10 @@ def known(
     ]
     block, strata = (np.array([entry[k] for entry in places]) for k in (0, 1))
     names = [entry[2:] for entry in places]
-    theirs, own = _by_place(full, names), [_by_place(cells, names) for cells in by_setting.values()]
+    own = np.reshape([_by_place(cells, names) for cells in by_setting.values()], (-1, len(places)))
     first = {entry[2:] for entry in places if not entry[0]}
     costs = np.array([_kept(cells, first) for cells in by_setting.values()])
-    differences = np.reshape(own, (-1, len(places))) - theirs
+    differences = own - _by_place(full, names)
     return tuple(by_setting), Seen(differences, strata, block, [sizes[name] for name in orders], blocks, costs)
 
 
@@ -271,31 +265,26 @@ def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> floa
 
 def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> dict[str, Standing]:
     """The standing of each model of an adaptive run."""
-    allocation = manifest.allocation
+    sizes, blocks = manifest.allocation["problems"], manifest.allocation["blocks"]
     orders: dict[str, tuple[str, ...]] = {}
     for cell in cells:
         orders[cell.benchmark] = max(orders.get(cell.benchmark, ()), cell.expected.problems, key=len)
     found = {}
     for model in dict.fromkeys(cell.model for cell in cells):
-        settings, seen = known(select(cells, model=model), orders, allocation["problems"], allocation["blocks"])
+        settings, seen = known(select(cells, model=model), orders, sizes, blocks)
         *_, last = decisions(seen, margin)
         found[model] = Standing(settings, last)
     return found
 
 
 def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
-    """The verdict of each mean map (of the only benchmark's map where there is one) of an adaptive run.
-
-    It holds the loss of each cell against the full cache, over all policies together; nothing else is tested.
-    """
-    parts = {(map_.model, map_.policy): map_ for map_ in (*maps, *mean_maps(maps))}
+    """The verdict of each mean map, or only map, of an adaptive run: losses against the full cache and nothing else."""
+    parts = {(map_.model, map_.policy): map_ for map_ in (*maps, *mean_maps(maps)) if map_.model in by_model}
     by_map: dict[MapName, Verdict] = {}
     for (model, policy), mean in parts.items():
-        if model not in by_model:
-            continue
         standing = by_model[model]
         groups = [group for name, group in run.groups.items() if (name.model, name.policy) == (model, policy)]
-        coords = {id_of(cell): cell.coord(run.axes) for group in groups for cell in group}
+        coords = {cell.setting.id: cell.coord(run.axes) for group in groups for cell in group}
         values = [cell.estimate.value for cell in mean.cells.values()]
         text = (
             f"adaptive: of {len(standing.settings)} settings of all policies, {int(standing.decision.shown.sum())} are "

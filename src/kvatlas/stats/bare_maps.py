@@ -36,10 +36,7 @@ def variance(map_: Map) -> float | None:
 
 
 def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
-    """The verdict by the bound of each map whose problems are known, and of each model's mean over benchmarks.
-
-    A mean that is given as a map (`mean of N`) gets a verdict only where its benchmarks are given, too.
-    """
+    """The verdict by the bound of each map whose problems are known, and of each model's mean over benchmarks."""
     by_map: dict[MapName, Verdict] = {}
     by_policy: dict[tuple[str, str], list[Map]] = {}
     for map_ in maps:
@@ -62,8 +59,7 @@ def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:
     """The verdict on a map whose cells have at most the `variance` on the same problems.
 
     Omnibus: the chi-square test of equal values with that variance. Plateau: the largest standardised difference to the
-    others against that of as many independent normal values. Both err on the side of "no difference" unless the
-    samples of different cells vary against each other.
+    others against that of as many independent normal values. Both err on the side of "no difference".
     """
     places: list[CellCoord] = list(map_.cells)
     values = np.array([cell.estimate.value for cell in map_.cells.values()])
@@ -130,33 +126,16 @@ def common(values: Sequence[int | None]) -> int | None:
 ORDERS = 40_000
 
 
-@dataclass(frozen=True)
-class AxisEffect:
-    """Differences of each level from the mean of the others, [levels], with limits that hold together.
-
-    `p` is of "no level differs", `level_p` [levels] that of each level, adjusted over all. `below` [levels] counts the
-    maps in which a level lies below the mean of the others.
-    """
-
-    value: Floats
-    low: Floats
-    high: Floats
-    p: float
-    level_p: Floats
-    below: tuple[int, ...]
-    maps: int
-
-
 def axis_effect(
     values: Floats, groups: Sequence[Hashable] | None = None, *, draws: int = ORDERS, seed: int = 0
-) -> AxisEffect:
-    """The effect of the last axis of `values` [maps, across, levels], in the units of the values.
+) -> tuple[list[Contrast], tuple[int, ...]]:
+    """The effect of the last axis of `values` [maps, across, levels]: each level against the mean of the others.
 
+    Returns the contrasts, with p-values and limits that hold together, and in how many maps each level is below.
     Maps of one of the `groups` [maps] rest on the same problems: they are averaged, and the groups are the independent
     units; without groups every map is. The statistic is the largest of the levels' mean distances from the others, each
     in units of its error over groups, against that of random orders of the levels of every group; the limits are
-    Student's over groups, for all levels together, and infinite for one. A single group shows nothing: its orders are
-    too few. Raises KvatlasError for one level.
+    Student's over groups, for all levels together, and infinite for one group. Raises KvatlasError for one level.
 
     Source: Pesarin and Salmaso (2010), Permutation Tests for Complex Data, chapter 5 (restricted permutation).
     """
@@ -177,8 +156,8 @@ def axis_effect(
     if freedom:
         error = float(((units - effect) ** 2).sum()) / factor / freedom / count
         reach = float(-special.stdtrit(freedom, LEVEL / 2 / levels)) * math.sqrt(error)
-    below = tuple(int(below) for below in (by_map < -1e-12).sum(0))
-    return AxisEffect(effect, effect - reach, effect + reach, float(beyond.min()), beyond, below, maps)
+    numbers = np.stack([effect, effect - reach, effect + reach, beyond], axis=1).tolist()
+    return [Contrast(*own) for own in numbers], tuple((by_map < -1e-12).sum(0).tolist())
 
 
 def _studentised(units: Floats) -> Floats:
@@ -194,17 +173,21 @@ def _studentised(units: Floats) -> Floats:
 class PooledEffect:
     """One joint test of an axis: each level against the mean of the others, with limits that hold together.
 
-    `over` says what was pooled, `adjusted_p` allows for all effects that are tested. Of maps of bare Pass@1 `maps` are
-    how many and `below` counts, by level, those in which it lies below the others.
+    `over` says what was pooled, `adjusted_p` allows for all effects that are tested. `below` counts, by level, the bare
+    `maps` in which it lies below the others.
     """
 
     axis: str
     over: str
-    p: float
-    adjusted_p: float
     levels: tuple[tuple[Any, Contrast], ...]
     maps: int = 0
     below: tuple[int, ...] = ()
+    adjusted_p: float = 1.0
+
+    @property
+    def p(self) -> float:
+        """The p-value of "no level differs"."""
+        return min(contrast.p for _, contrast in self.levels)
 
     @property
     def supported(self) -> bool:
@@ -259,16 +242,14 @@ def _by_problem(map_: Map, maps: Sequence[Map], verdicts: Mapping[MapName, Verdi
     if verdict is None or verdict.basis is not Basis.TRACES:
         return []
     over = f"{map_.model} | {name.benchmark} | {map_.policy}"
-    return [PooledEffect(effect.axis, over, effect.p, effect.p, effect.levels) for effect in verdict.effects]
+    return [PooledEffect(effect.axis, over, effect.levels) for effect in verdict.effects]
 
 
 def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
     (_, rows), (_, columns) = group[0].axes
     values = np.array([[[map_.cells[r, c].estimate.value for c in columns] for r in rows] for map_ in group])
     benchmarks = [map_.benchmark for map_ in group]
-    effect = axis_effect(values if side == 1 else values.transpose(0, 2, 1), benchmarks)
+    contrasts, below = axis_effect(values if side == 1 else values.transpose(0, 2, 1), benchmarks)
     axis, levels = group[0].axes[side]
-    numbers = np.stack([effect.value, effect.low, effect.high, effect.level_p], axis=1).tolist()
-    contrasts = tuple((level, Contrast(*own)) for level, own in zip(levels, numbers, strict=True))
-    over = f"{len(group)} maps" if len(group) > 1 else "1 map"
-    return PooledEffect(axis, over, effect.p, effect.p, contrasts, effect.maps, effect.below)
+    over = f"{len(group)} map{'s' * (len(group) > 1)}"
+    return PooledEffect(axis, over, tuple(zip(levels, contrasts, strict=True)), len(group), below)

@@ -12,19 +12,18 @@ from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity
-from kvatlas.stats.verdicts import FULL, GridLosses, Verdict, by_benchmark, id_of, kept_by_rule
+from kvatlas.stats.verdicts import FULL, GridLosses, Verdict, by_benchmark, kept_by_rule
 
 
 @dataclass(frozen=True)
 class Choice:
     """The cheapest settings that may be chosen, by mean KV bytes (or tokens kept) and by seconds a trace.
 
-    With a full cache those are the settings proven to lose at most the `margin`, of `problems` in all; `losses` has
-    the loss of each by setting id. Without (`losses` is None) they are the `members` of the plateau, without the
-    levels of an axis that are shown to be worse. `by_memory` and `by_time` are None where the cost is unknown or none
-    may be chosen. `may_lose`, by setting id, is the most that one of the plateau lies below the best. `vacuous` is
-    the reason, as a clause, why nothing is chosen. `saved` is the share of the full cache's KV memory that `by_memory`,
-    or else `least`, does without; None if unknown.
+    With a full cache those are the settings proven to lose at most the `margin`; `losses` has the loss of each by
+    setting id. Without (`losses` is None) they are the `members` of the plateau, without the levels of an axis that are
+    shown to be worse. `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `may_lose`,
+    by setting id, is the most that one of the plateau lies below the best. `vacuous` is the reason, as a clause, why
+    nothing is chosen. `saved` is the share of the full cache's KV memory that `by_memory`, or else `least`, saves.
     """
 
     model: str
@@ -85,10 +84,8 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
     made = []
     for model, benchmarks in by_benchmark(run).items():
         cells = [cell for own in benchmarks.values() for cell in own]
-        ids = set(map(id_of, cells))
-        losses = {
-            setting: loss for setting, loss in lost.get((model, frozenset(benchmarks)), {}).items() if setting in ids
-        }
+        ids, found = {cell.setting.id for cell in cells}, lost.get((model, frozenset(benchmarks)), {})
+        losses = {setting: loss for setting, loss in found.items() if setting in ids}
         if losses:
             problems = sum(len(own[0].place) for own in benchmarks.values())
             baselines = select(run.cells, model=model, baseline=True)
@@ -110,15 +107,15 @@ def choice_of(
 
     `among` are the ids from which the setting that keeps the fewest tokens is chosen, all proven ones where None.
     """
-    own = {setting: [cell for cell in cells if id_of(cell) == setting and cell.stored] for setting in losses}
+    own = {setting: [cell for cell in cells if cell.setting.id == setting and cell.stored] for setting in losses}
     means = {id_: mean_cell([cell.cell() for cell in own[id_]]) for id_, loss in losses.items() if loss.shown}
     small = [means[setting] for setting in (means if among is None else among)]
-    fewest = cheapest(small, kv_costs(small))
-    fastest = cheapest(list(means.values()), [cell.seconds_mean for cell in means.values()])
     checked = validity(cells)
     reason = None if checked is None else checked.reason
-    if reason is not None:
-        fewest = fastest = None
+    fewest = fastest = None
+    if reason is None:
+        fewest = cheapest(small, kv_costs(small))
+        fastest = cheapest(list(means.values()), [cell.seconds_mean for cell in means.values()])
     full = [cell for cell in baselines if cell.setting == FULL and cell.stored]
     offered = own[_safest(losses) if fewest is None else fewest.setting.id]
     pair = kv_costs([mean_cell([cell.cell() for cell in part]) for part in (offered, full) if part])
@@ -126,14 +123,14 @@ def choice_of(
     return Choice(
         model,
         names[0] if len(names) == 1 else mean_of(len(names)),
-        len({id_of(cell) for cell in cells}),
+        len({cell.setting.id for cell in cells}),
         by_memory=fewest,
         by_time=fastest,
         vacuous=reason,
         margin=margin,
         losses=losses,
         problems=problems,
-        settings={id_of(cell): cell.setting for cell in cells},
+        settings={cell.setting.id: cell.setting for cell in cells},
         saved=1 - pair[0] / pair[1] if len(pair) == 2 and pair[0] is not None and pair[1] else None,
     )
 
@@ -158,16 +155,16 @@ def choices_of_maps(
             continue
         names = [name for name, _ in map_.axes]
         good = [coord for coord in verdict.plateau if not worse & set(zip(names, coord, strict=True))]
-        members = [map_.cells[coord] for coord in good]
         reason = None if map_.validity is None else map_.validity.reason
+        members = [map_.cells[coord] for coord in good] if reason is None else []
         made.append(
             Choice(
                 map_.model,
                 map_.benchmark,
                 len(map_.cells),
                 len(verdict.plateau),
-                by_memory=cheapest(members, kv_costs(members)) if reason is None else None,
-                by_time=cheapest(members, [cell.seconds_mean for cell in members]) if reason is None else None,
+                by_memory=cheapest(members, kv_costs(members)),
+                by_time=cheapest(members, [cell.seconds_mean for cell in members]),
                 may_lose={map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()},
                 vacuous=reason,
             )

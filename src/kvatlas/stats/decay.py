@@ -54,88 +54,64 @@ class Decay:
 def fit(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float]) -> Decay:
     """Maximum likelihood on single outcomes: `outcomes[problem]` are 0 or 1 for each sample, `depths[problem]` its L.
 
-    The interval is that of the profile likelihood. Several samples of a problem are no independent outcomes; the
-    likelihood's fall is then scaled by the ratio of the variance clustered by problem to the one that independence
-    would give (Chandler and Bate 2007, Biometrika 94:167-183), and at least by the design effect of the samples'
-    likeness. Raises KvatlasError for no outcomes, values that are neither 0 nor 1, and depths that are not positive.
+    The interval is that of the profile likelihood, whose fall is scaled for samples of a problem that agree (Chandler
+    and Bate 2007, Biometrika 94:167-183). Raises KvatlasError for no outcomes, values that are neither 0 nor 1, and
+    depths that are not positive.
     """
-    if not outcomes:
-        raise KvatlasError("A decay needs outcomes; none were given.")
-    if any(value not in (0, 1) for samples in outcomes.values() for value in samples):
-        raise KvatlasError("A decay is fitted to outcomes that are 0 or 1; others were given.")
+    from scipy import optimize
+
     depth = np.array([float(depths[problem]) for problem in outcomes])
-    if not bool(np.all(depth > 0)):
-        raise KvatlasError("A decay needs depths above 0; others were given.")
     hits, trials = (np.array([measure(samples) for samples in outcomes.values()], float) for measure in (sum, len))
-    best, low, high = _Model(depth, hits, trials).profile()
-    depth0, shallow, deep = (math.inf if rate == 0 else 1 / rate for rate in (best, high, low))
+    if not outcomes or not (depth > 0).all() or any(value not in (0, 1) for own in outcomes.values() for value in own):
+        raise KvatlasError("A decay needs outcomes that are 0 or 1, at depths above 0; others or none were given.")
+    unit = float(depth.mean())
+    slowest, fastest = math.log(_SLOWEST / unit), math.log(_FASTEST / unit)
+
+    def likelihood(log_rate: float) -> float:
+        logs = -math.exp(log_rate) * depth
+        return float(hits @ logs + special.xlog1py(trials - hits, -np.exp(logs)).sum())
+
+    # A coarse look first: the likelihood is flat where nothing is left to fall.
+    grid = np.linspace(slowest, fastest, 60)
+    top = int(np.argmax([likelihood(point) for point in grid]))
+    around = grid[max(0, top - 1)], grid[min(len(grid) - 1, top + 1)]
+    best = float(optimize.minimize_scalar(lambda point: -likelihood(point), bounds=around, method="bounded").x)
+    if hits.sum() == 0:
+        best = fastest
+    elif likelihood(slowest) > likelihood(best) - 1e-7:
+        best = slowest
+    level = likelihood(best) - _FALL * _inflation(depth, hits, trials, math.exp(best))
+
+    def below(point: float) -> float:
+        return likelihood(point) - level
+
+    low = 0.0 if below(slowest) > 0 else math.exp(float(optimize.brentq(below, slowest, best, xtol=1e-9)))
+    high = math.inf if below(fastest) > 0 else math.exp(float(optimize.brentq(below, best, fastest, xtol=1e-9)))
+    rate = 0.0 if best <= slowest + 1e-6 else math.inf if best >= fastest - 1e-6 else math.exp(best)
+    ends = rate, max(high, rate), min(low, rate)
+    depth0, shallow, deep = (math.inf if end == 0 else 1 / end for end in ends)
     return Decay(depth0, shallow, deep, int(trials.sum()), len(depth))
 
 
-@dataclass(frozen=True)
-class _Model:
-    """P = exp(-rate L) of outcomes summed by problem: depth, successes and trials, all [problems]."""
-
-    depth: Floats
-    hits: Floats
-    trials: Floats
-
-    def likelihood(self, rate: float) -> float:
-        """The log-likelihood of a rate 1 / L0."""
-        logs = -rate * self.depth
-        return float(self.hits @ logs + special.xlog1py(self.trials - self.hits, -np.exp(logs)).sum())
-
-    def profile(self) -> tuple[float, float, float]:
-        """The best rate and the ends of its interval: 0 for no decay, infinity for one too fast to be seen."""
-        from scipy import optimize
-
-        unit = float(self.depth.mean())
-        slowest, fastest = math.log(_SLOWEST / unit), math.log(_FASTEST / unit)
-
-        def likelihood(log_rate: float) -> float:
-            return self.likelihood(math.exp(log_rate))
-
-        # A coarse look first: the likelihood is flat where nothing is left to fall.
-        grid = np.linspace(slowest, fastest, 60)
-        top = int(np.argmax([likelihood(point) for point in grid]))
-        around = grid[max(0, top - 1)], grid[min(len(grid) - 1, top + 1)]
-        best = float(optimize.minimize_scalar(lambda point: -likelihood(point), bounds=around, method="bounded").x)
-        if self.hits.sum() == 0:
-            best = fastest
-        elif likelihood(slowest) > likelihood(best) - 1e-7:
-            best = slowest
-        level = likelihood(best) - _FALL * self._inflation(math.exp(best))
-
-        def below(point: float) -> float:
-            return likelihood(point) - level
-
-        low = 0.0 if below(slowest) > 0 else math.exp(float(optimize.brentq(below, slowest, best, xtol=1e-9)))
-        high = math.inf if below(fastest) > 0 else math.exp(float(optimize.brentq(below, best, fastest, xtol=1e-9)))
-        rate = 0.0 if best <= slowest + 1e-6 else math.inf if best >= fastest - 1e-6 else math.exp(best)
-        return rate, min(low, rate), max(high, rate)
-
-    def _inflation(self, rate: float) -> float:
-        """Return the ratio of the rate's variance with problems as units to that with outcomes, at least 1.
-
-        1 with one sample a problem, where the two are the same.
-        """
-        if float(self.trials.max()) == 1 or not 0 < float(self.hits.sum()) < float(self.trials.sum()):
-            return 1.0
-        share = np.clip(np.exp(-rate * self.depth), 1e-12, 1 - 1e-12)
-        residual = (self.hits - self.trials * share) / (1 - share)
-        information = self.depth**2 * self.trials * share / (1 - share)
-        # A fit to few problems follows each of them: residuals are those without the problem (HC3), and the quantile is
-        # Student's over problems.
-        leverage = information / information.sum()
-        scores = self.depth * residual / (1 - np.minimum(leverage, 0.99))
-        clustered = float((scores**2).sum() / information.sum())
-        student = float(special.stdtrit(max(len(self.depth) - 1, 1), 0.975)) ** 2 / (2 * _FALL)
-        # Few problems say little of their variance. The disagreement of samples within problems says more: it gives the
-        # likeness of two samples, and with it the design effect of so many a problem.
-        within = float((self.hits * (self.trials - self.hits) / (self.trials - 1).clip(1)).sum())
-        likeness = max(0.0, 1 - within / float((self.trials * share * (1 - share)).sum()))
-        effect = 1 + (float((self.trials**2).sum() / self.trials.sum()) - 1) * likeness
-        return max(1.0, clustered, effect) * student
+def _inflation(depth: Floats, hits: Floats, trials: Floats, rate: float) -> float:
+    """Return the ratio of the rate's variance with problems as units to that with outcomes, at least 1."""
+    if float(trials.max()) == 1 or not 0 < float(hits.sum()) < float(trials.sum()):
+        return 1.0
+    share = np.clip(np.exp(-rate * depth), 1e-12, 1 - 1e-12)
+    residual = (hits - trials * share) / (1 - share)
+    information = depth**2 * trials * share / (1 - share)
+    # A fit to few problems follows each of them: residuals are those without the problem (HC3), and the quantile is
+    # Student's over problems.
+    leverage = information / information.sum()
+    scores = depth * residual / (1 - np.minimum(leverage, 0.99))
+    clustered = float((scores**2).sum() / information.sum())
+    student = float(special.stdtrit(max(len(depth) - 1, 1), 0.975)) ** 2 / (2 * _FALL)
+    # Few problems say little of their variance. The disagreement of samples within problems says more: it gives the
+    # likeness of two samples, and with it the design effect of so many a problem.
+    within = float((hits * (trials - hits) / (trials - 1).clip(1)).sum())
+    likeness = max(0.0, 1 - within / float((trials * share * (1 - share)).sum()))
+    effect = 1 + (float((trials**2).sum() / trials.sum()) - 1) * likeness
+    return max(1.0, clustered, effect) * student
 
 
 #: Bins of problems of about equal size, where there are more difficulties than these and two.
@@ -165,10 +141,7 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthCurve:
-    """Estimates in up to 8 bins of equally many problems (for L), or at each value, of the problems that say theirs.
-
-    Raises KvatlasError if none does.
-    """
+    """Estimates at each value, or in 8 bins of equally many problems; KvatlasError if no problem says a value."""
     levels = {key: float(system.about[key][by]) for key in system.outcomes if says(system, key, by)}
     if not levels:
         names = ", ".join(dict.fromkeys(benchmark for benchmark, _ in system.outcomes))

@@ -92,12 +92,12 @@ def score(
 def imagined_ends(
     values: Floats, low: ArrayLike, high: ArrayLike, samples: int, ends: tuple[ArrayLike, ArrayLike] = (-1.0, 1.0)
 ) -> tuple[Floats, Floats, float]:
-    """Return where the imagined problems of the differences `values` [..., n] lie on either side, and their weight.
+    """Return the places of the imagined problems of the differences `values` [..., n] on either side, and their weight.
 
     With one sample a problem they lie at the `ends` of the range, with weight 0.85. With several, a typical problem
     cannot move further than from its mean to 0 or 1: the imagined ones lie at `low` and `high`, no nearer than 0.75,
     and no nearer than some problem was seen to move; their weight falls with the root of the samples, to 0.45. Chosen
-    on the pairs of bench/calibration.py, so that coverage stays at 94 % where 1 to 6 % of the problems collapse.
+    on the pairs of bench/calibration.py for a coverage of 94 % where 1 to 6 % of the problems collapse.
     """
     if samples < 2:
         bottom, top = (np.broadcast_to(np.asarray(end, float), values.shape[:-1]) for end in ends)
@@ -287,11 +287,9 @@ BINOMIAL_NOTE = Note(
 def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
     """The mean over problems of the mean over a problem's samples, with its standard error and interval.
 
-    `outcomes` holds for each problem the grades of its samples, each in [0, 1]: correctness, or progress. `low` and
-    `high` are clustered by problem (`interval`). `se_clustered` is the standard deviation of the problem
-    means over the root of their number (Miller 2024, arXiv 2411.00640, section 2.2).
-
-    Raises KvatlasError where a problem has no samples or a grade is outside [0, 1].
+    `outcomes` holds for each problem the grades of its samples, each in [0, 1]. `se_clustered` is that of the problem
+    means (Miller 2024, arXiv 2411.00640, section 2.2). Raises KvatlasError where a problem has no samples or a grade is
+    outside [0, 1].
     """
     if not outcomes or not all(len(samples) for samples in outcomes.values()):
         raise KvatlasError(
@@ -373,8 +371,7 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
 def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
     """The maps with the binomial bound where an interval is unknown and the problems are; a note says so on each.
 
-    The interval of one sample a problem: however alike the samples of a problem are, problem means vary no more than
-    yes and no do. A bound: wide enough, and often too wide.
+    It is the interval of one sample a problem: problem means vary no more than yes and no do.
     """
 
     def bounded(cell: Cell) -> Cell:

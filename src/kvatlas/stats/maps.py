@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -46,22 +46,21 @@ def maps_of_run(run: RunData) -> list[Map]:
 
 def check_complete(cells: Sequence[CellTraces], partial: bool, what: str = "map") -> None:
     """Raise KvatlasError where traces are missing, unless `partial`, and where all are."""
-    lacking = missing(cells)
-    if lacking.traces == lacking.promised:
-        raise KvatlasError(f"The run has none of its {lacking.promised} traces yet, so there is no {what} to draw.")
-    if lacking.traces and not partial:
+    traces, promised, among = missing(cells)
+    if traces == promised:
+        raise KvatlasError(f"The run has none of its {promised} traces yet, so there is no {what} to draw.")
+    if traces and not partial:
         raise KvatlasError(
-            f"{lacking.traces} of {lacking.promised} traces are missing, in {lacking.cells} of {len(cells)} cells; the "
-            "missing ones are often the hardest problems, so finish the sweep, or draw what is there with --partial."
+            f"{traces} of {promised} traces are missing, in {among} of {len(cells)} cells; the missing ones are often "
+            "the hardest problems, so finish the sweep, or draw what is there with --partial."
         )
 
 
-def partial_note(cells: Sequence[CellTraces], counted: bool = True) -> tuple[Note, ...]:
-    """A note where traces are missing; where `counted` it says in how many cells."""
-    lacking = missing(cells)
-    where = f", in {lacking.cells} cell{'s' * (lacking.cells > 1)}" if counted else ""
-    text = f"PARTIAL: {lacking.traces} of {lacking.promised} traces are missing{where}"
-    return (Note(NoteKind.PARTIAL, text),) if lacking.traces else ()
+def partial_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
+    """A note where traces are missing."""
+    traces, promised, among = missing(cells)
+    text = f"PARTIAL: {traces} of {promised} traces are missing, in {among} cell{'s' * (among > 1)}"
+    return (Note(NoteKind.PARTIAL, text),) if traces else ()
 
 
 def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
@@ -86,9 +85,8 @@ def check_measured(cells: Sequence[CellTraces], metric: str, partial: bool) -> N
     if unknown and (not partial or len(unknown) == len(cells)):
         first = unknown[0]
         raise KvatlasError(
-            f"{metric} is unknown of all {first.stored} traces of {first.model} on "
-            f"{first.benchmark}: none of them has an answer; choose another metric, or leave them out with "
-            "--partial."
+            f"{metric} is unknown of all {first.stored} traces of {first.model} on {first.benchmark}: none of them has "
+            "an answer; choose another metric, or leave them out with --partial."
         )
 
 
@@ -150,26 +148,18 @@ def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTr
 def mean_map(maps: Sequence[Map]) -> Map:
     """The mean of one model's and policy's maps over their benchmarks, cell by cell, named `mean of N`.
 
-    Kept and output tokens are averaged, truncated traces summed, the peak is the largest. Cells and baselines that
-    not all maps have are left out, and the notes say so. Raises KvatlasError for maps of unlike model, policy, metric
-    or axes, and for a benchmark that comes twice.
+    Cells and baselines that not all maps have are left out, and the notes say so. Raises KvatlasError for maps of
+    unlike model, policy, metric or axes, and for a benchmark that comes twice.
     """
     if not maps:
         raise KvatlasError("A mean map needs at least one map; none was given.")
     first = maps[0]
-    for other in maps[1:]:
-        for noun in ("model", "policy", "metric"):
-            mine, theirs = getattr(first, noun), getattr(other, noun)
-            if mine != theirs:
-                raise KvatlasError(f"A mean is over benchmarks of one {noun}; {mine!r} and {theirs!r} were given.")
-        if other.axes != first.axes:
-            mine, theirs = (
-                ", ".join(f"{name} {'/'.join(map(str, values))}" for name, values in map_.axes)
-                for map_ in (first, other)
-            )
-            raise KvatlasError(
-                f"A mean needs equal axes; {first.benchmark} has {mine} and {other.benchmark} has {theirs}."
-            )
+    for noun in ("model", "policy", "metric", "axes"):
+        for other in maps[1:]:
+            if getattr(other, noun) != getattr(first, noun):
+                raise KvatlasError(
+                    f"A mean needs maps of equal {noun}; those of {first.benchmark} and {other.benchmark} differ."
+                )
     if len({map_.benchmark for map_ in maps}) < len(maps):
         raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(m.benchmark for m in maps)}.")
     cells, baselines = _means([map_.cells for map_ in maps]), _means([map_.baselines for map_ in maps])
@@ -197,11 +187,7 @@ def _means(parts: Sequence[Mapping[T, Cell]]) -> dict[T, Cell]:
 
 
 def mean_maps(maps: Sequence[Map]) -> list[Map]:
-    """The mean map of every model, policy and metric that has two or more benchmarks.
-
-    A map that is a mean already (a CSV map of `mean of N`) does not count as a benchmark; it stands for its model
-    where there is no other.
-    """
+    """The mean map of every model, policy and metric that has two or more benchmarks, else the mean that was given."""
     groups: dict[tuple[str, str, str], list[Map]] = {}
     given: dict[tuple[str, str, str], Map] = {}
     for map_ in maps:
@@ -216,30 +202,30 @@ def mean_maps(maps: Sequence[Map]) -> list[Map]:
 
 def mean_cell(cells: Sequence[Cell]) -> Cell:
     """One setting over several benchmarks; costs are known where all of them know theirs."""
-
-    def known(name: str) -> list[Any]:
-        values = [getattr(cell, name) for cell in cells]
-        return [] if None in values else values
-
-    def mean(name: str) -> float | None:
-        values = known(name)
-        return sum(values) / len(values) if values else None
-
-    audits: list[BudgetAudit] = known("audit")
+    audits = [cell.audit for cell in cells if cell.audit is not None]
     shares = {name: sum(getattr(own, name) for own in audits) / len(cells) for name in ("median", "none", "no_choice")}
     problems, worst = sum(own.problems for own in audits), min((own.worst for own in audits), default=0)
+    rules: dict[Callable[..., Any], tuple[str, ...]] = {
+        max: ("peak_kv_tokens", "peak_kv_bytes"),
+        sum: ("truncated", "unmeasured"),
+        _mean: ("mean_kv_tokens", "mean_kv_bytes", "output_tokens_mean", "seconds_mean"),
+    }
+    costs: dict[str, Any] = {
+        name: rule(values)
+        for rule, names in rules.items()
+        for name in names
+        if None not in (values := [getattr(cell, name) for cell in cells])
+    }
     return Cell(
         cells[0].setting,
         mean_over_benchmarks([cell.estimate for cell in cells]),
-        peak_kv_tokens=max(known("peak_kv_tokens"), default=None),
-        audit=BudgetAudit(problems=problems, worst=worst, **shares) if audits else None,
-        mean_kv_tokens=mean("mean_kv_tokens"),
-        mean_kv_bytes=mean("mean_kv_bytes"),
-        peak_kv_bytes=max(known("peak_kv_bytes"), default=None),
-        output_tokens_mean=mean("output_tokens_mean"),
-        seconds_mean=mean("seconds_mean"),
-        **{name: sum(known(name)) if known(name) else None for name in ("truncated", "unmeasured")},
+        audit=BudgetAudit(problems=problems, worst=worst, **shares) if len(audits) == len(cells) else None,
+        **costs,
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 POLICY = "policy"
@@ -265,23 +251,19 @@ class Curve:
 def curves_of_run(run: RunData) -> list[Curve]:
     """One curve for each model, benchmark and policy, in the manifest's order.
 
-    Raises KvatlasError as `maps_of_run` does for an unknown metric and for missing traces (noted if the run is
-    `partial`), and for a run that varies two parameters or more.
+    Raises KvatlasError as `maps_of_run` does, and for a run that varies two parameters or more.
     """
     names = varied(run.manifest, run.fix)
     if not run.is_line:
         raise KvatlasError(f"A curve has one axis and this run varies {len(names)} ({', '.join(names)}).")
     cells = [cell for cell in run.cells if run.fits(cell)]
     check_complete(cells, run.partial, "curve")
-    notes = partial_note(cells, counted=False) + mixed_note(cells)
-    if run.manifest.screened:
-        notes = (*notes, SCREEN_NOTE)
+    notes = partial_note(cells) + mixed_note(cells) + (SCREEN_NOTE,) * run.manifest.screened
     check_measured(cells, run.metric, run.partial)
     measured = [cell for cell in cells if cell.measured]
     groups: dict[MapName, list[CellTraces]] = {}
     for cell in measured:
-        along = bool(names) and not cell.baseline and names[0] in cell.setting.on_axes
-        if along or not names:
+        if not names or (not cell.baseline and names[0] in cell.setting.on_axes):
             policy = cell.setting.policy if names else ""
             groups.setdefault(MapName(cell.model, cell.benchmark, policy), []).append(cell)
     curves = []
@@ -304,7 +286,7 @@ def curves_of_run(run: RunData) -> list[Curve]:
 
 
 def flat_maps(curves: Sequence[Curve]) -> list[Map]:
-    """Curves as maps, a map for each model and benchmark: policies by the axis' values, or settings in one column."""
+    """One map for each model and benchmark: policies by the values of the axis, or settings in one column."""
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.model, curve.benchmark), []).append(curve)

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from kvatlas.core import CellCoord, MapName, Setting
+from kvatlas.core import CellCoord, MapName
 from kvatlas.stats.inference import Contrast, holm, joint_contrasts, mean_contrast
 from kvatlas.stats.intervals import Floats
 from kvatlas.stats.losses import Difference, strata_of
@@ -41,12 +41,10 @@ def comparisons(run: RunData) -> list[Comparison]:
     """All paired comparisons that the cells of a run support, on the problems and samples of both sides.
 
     For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
-    have (so `dynts` and `random` meet at equal window, ratio and budget), pooled by problem over cells, benchmarks of
-    equal weight. The same for each policy and each pair of models. None for the cells of adaptive sweeps: the problems
-    that two of them share depend on their outcomes. Raises KvatlasError as `maps_of_run` does for axes and metric.
+    have, pooled by problem over cells, benchmarks of equal weight. The same for each policy and each pair of models.
+    None for the cells of adaptive sweeps. Raises KvatlasError as `maps_of_run` does for axes and metric.
     """
-    run = run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
-    policies = _policies(run)
+    policies = _policies(_fixed(run))
     made = [
         _over_cells(run.metric, first, second, policies)
         for first, second in combinations(policies, 2)
@@ -62,10 +60,9 @@ def _policies(run: RunData) -> dict[tuple[str, str], list[CellTraces]]:
         policies.setdefault((name.model, name.policy), []).extend(group)
     mapped = {id(cell) for group in policies.values() for cell in group}
     for cell in run.cells:
-        setting = cell.setting
         alone = not cell.baseline and id(cell) not in mapped
-        if alone and run.fits(cell) and set(run.axes) & set(setting.values):
-            policies.setdefault((cell.model, setting.policy), []).append(cell)
+        if alone and run.fits(cell) and set(run.axes) & set(cell.setting.values):
+            policies.setdefault((cell.model, cell.setting.policy), []).append(cell)
     return policies
 
 
@@ -77,7 +74,8 @@ def _over_cells(
         (cell, other)
         for cell in policies[first]
         for other in policies[second]
-        if cell.benchmark == other.benchmark and _agree(cell.setting, other.setting)
+        if cell.benchmark == other.benchmark
+        and all(other.setting.values.get(name, value) == value for name, value in cell.setting.values.items())
     ]
     difference = difference_of(pairs)
     if difference is None:
@@ -87,11 +85,6 @@ def _over_cells(
     if first[0] == second[0]:
         return Comparison(first[0], on, metric, first[1], second[1], len(pairs), difference)
     return Comparison(f"{first[0]}, {second[0]}", on, metric, first[0], second[0], len(pairs), difference, first[1])
-
-
-def _agree(setting: Setting, other: Setting) -> bool:
-    mine, theirs = setting.values, other.values
-    return all(mine[name] == theirs[name] for name in mine.keys() & theirs.keys())
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
@@ -133,18 +126,13 @@ _Sides = Sequence[tuple[CellCoord, CellTraces, CellTraces]]
 def differences_of_run(run: RunData, baseline: str) -> Differences:
     """Cell minus `baseline` (its short name, such as `full`), on the problems and samples that all cells have.
 
-    Means over benchmarks are there too. None of maps that share no sample with the baseline, and of adaptive sweeps:
-    which problems two of their cells share depends on their outcomes. Raises KvatlasError as `maps_of_run` does for
-    axes and metric.
+    Means over benchmarks are there too. None of maps that share no sample with the baseline, and of adaptive sweeps.
+    Raises KvatlasError as `maps_of_run` does for axes and metric.
     """
     baselines = [cell for cell in select(run.cells, baseline=True) if cell.measured]
     names = short_names(cell.setting for cell in baselines)
-    sides: dict[MapName, _Sides] = {}
-    for name, group in _groups(run).items():
-        for other in select(baselines, model=name.model, benchmark=name.benchmark):
-            if names[other.setting.id] == baseline:
-                sides[name] = [(cell.coord(run.axes), cell, other) for cell in group]
-    return {name: _contrasts(parts) for name, parts in with_means(sides).items()}
+    on = {(cell.model, cell.benchmark): cell for cell in baselines if names[cell.setting.id] == baseline}
+    return _differences(run, lambda name, _: on.get((name.model, name.benchmark)))
 
 
 def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName], MapName]) -> Differences:
@@ -154,18 +142,28 @@ def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName
     """
     if other.axes != run.axes:
         return {}
-    theirs = _groups(other)
+    at = {(name, cell.coord(run.axes)): cell for name, group in _fixed(other).groups.items() for cell in group}
+
+    def beside(name: MapName, coord: CellCoord) -> CellTraces | None:
+        return None if other is run and partner(name) == name else at.get((partner(name), coord))
+
+    return _differences(run, beside)
+
+
+def _differences(run: RunData, beside: Callable[[MapName, CellCoord], CellTraces | None]) -> Differences:
+    """Each cell minus the one `beside` its map and place."""
     sides: dict[MapName, _Sides] = {}
-    for name, group in _groups(run).items():
-        if partner(name) in theirs and (other is not run or partner(name) != name):
-            at = {cell.coord(run.axes): cell for cell in theirs[partner(name)]}
-            places = [(cell.coord(run.axes), cell) for cell in group]
-            sides[name] = [(coord, cell, at[coord]) for coord, cell in places if coord in at]
+    for name, group in _fixed(run).groups.items():
+        places = [(cell.coord(run.axes), cell) for cell in group]
+        own = [(coord, cell, other) for coord, cell in places if (other := beside(name, coord)) is not None]
+        if own:
+            sides[name] = own
     return {name: _contrasts(parts) for name, parts in with_means(sides).items()}
 
 
-def _groups(run: RunData) -> Mapping[MapName, Sequence[CellTraces]]:
-    return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive]).groups
+def _fixed(run: RunData) -> RunData:
+    """The run without cells of adaptive sweeps: the problems that two of them share depend on their outcomes."""
+    return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
 
 
 def _contrasts(parts: Sequence[_Sides]) -> dict[CellCoord, Contrast]:

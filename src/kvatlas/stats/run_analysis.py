@@ -23,8 +23,8 @@ from kvatlas.stats.verdicts import GridLosses, Verdict, losses_of, verdicts
 class RunAnalysis:
     """Maps, their tests, recommendations, and paired comparisons of one run, each computed on first use.
 
-    An adaptive run has only parts that are valid at any stop: its means have verdicts, and nothing is compared in
-    pairs. `whole` has the losses of the run that these cells are a part of. Raises KvatlasError as `maps_of_run` does.
+    An adaptive run has only parts that are valid at any stop. `whole` has the losses of the run that these cells are a
+    part of. Raises KvatlasError as `maps_of_run` does.
     """
 
     run: RunData
@@ -69,9 +69,8 @@ class RunAnalysis:
             return adaptive_choices(self._standings, self.run.cells, self.run.margin)
         made = choices(self.run, self.losses)
         known = {choice.model for choice in made}
-        return made + choices_of_maps(
-            [map_ for map_ in grids(self.maps, self.means) if map_.model not in known], self.verdicts
-        )
+        bare = [map_ for map_ in grids(self.maps, self.means) if map_.model not in known]
+        return made + choices_of_maps(bare, self.verdicts)
 
     @cached_property
     def comparisons(self) -> Sequence[Comparison]:

@@ -20,29 +20,20 @@ Groups = dict[MapName, list[CellTraces]]
 
 
 def map_axes(manifest: Manifest, fix: Mapping[str, Any] | None = None) -> Axes:
-    """The names of the (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
+    """The (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
 
-    Raises KvatlasError, naming them, if there are more or fewer, or if `fix` names an axis or value that is not there.
+    Raises KvatlasError if there are more or fewer, or if `fix` names an axis or value that is not there.
     """
-    fixed = dict(fix or {})
-    values = dict(manifest.axes)
+    fixed, values = dict(fix or {}), dict(manifest.axes)
     for name, value in fixed.items():
-        if name not in values:
-            raise KvatlasError(f"The run has no axis {name!r} to fix; its axes are: {', '.join(values) or 'none'}.")
-        if value not in values[name]:
-            raise KvatlasError(
-                f"{name} cannot be fixed to {value!r}; the run has: {', '.join(map(str, values[name]))}."
-            )
+        if value not in values.get(name, ()):
+            there = "; ".join(f"{axis}: {', '.join(map(str, known))}" for axis, known in values.items())
+            raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {there or 'no axes'}.")
     names = varied(manifest, fixed)
-    if len(names) > 2:
-        example = f"{names[-1]}={values[names[-1]][0]}"
+    if len(names) != 2:
+        more = f"; fix all but two, for example {names[-1]}={values[names[-1]][0]}" if len(names) > 2 else ""
         raise KvatlasError(
-            f"A map has two axes and this run varies {len(names)} ({', '.join(names)}); "
-            f"fix all but two of them to one value each, for example {example}."
-        )
-    if len(names) < 2:
-        raise KvatlasError(
-            f"A map needs two axes with at least two values each; this run varies {names[0] if names else 'none'}."
+            f"A map needs two axes with at least two values each; this run varies {', '.join(names) or 'none'}{more}."
         )
     return names[0], names[1]
 
@@ -53,18 +44,16 @@ def varied(manifest: Manifest, fix: Mapping[str, Any]) -> list[str]:
 
 
 def grid_groups(cells: Iterable[CellTraces], axes: Axes, fix: Mapping[str, Any] | None = None) -> Groups:
-    """The cells of the grid, without baselines, by map, in the order of the manifest.
+    """The cells of the grid by map, without baselines and policies with a single value on an axis.
 
-    A policy counts where it has at least two values on both axes. A policy that is there with several values of
-    another parameter gives several groups, told apart by that parameter in the label.
+    A policy with several values of another parameter gives several groups, with that parameter in the label.
     """
-    fixed = dict(fix or {})
     variants: dict[tuple[str, str], list[Setting]] = {}
     by_rest: dict[tuple[str, str, str], tuple[Setting, list[CellTraces]]] = {}
     for cell in cells:
         values = cell.setting.on_axes
         on_grid = not cell.baseline and all(axis in values for axis in axes)
-        if not on_grid or any(name in values and values[name] != value for name, value in fixed.items()):
+        if not on_grid or any(values.get(name, value) != value for name, value in (fix or {}).items()):
             continue
         rest = Setting.of(cell.setting.policy, **{n: value for n, value in cell.setting.parameters if n not in axes})
         key = (cell.model, cell.benchmark, rest.id)
@@ -86,10 +75,10 @@ def short_names(settings: Iterable[Setting]) -> dict[str, str]:
         by_policy.setdefault(setting.policy, {})[setting.id] = setting
     names: dict[str, str] = {}
     for policy, group in by_policy.items():
-        every = dict.fromkeys(name for setting in group.values() for name in setting.values)
-        told = [name for name in every if len({repr(setting.values.get(name)) for setting in group.values()}) > 1]
+        every = {name for setting in group.values() for name in setting.values}
+        differing = {name for name in every if len({repr(one.values.get(name)) for one in group.values()}) > 1}
         for identity, setting in group.items():
-            values = {name: value for name, value in setting.values.items() if name in told}
+            values = {name: value for name, value in setting.values.items() if name in differing}
             names[identity] = str(Setting.of(policy, **values))
     return names
 
@@ -103,8 +92,8 @@ class RunData:
     """A run's promises and traces, and how to look at them.
 
     `traces` are the run's table, or columns or `(run key, trace)` pairs that become one. With `partial` missing traces
-    are noted and no error. `fix` holds axes beyond two to one value each. `chosen` are the cells to look at instead of
-    all. `lose_at_most` are the points of the margin against the full cache; the sweep's own where None.
+    are no error. `fix` holds axes beyond two to one value each. `chosen` are the cells instead of all. `lose_at_most`
+    is the margin against the full cache in points; the sweep's own where None.
     """
 
     manifest: Manifest

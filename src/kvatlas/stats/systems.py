@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Note, NoteKind, Setting, Trace
+from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.stats.inference import Contrast, mean_contrast
 from kvatlas.stats.intervals import Floats, Ints
 from kvatlas.stats.losses import strata_of
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, missing
+from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ def systems_of(
 ) -> list[ModelSetting]:
     """All models under their settings of some runs, in the order of the manifests, on these benchmarks or on all.
 
-    `metric` is any that the runs have (`stats.metrics`). Raises KvatlasError for one that they do not have, for a
-    benchmark that no run has, and where two runs hold the same trace.
+    Raises KvatlasError for a metric or benchmark that the runs do not have, and where two runs hold the same trace.
     """
     there = list(dict.fromkeys(cell.benchmark for run in runs for cell in run.manifest.expected))
     for asked in benchmarks or ():
@@ -86,10 +85,10 @@ def systems_of(
 
 
 def choose(systems: Sequence[ModelSetting], names: Sequence[str]) -> list[ModelSetting]:
-    """The systems that the names say, each exactly one, in the order of the names; all of them without any name.
+    """The system of each name, in the order of the names; all systems without any name.
 
-    A name is words that must all fit: a model, a policy (`*` stands for anything), `PARAMETER=VALUE`. So `full`,
-    `R1-Qwen full` and `dynts ratio=0.3 local_window=500` are names.
+    All words of a name must fit: a model, a policy (`*` stands for anything), `PARAMETER=VALUE`, as in `R1-Qwen full`
+    or `dynts ratio=0.3 local_window=500`. Raises KvatlasError unless each name fits one system of its own.
     """
     if not names:
         return list(systems)
@@ -98,10 +97,7 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str]) -> list[ModelS
         fits = [system for system in systems if all(_fits(word, system) for word in name.split())]
         if len(fits) != 1:
             there = "; ".join(f"{system.model} {system.setting}" for system in fits or systems)
-            raise KvatlasError(
-                f"{name!r} fits {len(fits) or 'none'} of the {len(systems)} systems and must fit one. "
-                f"{'It fits' if fits else 'There are'}: {there}."
-            )
+            raise KvatlasError(f"{name!r} fits {len(fits) or 'none'} of the systems and must fit one of: {there}.")
         chosen += fits
     if len({id(system) for system in chosen}) < len(chosen):
         raise KvatlasError(f"The names {', '.join(map(repr, names))} say a system twice.")
@@ -118,12 +114,11 @@ def _fits(word: str, system: ModelSetting) -> bool:
 
 def trace_of(run: RunData, problem: str, sample: int, name: str | None = None) -> Trace:
     """The trace of one problem and sample, of the system that the name fits; KvatlasError if that is not one."""
-    cells = [
-        cell
+    systems = [
+        ModelSetting(cell.model, cell.setting, cells=(cell,))
         for cell in run.table.cells()
         if problem in cell.place and sample < cell.expected.samples and cell.there[cell.place[problem], sample]
     ]
-    systems = [ModelSetting(cell.model, cell.setting, cells=(cell,)) for cell in cells]
     fitting = choose(systems, [name] if name else [])
     if len(fitting) != 1:
         named = "; ".join(f"{system.model} {system.setting}" for system in systems) or "none"
@@ -131,19 +126,6 @@ def trace_of(run: RunData, problem: str, sample: int, name: str | None = None) -
     (cell,) = fitting[0].cells
     with run.store() as store:
         return store.trace(cell.key(problem, sample))
-
-
-def check_complete(systems: Sequence[ModelSetting], partial: bool) -> list[Note]:
-    """Notes for a figure of these systems; KvatlasError where traces are missing and `partial` is false."""
-    lacking = missing([cell for system in systems for cell in system.cells])
-    if not lacking.traces:
-        return []
-    if not partial:
-        raise KvatlasError(
-            f"{lacking.traces} of {lacking.promised} traces are missing; finish the runs, or compare what is there "
-            "with --partial."
-        )
-    return [Note(NoteKind.PARTIAL, f"PARTIAL: {lacking.traces} of {lacking.promised} traces are missing")]
 
 
 #: Resamples of problems behind the intervals of correlations.
@@ -181,7 +163,7 @@ class Pair:
     given_depth: Correlation | None
 
     def to_json(self, first: str, second: str) -> dict[str, Any]:
-        """Plain data under the names of the two."""
+        """Plain data."""
         return {
             "x": first,
             "y": second,
@@ -232,12 +214,11 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
 
 
 def correlation(rows: Floats, seed: int = 0) -> Correlation | None:
-    """Spearman's correlation of the first two rows of [rows, problems], given the third where there is one.
+    """Spearman's correlation of the first two rows of [rows, problems], given the third (L) where there is one.
 
-    Given a third row (L) each rank counts as its distance from the mean rank of its level of L, so that systems that
-    are independent within every level have a correlation of 0. Levels of one problem say nothing; where most are such,
-    neighbours make levels of five. The interval is made of the percentiles over resampled problems: ties, which a
-    bounded metric has plenty of, are in it as they are. None where a row does not vary.
+    Given L each rank counts as its distance from the mean rank of its level of L, so that systems that are independent
+    within every level have a correlation of 0. Where most levels have one problem, neighbours make levels of five. The
+    interval is made of percentiles over resampled problems. None where a row does not vary.
     """
     levels = np.zeros(rows.shape[1], int) if len(rows) == 2 else _levels(rows[2])
     value = float(_rank_correlation(rows[:2, None, :], levels[None])[0])

@@ -31,13 +31,26 @@ _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<
 _STATUSES = {number: status for status, number in STATUS.items()}
 
 
+def _until_added(method: Callable[..., T]) -> Callable[..., T]:
+    """Compute a value of a table, or of a cell, once until traces are added."""
+
+    @wraps(method)
+    def value(self: Any, *metric: str) -> T:
+        key = method.__name__, metric or (self.number, self.metric)
+        if key not in self.cached:
+            self.cached[key] = method(self, *metric)
+        return cast("T", self.cached[key])
+
+    return value
+
+
 class TraceTable:
     """The promised traces of a run: one place for each problem and sample of each promised cell.
 
-    Cells are in the manifest's order, the problems of a cell in the order of their names, the samples of a problem side
-    by side. `records` [places] has the numbers of each trace: `status` is 0 where it is missing, costs are NaN where
-    they are unknown, `made_with` and `metrics` are codes of the texts in `versions` and `kinds`. `measured[name]`
-    [places] is a metric of the benchmark itself, NaN where a trace lacks it or where it is a text.
+    Cells are in the manifest's order, problems in the order of their names. `records` [places] has the numbers
+    of each trace: `status` is 0 where it is missing, costs are NaN where they are unknown, `made_with` and `metrics`
+    are codes of the texts in `versions` and `kinds`. `measured[name]` [places] is a metric of the benchmark itself, NaN
+    where it is no number.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -58,13 +71,12 @@ class TraceTable:
         self.measured: dict[str, Floats] = {}
         self.versions: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
-        self.additions = 0
-        self._grades: dict[str, Floats] = {}
-        self._estimates: dict[str, list[Estimate | None]] = {}
+        #: Computed values, until traces are added.
+        self.cached: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, manifest: Manifest, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceTable:
-        """The table of traces given as columns, or as pairs of run key and trace."""
+        """The table of traces, given as columns or as pairs of run key and trace."""
         table = cls(manifest)
         table.append(TraceColumns.of(traces))
         return table
@@ -95,9 +107,7 @@ class TraceTable:
         for name, values in columns.metrics().items():
             own = self.measured.setdefault(name, np.full(len(self.records), math.nan))
             own[places] = values[rows]
-        self.additions += 1
-        self._grades.clear()
-        self._estimates.clear()
+        self.cached.clear()
 
     def _placed(self, columns: TraceColumns) -> tuple[Ints, Ints]:
         """The rows of the promised traces, and the place of each."""
@@ -120,27 +130,24 @@ class TraceTable:
         self.check(metric)
         return [CellTraces(self, number, metric) for number in range(len(self.orders))]
 
+    @_until_added
     def estimates(self, metric: str) -> list[Estimate | None]:
         """Pass@1 of every cell; None where no grade is known."""
-        if metric not in self._estimates:
-            grades, samples = self.grades(metric), [cell.samples for cell in self.manifest.expected]
-            tables = [grades[span].reshape(-1, width) for span, width in zip(self.spans, samples, strict=True)]
-            self._estimates[metric] = estimates(tables)
-        return self._estimates[metric]
+        grades, samples = self.grades(metric), [cell.samples for cell in self.manifest.expected]
+        return estimates([grades[span].reshape(-1, width) for span, width in zip(self.spans, samples, strict=True)])
 
+    @_until_added
     def grades(self, metric: str) -> Floats:
         """[places]: the metric in [0, 1]; NaN where it is unknown. Without an answer a benchmark's own metric is 0."""
-        if metric not in self._grades:
-            status, there = self.records["status"], self.records["status"] > 0
-            if metric == "progress":
-                values = self.records["progress"]
-            elif metric in METRICS or rule(metric) is not None:
-                values = (self.records["correct"] > 0) & (status == STATUS[Status.OK])
-            else:
-                values = self.measured.get(metric, np.full(len(there), math.nan))
-                values = values if self.manifest.screened else np.nan_to_num(values)
-            self._grades[metric] = np.where(there, values, math.nan)
-        return self._grades[metric]
+        status = self.records["status"]
+        if metric == "progress":
+            values = self.records["progress"]
+        elif metric in METRICS or rule(metric) is not None:
+            values = (self.records["correct"] > 0) & (status == STATUS[Status.OK])
+        else:
+            values = self.measured.get(metric, np.full(len(status), math.nan))
+            values = values if self.manifest.screened else np.nan_to_num(values)
+        return np.where(status > 0, values, math.nan)
 
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
@@ -165,30 +172,17 @@ class TraceTable:
         return {name for name in own - texts if not ((self.measured[name] < 0) | (self.measured[name] > 1)).any()}
 
 
-def _by_addition(method: Callable[[CellTraces], T]) -> Callable[[CellTraces], T]:
-    """Compute a value of a cell once after each addition of traces to its table."""
-
-    @wraps(method)
-    def value(self: CellTraces) -> T:
-        additions, found = self.cached.get(method.__name__, (-1, None))
-        if additions != self.table.additions:
-            found = method(self)
-            self.cached[method.__name__] = self.table.additions, found
-        return cast("T", found)
-
-    return value
-
-
 class CellTraces:
     """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
     `place` numbers the problems in the order of their names. `traces` are the cell's part of the table's `records`.
-    With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep how many problems a cell
-    has depends on their outcomes. Of a `screened` run the grades are no Pass@1.
+    With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep the number of problems of a
+    cell depends on their outcomes.
     """
 
     def __init__(self, table: TraceTable, number: int, metric: str) -> None:
         self.table, self.number, self.metric = table, number, metric
+        self.cached = table.cached
         self.expected = expected = table.manifest.expected[number]
         self.model, self.benchmark, self.setting = expected.model, expected.benchmark, expected.setting
         self.baseline = expected.baseline
@@ -196,7 +190,6 @@ class CellTraces:
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
         self.traces = table.records[table.spans[number]].reshape(len(self.place), self.expected.samples)
-        self.cached: dict[str, tuple[int, Any]] = {}
 
     @property
     def grades(self) -> Floats:
@@ -233,7 +226,7 @@ class CellTraces:
         """Of how many traces the metric is unknown: they count in costs and in no grade."""
         return int(np.count_nonzero(self.there & np.isnan(self.grades)))
 
-    @_by_addition
+    @_until_added
     def verdicts(self) -> Counter[Outcome]:
         """The number of traces with each outcome."""
         codes, counts = np.unique(2 * self.traces["status"] + self.traces["correct"], return_counts=True)
@@ -269,10 +262,10 @@ class CellTraces:
         values = self.setting.on_axes
         return values[axes[0]], values[axes[1]]
 
-    @_by_addition
+    @_until_added
     def cell(self) -> Cell:
         """The cell on the map; KvatlasError if nothing of it is measured, or a problem has too few samples."""
-        peaks = self._known("peak_kv_tokens")
+        peak = max(self._known("peak_kv_tokens"), default=None)
         if self.rule is None:
             estimate = self.table.estimates(self.metric)[self.number] or pass_at_1({})
         else:
@@ -282,9 +275,9 @@ class CellTraces:
             self.setting,
             estimate,
             mean_kv_tokens=mean,
-            peak_kv_tokens=int(max(peaks)) if peaks else None,
+            peak_kv_tokens=None if peak is None else int(peak),
             mean_kv_bytes=mean * token + beside if token and mean is not None else None,
-            peak_kv_bytes=int(max(peaks)) * token + beside if token and peaks else None,
+            peak_kv_bytes=int(peak) * token + beside if token and peak is not None else None,
             output_tokens_mean=self._mean("output_tokens"),
             truncated=self.verdicts()[Outcome.TRUNCATED],
             seconds_mean=self._mean("seconds"),
@@ -301,7 +294,7 @@ class CellTraces:
         values = self._known(cost)
         return math.fsum(values) / len(values) if values else None
 
-    @_by_addition
+    @_until_added
     def audit(self) -> BudgetAudit | None:
         """The audit of the setting's budget over the problems that have traces."""
         return audit_setting(self.setting, self.prompts.values())
@@ -354,48 +347,32 @@ def select(
     baseline: bool | None = None,
 ) -> list[CellTraces]:
     """The cells with these values."""
-    wanted = {"model": model, "benchmark": benchmark, "setting": setting, "baseline": baseline}
-    values = {name: value for name, value in wanted.items() if value is not None}
-    return [cell for cell in cells if all(getattr(cell, name) == value for name, value in values.items())]
+    values = {"model": model, "benchmark": benchmark, "setting": setting, "baseline": baseline}
+    return [cell for cell in cells if all(v is None or getattr(cell, name) == v for name, v in values.items())]
 
 
-@dataclass(frozen=True)
-class Missing:
-    """Numbers of the `promised` traces of some cells that are missing (`traces`), and in how many `cells`."""
-
-    promised: int
-    traces: int
-    cells: int
-
-
-def missing(cells: Sequence[CellTraces]) -> Missing:
-    """Count the missing traces of some cells."""
+def missing(cells: Sequence[CellTraces]) -> tuple[int, int, int]:
+    """The number of missing traces of some cells, that of the promised ones, and that of the cells that lack any."""
     lacking = [cell.promised - cell.stored for cell in cells]
-    return Missing(sum(cell.promised for cell in cells), sum(lacking), sum(count > 0 for count in lacking))
+    return sum(lacking), sum(cell.promised for cell in cells), sum(count > 0 for count in lacking)
 
 
 def check_distinct(cells: Iterable[CellTraces]) -> None:
     """Raise KvatlasError where two runs hold the same trace."""
-    earlier: dict[Hashable, list[CellTraces]] = {}
+    earlier: dict[Hashable, set[tuple[str, int]]] = {}
     for cell in cells:
-        for other in earlier.setdefault(cell.expected.name, []):
-            _, values = aligned([cell, other], [cell.there.astype(float), other.there.astype(float)])
-            twice = np.argwhere((values > 0).all(1))
-            if len(twice):
-                problem, sample = twice[0]
-                raise KvatlasError(
-                    f"Two of the runs hold sample {sample} of {cell.problems[problem]} for {cell.model} under "
-                    f"{cell.setting}; compare runs that do not overlap."
-                )
-        earlier[cell.expected.name].append(cell)
+        own = {key[-2:] for key in cell.stored_keys()}
+        for problem, sample in sorted(own & earlier.setdefault(cell.expected.name, set()))[:1]:
+            raise KvatlasError(
+                f"Two of the runs hold sample {sample} of {problem} for {cell.model} under {cell.setting}; compare "
+                "runs that do not overlap."
+            )
+        earlier[cell.expected.name] |= own
 
 
-def aligned(cells: Sequence[CellTraces], tables: Sequence[Floats] | None = None) -> tuple[tuple[str, ...], Floats]:
-    """Cells of one benchmark side by side: problems, and values [problem, cell, sample], NaN where one is not known.
-
-    The values are those that comparisons read, or the given tables [problem, sample] of the cells.
-    """
-    tables = [cell.values() for cell in cells] if tables is None else tables
+def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
+    """Cells of one benchmark side by side: problems, and their values [problem, cell, sample], NaN where unknown."""
+    tables = [cell.values() for cell in cells]
     places = {problem: number for number, problem in enumerate(dict.fromkeys(p for cell in cells for p in cell.place))}
     values = np.full((len(places), len(cells), max(table.shape[1] for table in tables)), math.nan)
     for number, (cell, table) in enumerate(zip(cells, tables, strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from kvatlas.core import Outcome, Validity
 from kvatlas.policies.audit import AuditedCell, no_choice_sentence
-from kvatlas.stats.run_data import short_names
 from kvatlas.stats.table import CellTraces
 
 
@@ -34,17 +33,15 @@ class Limit:
 
 
 def validity(cells: Iterable[CellTraces]) -> Validity | None:
-    """Return what the traces of these cells can show; None for cells without traces, and for a screen, which writes
-    none.
+    """The conclusions that the traces of these cells allow, over all benchmarks; None without traces, and for a screen.
 
-    Cells of several benchmarks count together: settings are identical if they are so on all of them.
+    Settings are identical if they are so on all benchmarks.
     """
     kept = [cell for cell in cells if cell.stored and not cell.screened]
     if not kept:
         return None
     bounded = [cell for cell in kept if "kv_budget" in cell.setting.values]
-    groups = _identical(kept)
-    compressing = {cell.setting.id for cell in bounded}
+    groups, compressing = _identical(kept), {cell.setting.id for cell in bounded}
     return Validity(
         traces=sum(cell.stored for cell in kept),
         bounded=sum(int((cell.traces["compressions"] >= 0).sum()) for cell in bounded),
@@ -107,12 +104,11 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
 def findings(cells: Sequence[CellTraces]) -> list[Limit]:
     """The limits of the gathered traces of a run, the gravest first."""
     checked = validities(cells)
-    short = short_names(cell.setting for cell in cells)
     several = len({model for model, _ in checked}) > 1
     made = [
         Limit(kind, model, benchmark, f"{f'{model} on {benchmark}' if several else benchmark}: {text}")
         for (model, benchmark), validity in checked.items()
-        for kind, text in _limits(validity, short)
+        for kind, text in _limits(validity)
     ]
     audits = [(cell, cell.audit()) for cell in cells]
     sentence = no_choice_sentence(
@@ -120,12 +116,10 @@ def findings(cells: Sequence[CellTraces]) -> list[Limit]:
     )
     if sentence:
         made.append(Limit(Kind.NO_CHOICE, "", "", sentence))
-    order = list(Kind)
-    return sorted(made, key=lambda finding: order.index(finding.kind))
+    return sorted(made, key=lambda finding: list(Kind).index(finding.kind))
 
 
-def _limits(checked: Validity, short: Mapping[str, str]) -> Iterator[tuple[Kind, str]]:
-    """The limits of the traces of one model and benchmark, as sentences."""
+def _limits(checked: Validity) -> Iterator[tuple[Kind, str]]:
     if 2 * checked.unanswered > checked.traces:
         yield (
             Kind.UNANSWERED,
@@ -138,11 +132,5 @@ def _limits(checked: Validity, short: Mapping[str, str]) -> Iterator[tuple[Kind,
             f"{checked.compressed:,} of {checked.bounded:,} traces under a KV budget were compressed; "
             f"{'the others' if checked.compressed else 'all'} equal the full cache's.",
         )
-    elif checked.identical:
-        count = sum(len(group) for group in checked.identical)
-        example = ", ".join(short[setting] for setting in checked.identical[0][:3])
-        more = f" and {count - 3} more" if count > 3 else ""
-        yield (
-            Kind.IDENTICAL,
-            f"{count} settings wrote the same texts as another one in all their traces: {example}{more}.",
-        )
+    elif checked.same:
+        yield Kind.IDENTICAL, f"all {checked.settings} settings with a KV budget wrote identical texts."

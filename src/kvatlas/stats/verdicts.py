@@ -25,9 +25,6 @@ FULL = Setting.of("full")
 #: Losses by setting id: of a model on these benchmarks.
 GridLosses = Mapping[tuple[str, frozenset[str]], Mapping[str, SettingLoss]]
 
-#: Contrasts of rows of coefficients over cells, with limits that hold together.
-Measure = Callable[[Floats], list[Contrast]]
-
 
 class Basis(StrEnum):
     """The data behind a verdict."""
@@ -41,14 +38,10 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True)
 class Effect:
-    """The main effect of one axis: each level against the mean of the others.
-
-    `p` tests "no level differs"; it and the limits of the levels hold over all levels together.
-    """
+    """The main effect of one axis: each level against the mean of the others, with limits that hold together."""
 
     axis: str
     levels: tuple[tuple[Any, Contrast], ...]
-    p: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +50,7 @@ class Verdict:
 
     `omnibus` tests "all cells equal". Without a full cache `plateau` holds the cells that are statistically tied with
     the best, `may_lose` by how much a cell may be below the best with 95 % confidence. `spread` is the standard
-    deviation over cells, `noise` what chance alone would give. `losses` are those against the full cache, else None.
+    deviation over cells, `noise` that by chance alone. `losses` are those against the full cache.
     """
 
     basis: Basis | None = None
@@ -93,19 +86,18 @@ def by_benchmark(run: RunData) -> dict[str, dict[str, list[CellTraces]]]:
 def losses_of(run: RunData) -> GridLosses:
     """The losses of the grid's settings against the full cache, on the benchmarks of each map and of each mean.
 
-    The limits hold over all settings of a model on these benchmarks together, whatever their policies. Benchmarks are
-    missing where one has no full cache, or shares no problem with it.
+    The limits hold over all settings of a model on these benchmarks together, whatever their policies.
     """
     full = {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell)}
     grid, made = by_benchmark(run), dict[tuple[str, frozenset[str]], dict[str, SettingLoss]]()
     for model, on in dict.fromkeys(map(_family, with_means(run.groups).values())):
         named = [name for name in grid[model] if name in on and (model, name) in full and full[model, name].measured]
-        settings = {id_of(cell): cell for name in named for cell in grid[model][name]}
-        if len(named) < len(on) or not settings:
+        settings = {cell.setting.id: cell for name in named for cell in grid[model][name]}
+        if len(named) < len(on):
             continue
         parts, levels, samples = [], [], []
         for name in named:
-            own = {id_of(cell): cell for cell in grid[model][name]}
+            own = {cell.setting.id: cell for cell in grid[model][name]}
             _, values = aligned([full[model, name], *(own[setting] for setting in settings if setting in own)])
             both = values[:, 1:] - values[:, :1]
             count = (~np.isnan(both)).sum(2)
@@ -142,8 +134,8 @@ def _by_cost(cells: Sequence[CellTraces]) -> list[list[int]]:
 def kept_by_rule(setting: Setting, token: int = 0, beside: int = 0) -> float | None:
     """Return the KV tokens that a compression leaves by the setting's own numbers; None where they do not say.
 
-    That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), the budget itself where `every`
-    is set. A budget in bytes holds tokens of `token` bytes, with `beside` bytes for each sequence.
+    That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), or the budget with `every`. A
+    budget in bytes holds tokens of `token` bytes, with `beside` bytes for each sequence.
     """
     values = setting.values
     budget, window, ratio = (values.get(name) for name in ("kv_budget", "local_window", "ratio"))
@@ -156,11 +148,6 @@ def kept_by_rule(setting: Setting, token: int = 0, beside: int = 0) -> float | N
     if window is None or ratio is None:
         return None
     return float(window + share(ratio, budget - window))
-
-
-def id_of(cell: CellTraces) -> str:
-    """The id of the cell's setting."""
-    return cell.setting.id
 
 
 def is_full(cell: CellTraces) -> bool:
@@ -183,16 +170,16 @@ def _family(groups: Sequence[Sequence[CellTraces]]) -> tuple[str, frozenset[str]
 
 
 def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
-    """The verdict of each map of a run's cells, and of the mean over benchmarks, with their part of the `losses`.
+    """The verdict of each map, and of the mean over benchmarks, with their part of the `losses`; for fixed sweeps.
 
-    Maps without a problem that all their cells have are missing. `stats.adaptive` judges adaptive sweeps.
+    Maps without a problem that all their cells have are missing.
     """
     by_map: dict[MapName, Verdict] = {}
     for name, groups in with_means(run.groups).items():
         cells = matrix(groups, lambda cell: cell.coord(run.axes))
         if cells is not None:
             lost = losses.get(_family(groups))
-            at = {id_of(cell): cell.coord(run.axes) for cell in groups[0]}
+            at = {cell.setting.id: cell.coord(run.axes) for cell in groups[0]}
             own = None if lost is None else {at[id_]: loss for id_, loss in lost.items() if id_ in at}
             by_map[name] = replace(verdict(cells, run.axes), losses=own)
     return by_map
@@ -200,7 +187,7 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
 
 def verdict(cells: GradeMatrix, axes: Axes) -> Verdict:
     """The verdict on a table whose columns are pairs of values of the two `axes`."""
-    places: list[CellCoord] = [(column[0], column[1]) for column in cells.columns if isinstance(column, tuple)]
+    places: list[CellCoord] = list(cells.columns)
     values = inference.weights(cells.strata) @ cells.means
     rows = [row for _, _, own in levels_of(places, axes) for row in own]
     test = inference.omnibus(cells.means, cells.strata, np.array(rows) if rows else None)
@@ -237,11 +224,9 @@ def levels_of(places: Sequence[CellCoord], axes: Axes) -> list[tuple[str, list[A
     return found
 
 
-def effects(places: Sequence[CellCoord], axes: Axes, measure: Measure) -> tuple[Effect, ...]:
+def effects(places: Sequence[CellCoord], axes: Axes, measure: Callable[[Floats], list[Contrast]]) -> tuple[Effect, ...]:
     """The main effects of both axes; `measure` gives the contrasts of rows of coefficients over cells."""
-    measured = []
-    for axis, levels, rows in levels_of(places, axes):
-        contrasts = measure(np.array(rows))
-        p = min(contrast.p for contrast in contrasts)
-        measured.append(Effect(axis, tuple(zip(levels, contrasts, strict=True)), p))
-    return tuple(measured)
+    return tuple(
+        Effect(axis, tuple(zip(levels, measure(np.array(rows)), strict=True)))
+        for axis, levels, rows in levels_of(places, axes)
+    )
