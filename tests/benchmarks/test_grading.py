@@ -15,7 +15,6 @@ import pytest
 
 from kvatlas.benchmarks import find, identity, judges
 from kvatlas.benchmarks.answers import bare, boxed, letter, stated
-from kvatlas.benchmarks.equality import pools
 from kvatlas.benchmarks.judges import Equality, Judge
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Status
@@ -148,12 +147,6 @@ def test_extraction_alone() -> None:
     stated("the answer is " * 50_000)
     letter("answer is (" * 50_000, CHOICES)
     assert time.process_time() - began < 30
-
-
-def test_equal_answers_are_pooled_for_the_majority() -> None:
-    answers = ["1/2", "3", r"\frac{1}{2}", None, "0.5", "3.0", "x+1", "1+x"]
-    assert pools(answers) == [[0, 2, 4], [1, 5], [6, 7]]
-    assert pools([None, None]) == []
 
 
 def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:

@@ -211,7 +211,7 @@ def check_grader(name: str) -> None:
         raise KvatlasError(f"Unknown grader {name!r}; expected {', '.join(_GRADERS)}.")
 
 
-#: The answer that a grader finds, None without any, and its comparison with the reference.
+#: The answer that a grader finds, and its comparison with the reference.
 _Verdict = tuple[str | None, Equality]
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 from kvatlas.core import Grade, KvatlasError, Problem, Status, refusal
 
-#: The highest index of a problem in benchmarks without an end.
-MOST_INDEX = 99_999
-
 
 class Benchmark(Protocol):
-    """The contract of every benchmark; a new one is one file that satisfies it.
+    """The contract of every benchmark.
 
     `version` rises whenever problems, prompts or verdicts change: it is part of the run key. Optional members:
     `identity` (plain data) if problems or prompts depend on more than name and version; `rules_identity`, the part of
@@ -104,19 +101,19 @@ class Sized(ABC):
 
 
 def problem_of(benchmark: Benchmark, name: str = "") -> Problem:
-    """Return the problem with an id, by default the first one; benchmarks that can draw one problem alone do so.
-
-    Raises KvatlasError for an id that the benchmark does not have.
-    """
-    alone: Callable[[int], Problem] | None = getattr(benchmark, "problem", None)
-    number = name.rpartition("-")[2] if name else "0"
-    known = number.isascii() and number.isdecimal() and len(number) < 10 and int(number) <= MOST_INDEX
-    problems = [alone(int(number) if known else 0)] if alone else list(benchmark.problems(None if name else 1))
-    problem = next((problem for problem in problems if problem.id == name or not name), None)
-    if problem is None:
-        first = alone(0) if alone else problems[0]
-        raise KvatlasError(f"{benchmark.name} has no problem {name!r}; its first is {first.id}.")
-    return problem
+    """Return the problem with an id, by default the first one; KvatlasError if the benchmark does not have it."""
+    first = benchmark.problems(1)[0]
+    if name in ("", first.id):
+        return first
+    problems: Iterable[Problem] = ()
+    if not hasattr(benchmark, "problem"):
+        problems = benchmark.problems()
+    elif number := re.fullmatch(r".*-([0-9]{1,5})", name):
+        problems = [benchmark.problem(int(number[1]))]
+    for problem in problems:
+        if problem.id == name:
+            return problem
+    raise KvatlasError(f"{benchmark.name} has no problem {name!r}; its first is {first.id}.")
 
 
 def for_model(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
@@ -146,10 +143,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
-    """Grade an answer. Numbers of numpy and one-element tensors become Python's.
-
-    Raises KvatlasError for a field of the grade that cannot be stored.
-    """
+    """Grade an answer, with numbers of numpy as Python's; KvatlasError for a field that cannot be stored."""
     where = f"The benchmark {benchmark.name!r}"
 
     def plain(field: str, value: Any) -> Any:
@@ -176,7 +170,7 @@ def identity(benchmark: Benchmark) -> list[Any]:
 
 
 def rules(benchmark: Benchmark) -> list[Any]:
-    """Return the identity without the content of problems, each of which has its own digest: part of the run key."""
+    """Return the part of the identity that belongs to the run key: without problems, which have their own digests."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", identity(benchmark)[2:])]
 
 

@@ -25,8 +25,6 @@ MANY = 0.2
 SOLUTION = 200
 #: The search for reference answers that are graded wrong ends after so many.
 ENOUGH = 20
-#: The largest plausible deviation of the count of a right letter from its expectation, in standard deviations.
-CHANCE = 5.0
 
 
 def check(benchmark: Benchmark) -> Iterator[Finding]:
@@ -41,13 +39,11 @@ def check(benchmark: Benchmark) -> Iterator[Finding]:
     else:
         yield Finding("problems", Check.OK, f"{len(problems)} problems (digest {_digest(problems)})")
     yield _duplicates(problems)
-    lengths = [len(benchmark.prompt(problem)) for problem in problems]
+    lengths, example = [len(benchmark.prompt(problem)) for problem in problems], problems[0]
     message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
     yield Finding("prompts", Check.OK, message)
-    example = problems[0]
-    yield Finding(
-        "example", Check.OK, f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
-    )
+    message = f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
+    yield Finding("example", Check.OK, message)
 
 
 def notes_on(benchmark: Benchmark) -> list[str]:
@@ -127,7 +123,7 @@ def _is_solution(answer: str) -> bool:
 
 
 def _choices(problems: Problems) -> Finding:
-    """Look for empty or repeated options, and for letters that are right more often than by chance."""
+    """Look for empty or repeated options."""
     name = "choices"
     problems = [p for p in problems if p.about.get("choices")]
     if not problems:
@@ -136,15 +132,6 @@ def _choices(problems: Problems) -> Finding:
     if doubtful:
         return _fault(name, doubtful, problems, "have an option twice, or an empty one")
     right = Counter(p.answer for p in problems)
-    sizes = [len(p.about["choices"]) for p in problems]
-    for index in range(max(sizes)):
-        letter, chances = chr(ord("A") + index), [1 / size for size in sizes if index < size]
-        spread = sum(chance * (1 - chance) for chance in chances) ** 0.5
-        if abs(right[letter] - sum(chances)) > CHANCE * spread:
-            expected = f"where chance gives {sum(chances):.0f}"
-            message = f"{letter} is the answer of {right[letter]} of {len(problems)} problems, {expected}"
-            advice = "a model that has a favourite letter is rewarded for it; see whether indices count from 1"
-            return Finding(name, Check.WARNING, message, advice)
     shares = ", ".join(f"{letter} {count / len(problems):.0%}" for letter, count in sorted(right.items()))
     return Finding(name, Check.OK, f"{len(problems)} problems with options; answers {shares}")
 

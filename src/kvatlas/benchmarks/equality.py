@@ -1,4 +1,4 @@
-"""Comparison of two answers: a table of rules, then algebra if no rule decides; and pools of equal answers."""
+"""Comparison of two answers: a table of rules, then algebra if no rule decides."""
 
 from __future__ import annotations
 
@@ -35,24 +35,6 @@ def same(reference: str, answer: str) -> Equality:
     if len(answer) >= normal.LONGEST:
         return Equality.UNEQUAL
     return _same(normal.tidy(reference), normal.tidy(answer))
-
-
-def pools(answers: Sequence[str | None]) -> list[list[int]]:
-    """Return groups of indices of equal answers, in the order of first appearance, without answers that are None.
-
-    The largest pool is the answer of the majority (maj@k); of equally large ones the first.
-    """
-    groups: list[tuple[str, list[int]]] = []
-    for index, answer in enumerate(answers):
-        if answer is None:
-            continue
-        for first, group in groups:
-            if first == answer or same(first, answer) is Equality.EQUAL:
-                group.append(index)
-                break
-        else:
-            groups.append((answer, [index]))
-    return [group for _, group in groups]
 
 
 def _same(value: str, other: str) -> Equality:

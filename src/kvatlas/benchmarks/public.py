@@ -62,8 +62,7 @@ def file_of(name: str) -> Path:
         raise KvatlasError(f"The benchmark {name!r} needs a problem file.")
     repository = Repository(source.repository, "dataset")
     for find_folder in (repository.cached, lambda: repository.folder(tuple(source.files))):
-        folder = find_folder()
-        if folder is None:
+        if (folder := find_folder()) is None:
             continue
         paths = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         for pattern in source.files:
@@ -96,9 +95,9 @@ class Questions:
                 "{question}."
             )
         answers.check_grader(self.grader)
-        unknown = [name for name, _ in self.columns if name not in ("question", "answer", "options")]
-        if unknown:
-            raise KvatlasError(f"Unknown column {unknown[0]!r} of {self.name}; expected question, answer, options.")
+        for name, _ in self.columns:
+            if name not in ("question", "answer", "options"):
+                raise KvatlasError(f"Unknown column {name!r} of {self.name}; expected question, answer, options.")
 
     @property
     def typical_output_tokens(self) -> int:

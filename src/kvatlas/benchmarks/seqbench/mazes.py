@@ -7,13 +7,11 @@ doors the plan has L = m + 2 + 3B actions.
 
 Choices where the source is silent:
 
-- With keys of the kind `detour` a key room is a dead end of the walk: Bob leaves it through the door by which he came,
-  so each locked door forces a detour. With `on_way`, as in the published examples, the walk is one path, on which each
-  key lies before its door and behind the door of the key before. With either the optimal plan is the only one of its
-  length, and "equals the reference" means "optimal".
+- With keys of the kind `detour` a key room is a dead end of the walk. With `on_way`, as in the published examples, the
+  walk is one path, on which each key lies before its door and behind the door of the key before. With either the
+  optimal plan is the only one of its length, and "equals the reference" means "optimal".
 - Distracting facts are true and grow from the solution path: a random door from a room already named to a new room,
-  again and again. So they are side corridors that look like the path until they end, and a solver must search; facts
-  about distant rooms, which are easy to ignore, come only after corridors have grown that far.
+  again and again. So they are side corridors that look like the path until they end.
 - In mazes with locked doors a quarter of the distracting doors are locked, each with its key in a room already named.
   In mazes without (B = 0) and in small grids (up to 6x6) all distracting doors are open.
 - Paths in such trees are seldom longer than five sides of the grid. If the walk is one longer path, it is laid first: a
@@ -50,7 +48,7 @@ class MazeShape:
     """A kind of maze: grid, logical depth L (`length`, None for any), locked doors B, noise N, shuffle ratio S, `keys`.
 
     `noise` is distracting facts over supporting facts; `shuffle` the share of the facts' places that is permuted;
-    `keys` lie on the way (`on_way`) or in dead ends (`detour`). Raises KvatlasError for impossible combinations.
+    `keys` lie on the way (`on_way`) or in dead ends (`detour`).
     """
 
     columns: int
@@ -65,28 +63,20 @@ class MazeShape:
         grid, rooms = f"{self.columns}x{self.rows}", self.columns * self.rows
         if min(self.columns, self.rows) < 1 or not 4 <= rooms <= 10_000:
             raise KvatlasError(f"A maze of {grid} rooms cannot be drawn; expected grids of 4 to 10000 rooms.")
-        if not 0 <= self.noise <= 10:
-            raise KvatlasError(f"The noise ratio N is {self.noise:g}; expected 0 to 10.")
-        if not 0 <= self.shuffle <= 1:
-            raise KvatlasError(f"The shuffle ratio S is {self.shuffle:g}; expected 0 to 1.")
+        for name, value, most in (("noise ratio N", self.noise, 10), ("shuffle ratio S", self.shuffle, 1)):
+            if not 0 <= value <= most:
+                raise KvatlasError(f"The {name} is {value:g}; expected 0 to {most}.")
         if self.doors < 0 or 2 * self.doors + 2 > rooms:
             raise KvatlasError(
                 f"B = {self.doors} locked doors do not fit into {grid} rooms; expected 0 to {rooms // 2 - 1}."
             )
-        if self.length is None:
-            return
         # A door needs a leg of two moves to its key and back past it, and the last leg is at least one move.
         shortest = 3 * self.doors + 2 + (2 * self.doors + 1)
         longest = 3 * self.doors + 2 + (1 if self.keys == ON_WAY else self.doors + 1) * (rooms - 1)
-        if self.length < shortest:
+        if self.length is not None and not shortest <= self.length <= longest:
             raise KvatlasError(
-                f"L = {self.length} actions are too few for B = {self.doors} locked doors; "
-                f"expected at least {shortest} (start, rescue, 3 for each door and the moves between)."
-            )
-        if self.length > longest:
-            raise KvatlasError(
-                f"L = {self.length} actions are too many for {grid} rooms and B = {self.doors} locked doors; "
-                f"no maze has more than {longest}."
+                f"L = {self.length} actions do not fit {grid} rooms and B = {self.doors} locked doors; expected "
+                f"{shortest} to {longest}."
             )
 
     @property
@@ -96,10 +86,7 @@ class MazeShape:
 
 @dataclass(frozen=True)
 class Instance:
-    """One maze with its only optimal plan and its facts in the order in which they are stated.
-
-    `supporting` counts the facts that the plan needs; the rest distract.
-    """
+    """One maze with its only optimal plan and its facts in order; `supporting` counts those that the plan needs."""
 
     maze: Maze
     plan: Plan
@@ -123,10 +110,7 @@ def facts(instance: Instance) -> str:
 
 
 def draw(shape: MazeShape, rng: random.Random) -> Instance:
-    """Return a random checked instance. Raises KvatlasError if many draws give none of that shape.
-
-    Without a length, goal and start are uniform over the rooms that are at least two moves apart.
-    """
+    """Return a random checked instance. Raises KvatlasError if many draws give none of that shape."""
     longest = 0
     one_path = shape.keys == ON_WAY or not shape.doors
     added = 3 * shape.doors if one_path else 0
@@ -282,10 +266,7 @@ def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[_Leg
 
 
 def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tuple[dict[int, int], list[list[int]]]:
-    """Search from `here` through open doors, with `back` as the first step.
-
-    Returns the room before each room, and the rooms by their distance.
-    """
+    """Search from `here` through open doors, first to `back`; return the room before each, and rooms by distance."""
     before = {here: here}
     layers = [[here]]
     while layers[-1]:
@@ -302,10 +283,7 @@ def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tupl
 def _distance(
     layers: list[list[int]], nearest: int, legs_left: int, left: int | None, rng: random.Random
 ) -> int | None:
-    """Return the moves of the next leg of the rewind; None if there is no room at such a distance.
-
-    Without a number of moves `left` it is the distance of a uniformly random room.
-    """
+    """Return the moves of the next leg of the rewind, for any number `left` those to a random room; None if too far."""
     farthest = len(layers) - 1
     if left is not None and legs_left == 1:
         return left if nearest <= left <= farthest else None

@@ -102,9 +102,8 @@ def format_plan(plan: Sequence[Action]) -> str:
 def parse_plan(text: str) -> Plan | None:
     """Return the last well-formed list in the text whose items are tuples that begin with a word; None without any.
 
-    Numbers count as words (`('use_key', 12)`), inner lists as tuples, and so do texts that begin with an action
-    (`'use_key 12'`). The last bracket of a list at the end of the text may be missing. An item that is no pair gets the
-    argument "", which no action accepts. Only literals of at most `LONGEST_LIST` characters are evaluated.
+    Numbers count as words, inner lists and texts that begin with an action (`'use_key 12'`) as tuples. The last bracket
+    at the end of the text may be missing. An item that is no pair gets the argument "", which no action accepts.
     """
     for candidate in _last_lists(text):
         if len(candidate) > LONGEST_LIST or not _FLAT.fullmatch(candidate):
@@ -152,10 +151,7 @@ class _Walk:
 
 
 def follow(maze: Maze, plan: Plan) -> tuple[int, str]:
-    """Return the number of possible leading actions, and the error class of the next one (`NO_ERROR` after a rescue).
-
-    The rescue must be the last action: otherwise it is itself the misplaced one.
-    """
+    """Return the number of possible leading actions, and the error class of the next one, or `NO_ERROR`."""
     walk = _Walk()
     for index, (name, argument) in enumerate(plan):
         if walk.rescued:
@@ -209,11 +205,11 @@ def _step(maze: Maze, walk: _Walk, name: str, argument: str) -> str | None:
 
 @dataclass(frozen=True)
 class PlanGrade:
-    """The comparison of a plan with the reference and with the maze; all but the last two are in [0, 1].
+    """The comparison of a plan with the reference and with the maze.
 
     `progress` is the share of the reference with which the plan begins; `progress_valid` is the number of possible
     leading actions over the length of the reference, and 1 only for a rescue. `precision` and `recall` compare the
-    actions as multisets. `first_error_index` counts from 0 and is the length of the plan if there is no error.
+    actions as multisets. `first_error_index` is the length of the plan if there is no error.
     """
 
     solved: bool
