@@ -59,7 +59,7 @@ def requests(model: ModelHandle, chosen: Iterable[Policy], count: int) -> list[R
 
 def run(model: ModelHandle, work: list[Request[int]], graphs: bool, rows: int = 40, **drawn: Any) -> tuple[Engine, Any]:
     by_name = dict.fromkeys(policy for request in work for policy in request.policies)
-    sampling = Sampling(**{"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_new_tokens": 110, **drawn})
+    sampling = Sampling(**{"temperature": 0.8, "top_k": 20, "top_p": 0.95, "max_new_tokens": 70, **drawn})
     engine = Engine(model, model.load(), by_name, sampling, rows, "flex" if graphs else "reference")
     return engine, outcome(engine.run(work))
 
@@ -68,13 +68,13 @@ def run(model: ModelHandle, work: list[Request[int]], graphs: bool, rows: int = 
 def test_captured_steps_write_the_same_tokens(random_models: dict[str, ModelHandle], kind: str, rows: int) -> None:
     """Trunks and branches, short and long rows; a policy that looks at recent queries."""
     model = random_models[kind]
-    work = requests(model, settings("full", "window", "random", "snapkv"), 2 if rows == 1 else 11)
+    work = requests(model, settings("full", "window", "random", "snapkv"), 2 if rows == 1 else 10)
     _, plain = run(model, work, graphs=False, rows=rows)
     engine, fixed = run(model, work, graphs=True, rows=rows)
     assert fixed == plain
     assert engine.graphs is not None
     # All passes but those that read prompts.
-    assert 100 < engine.graphs.steps < engine.passes
+    assert 60 < engine.graphs.steps < engine.passes
 
 
 def test_steps_that_are_not_captured(random_models: dict[str, ModelHandle], sizes: set[int]) -> None:
@@ -98,7 +98,7 @@ def test_steps_that_are_not_captured(random_models: dict[str, ModelHandle], size
 def test_requests_with_their_own_sampling(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     work = requests(model, settings("window"), 6)
-    work[2] = Request(2, work[2].prompt, 102, work[2].policies, sampling=Sampling(temperature=0, max_new_tokens=70))
+    work[2] = Request(2, work[2].prompt, 102, work[2].policies, sampling=Sampling(temperature=0, max_new_tokens=40))
     work[4] = Request(4, work[4].prompt, 104, work[4].policies, logits_processor=lambda _tokens, logits: -logits)
     _, plain = run(model, work, graphs=False)
     _, fixed = run(model, work, graphs=True)
@@ -118,7 +118,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
     _, plain = run(model, work, graphs=False)
     monkeypatch.setattr(CudaGraphRunner, "_record", refuse)
     by_name = dict.fromkeys(policy for request in work for policy in request.policies)
-    engine = Engine(model, model.load(), by_name, Sampling(0.8, 20, 0.95, 110), 40, "flex")
+    engine = Engine(model, model.load(), by_name, Sampling(0.8, 20, 0.95, 70), 40, "flex")
     assert engine.graphs is not None
     # What a capture on a GPU does when it fails.
     engine.graphs.cuda = True

@@ -1,4 +1,3 @@
-import random
 from pathlib import Path
 
 import pytest
@@ -18,28 +17,28 @@ from tests.r1 import save_model
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle], kind: str) -> None:
     handle = random_models[kind]
-    work = requests(handle, [policies.of(Setting.of("full"))], 4)
-    _, generations = run(handle, work, 3, temperature=0.0, max_new_tokens=60)
+    work = requests(handle, [policies.of(Setting.of("full"))], 3)
+    _, generations = run(handle, work, 2, temperature=0.0, max_new_tokens=24)
     model = handle.load()
     for generation in generations:
         prompt = torch.tensor([work[generation.key].prompt])
         wanted = model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=60, use_cache=True
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24, use_cache=True
         )
         assert generation.tokens == tuple(wanted[0, prompt.shape[1] :].tolist())
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
-def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict[str, ModelHandle], kind: str) -> None:
+@pytest.mark.parametrize(("kind", "count"), [("llama", 4), ("gemma3", 2)])
+def test_traces_do_not_depend_on_batch_size_order_or_sharing(
+    random_models: dict[str, ModelHandle], kind: str, count: int
+) -> None:
     model = random_models[kind]
-    work = requests(model, grid(), 4 if kind == "llama" else 2)
+    work = requests(model, grid(), count)
     alone, wanted = run(model, work, 1)
     expected = outcome(wanted)
     assert len(expected) == len(work) * len(grid())
     assert any(g.usage.compressions > 1 for g in wanted)
-    for batch_size in (3, 64):
-        shuffled = random.Random(batch_size).sample(work, len(work))
-        assert outcome(run(model, shuffled, batch_size)[1]) == expected
+    assert outcome(run(model, work[::-1], 3)[1]) == expected
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
     apart, result = run(model, separate, 64)
     assert outcome(result) == expected
@@ -48,7 +47,7 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(random_models: dict
 
 def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
-    work = requests(model, grid()[1:], 5)
+    work = requests(model, grid()[1:], 3)
     engine, generations = run(model, work, 16)
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
     assert outcome(generations) == outcome(run(model, separate, 16)[1])
@@ -70,10 +69,10 @@ def test_compression_obeys_the_budget_and_memory_stays_constant(random_models: d
 
 def test_two_runs_of_one_engine_do_not_influence_each_other(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
-    work = requests(model, grid())
-    engine, _ = run(model, work[:4], 16)
-    again = outcome(engine.run(work[4:]))
-    assert again == outcome(run(model, work[4:], 16)[1])
+    work = requests(model, grid(), 4)
+    engine, _ = run(model, work[:2], 16)
+    again = outcome(engine.run(work[2:]))
+    assert again == outcome(run(model, work[2:], 16)[1])
 
 
 def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, ModelHandle]) -> None:
@@ -86,8 +85,7 @@ def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, Model
 def test_settings_share_their_random_numbers(random_models: dict[str, ModelHandle]) -> None:
     """Before its first compression every setting writes what the full cache writes."""
     model = random_models["llama"]
-    work = requests(model, grid())
-    _, generations = run(model, work, 16)
+    _, generations = run(model, requests(model, grid(), 4), 16)
     full = {g.key: g.tokens for g in generations if g.policy.name == "full"}
     for generation in generations:
         shared = BUDGET - generation.usage.prompt_tokens + 1

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from kvatlas.core import Map
+from kvatlas.core import Cell, Estimate, Map, Setting
 from kvatlas.figures.style import save
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.intervals import with_binomial_bounds
@@ -17,6 +17,13 @@ from kvatlas.stats.intervals import with_binomial_bounds
 @pytest.fixture(scope="session")
 def llama() -> list[Map]:
     return with_binomial_bounds(read_maps("published:dynts_r1_llama"))
+
+
+def dense(size: int) -> Map:
+    """A map of many cells."""
+    columns = tuple(n / 100 for n in range(1, size + 1))
+    cells = {(w, r): Cell(Setting.of("p"), Estimate(0.5, 0.4, 0.6, 30, 1)) for w in range(1, size + 1) for r in columns}
+    return Map("m", "b", "pass@1", "p", (("local_window", tuple(range(1, size + 1))), ("ratio", columns)), cells)
 
 
 def texts(figure: Figure, folder: Path) -> list[str]:

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import Setting
 from kvatlas.figures.curves import data_csv, line_figure
 from kvatlas.figures.style import Look, save
 from kvatlas.stats.maps import POLICY, curves_of_run
@@ -62,18 +62,6 @@ def test_policies_alone_are_the_axis(policies):
     twice = manifest([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1)
     (first, _) = curves_of_run(RunData(twice, list(traces(twice))))
     assert [value for value, _ in first.points] == ["dynts(kv_budget=64)", "dynts(kv_budget=96)", "full"]
-
-
-def test_missing_traces_are_refused_or_said(budgets):
-    plan, stored = budgets
-    with pytest.raises(KvatlasError, match="10 of 224 traces are missing"):
-        curves_of_run(RunData(plan, stored[10:]))
-    assert (
-        curves_of_run(RunData(plan, stored[10:], partial=True))[0].notes[0].text
-        == "PARTIAL: 10 of 224 traces are missing, in 1 cell"
-    )
-    with pytest.raises(KvatlasError, match="none of its 224 traces"):
-        curves_of_run(RunData(plan, [], partial=True))
 
 
 def test_lines_have_bands_names_and_baselines(budgets, tmp_path):

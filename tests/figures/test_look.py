@@ -24,6 +24,7 @@ from kvatlas.figures.style import LEAST_TYPE, WIDTHS, Look, save
 from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import pairs_of, systems_of, trace_of
+from tests.figures.conftest import dense
 from tests.stats.synthetic import grid, manifest, traces
 from tests.wanderers import maze_run
 
@@ -45,24 +46,15 @@ def line():
 def figures(look: Look, llama, mazes, line) -> dict[str, Callable[[], Figure]]:
     """Every kind of figure, drawn when called."""
     success, progress = systems_of([mazes], "pass@1"), systems_of([mazes], "progress")
-    wide = tuple(n / 100 for n in range(1, 13))
-    cell = llama[0].cells[500, 0.1]
-    dense = replace(
-        llama[0],
-        axes=(("local_window", tuple(range(1, 13))), ("ratio", wide)),
-        cells={(row, column): cell for row in range(1, 13) for column in wide},
-    )
     policies = [replace(llama[0], policy=policy) for policy in ("dynts", "random", "window", "h2o")]
     problem = find("SEQBENCH-6x6-B1").problems(4)[3]
     return {
         "series": lambda: map_figure(llama[:2], look=look),
-        "policies": lambda: map_figure(policies[:3], look=look),
-        "means": lambda: map_figure(policies, one_bar=True, look=look),
-        "dense": lambda: map_figure([dense], look=look),
+        "policies": lambda: map_figure(policies, one_bar=True, look=look),
+        "dense": lambda: map_figure([dense(12)], look=look),
         "line": lambda: line_figure(line, look=look),
         "curves": lambda: depth_figure(success, progress, names_of(success), look=look)[0],
         "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", look=look),
-        "counts": lambda: pairwise_figure(success, pairs_of(success), "pass@1", look=look),
         "maze": lambda: maze_figure(problem, trace_of(mazes, problem.id, 0, "window"), look=look),
         "large maze": lambda: maze_figure(find("SEQBENCH-40x40-L60-B1-N1").problems(1)[0], look=look),
     }
@@ -102,7 +94,7 @@ def _linear(channels):
 def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
     look = Look(dark=True, intervals=False)
     made = figures(look, llama, mazes, line)
-    for kind in ("series", "line", "curves", "counts", "maze"):
+    for kind in ("series", "line", "curves", "pairs", "maze"):
         figure = made[kind]()
         path, *_ = save(figure, tmp_path / "f.svg")
         svg = path.read_text()
@@ -119,11 +111,6 @@ def test_labels_stand_for_names(llama):
     words = [text.get_text() for text in figure.findobj(Text)]
     assert "AIME 2024" in words
     assert any(word.startswith("Llama 8B under dynts") for word in words)
-    with pytest.raises(KvatlasError, match=r"does not show the name 'AIME99'; it shows: R1-Llama, dynts, "):
-        map_figure(llama[:1], look=Look(labels={"AIME99": "x"}))
-
-
-def test_a_paper_has_one_or_two_columns():
     with pytest.raises(KvatlasError, match="--look columns: expected 1 or 2, got 3"):
         Look(3)
 

@@ -11,7 +11,6 @@ from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Sett
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import (
-    cost_change_panels,
     cost_of,
     cost_panels,
     data_csv,
@@ -29,7 +28,7 @@ from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import with_regions
 from kvatlas.stats.run_data import RunData
-from tests.figures.conftest import texts
+from tests.figures.conftest import dense, texts
 from tests.stats.synthetic import grid, manifest, traces
 
 pytestmark = pytest.mark.newest
@@ -57,9 +56,7 @@ def _scales(figure):
 
 
 def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
-    figure = map_figure(with_regions(llama, verdicts_of_maps(llama), 0.03))
-    assert not [patch for axes in figure.axes for patch in axes.patches if patch.get_gid() == "framed"]
-    words = texts(figure, tmp_path)
+    words = texts(map_figure(with_regions(llama, verdicts_of_maps(llama), 0.03)), tmp_path)
     assert "R1-Llama under dynts: no cell is shown to be better than another" in words
     assert sum("R1-Llama" in word for word in words) == 1
     for item in llama:
@@ -88,24 +85,16 @@ def test_the_largest_window_is_on_top_and_the_highest_cells_are_bold(llama):
     assert position[0.5, 3.5] == "41.3"
 
 
-def test_scales_are_own_or_shared(llama, tmp_path):
-    own = map_figure(llama, shared=False)
-    assert len(set(_scales(own))) == 4
-    assert _scales(own)[0] == (39.3, 49.3)
+def test_scales_are_own_or_shared_and_no_narrower_than_an_interval(llama, means, tmp_path):
+    assert _scales(map_figure(llama, shared=False))[0] == (39.3, 49.3)
     shared = map_figure(llama, shared=True)
     assert set(_scales(shared)) == {(24.0, 89.0)}
     assert "own colour scale" not in " ".join(texts(shared, tmp_path))
-
-
-def test_colours_tell_no_difference_that_is_smaller_than_an_interval(llama):
     for item, (low, high) in zip(llama, _scales(map_figure(llama)), strict=True):
         widths = [cell.estimate.high - cell.estimate.low for cell in item.cells.values()]
         assert high - low == pytest.approx(100 * sum(widths) / len(widths), abs=1e-4)
         values = [100 * cell.estimate.value for cell in item.cells.values()]
         assert low <= min(values) <= max(values) <= high
-
-
-def test_means_share_one_scale_and_one_bar(means, tmp_path):
     figure = plot(metric_panels(means), one_bar=True, shared=False)
     assert _scales(figure) == [(49.05, 56.35)] * 2
     assert _scales(map_figure(means, one_bar=True))[0][0] < 49.05
@@ -139,19 +128,10 @@ def test_baselines_notes_and_holes_are_on_the_face(llama, tmp_path):
     assert "40.0" not in {t.get_text() for t in map_figure([map_]).axes[0].texts}
 
 
-def test_odd_names_and_other_axes(tmp_path):
-    cell = Cell(Setting.of("p"), Estimate(0.5, None, None, None, None))
-    axes = (("kv_budget", (64, 96)), ("ratio_over", ("older", "$x$")))
-    cells = {(row, column): cell for row in (64, 96) for column in ("older", "$x$")}
-    odd = Map('数学 "one" $a_b$ <b>', "B" * 60, "progress", "", axes, cells)
-    words = texts(map_figure([odd]), tmp_path)
-    assert "Progress Ratio from 50.0 to 50.0 %" in " ".join(words)
-    assert "".join(words).count("B") >= 60
-    assert {"KV Budget", "Ratio Over", "$x$", "50.0"} <= set(words)
-
-
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_equal_figures_give_equal_bytes(llama, tmp_path, suffix):
+    with pytest.raises(KvatlasError, match=r"'f.jpg'; the name must end in .png, .svg, .pdf"):
+        save(map_figure(llama), tmp_path / "f.jpg")
     first, two = (save(map_figure(llama), tmp_path / f"{name}{suffix}")[0].read_bytes() for name in "ab")
     assert first == two
     assert not re.search(rb"CreationDate|<dc:date>|dateTime", first)
@@ -159,15 +139,19 @@ def test_equal_figures_give_equal_bytes(llama, tmp_path, suffix):
     assert suffix != ".pdf" or (b"/FontFile2" in first and b"/Type3" not in first)
 
 
-def test_faults_are_named(llama, tmp_path):
-    with pytest.raises(KvatlasError, match=r"'f.jpg'; the name must end in .png, .svg, .pdf"):
-        save(map_figure(llama), tmp_path / "f.jpg")
-    with pytest.raises(KvatlasError, match="no map to draw"):
-        map_figure([])
-    with pytest.raises(KvatlasError, match="R1-Llama on AIME24 has no cells"):
-        map_figure([replace(llama[0], cells={})], one_bar=True)
-    with pytest.raises(KvatlasError, match="same metric"):
-        map_figure([llama[0], replace(llama[0], metric="progress")], one_bar=True)
+@pytest.mark.parametrize(
+    ("draw", "sentence"),
+    [
+        (lambda maps: map_figure([]), "no map to draw"),
+        (lambda maps: map_figure([replace(maps[0], cells={})]), "R1-Llama on AIME24 has no cells"),
+        (lambda maps: map_figure([maps[0], replace(maps[0], metric="progress")], one_bar=True), "same metric"),
+        (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; expected: mean_kv_tokens"),
+        (lambda maps: cost_panels(maps, "seconds"), "R1-Llama on AIME24 does not tell seconds"),
+    ],
+)
+def test_faults_are_named(llama, draw, sentence):
+    with pytest.raises(KvatlasError, match=sentence):
+        draw(llama)
 
 
 def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
@@ -209,15 +193,6 @@ def test_kv_memory_reckons_with_the_model():
     (panel,) = cost_panels([map_], "kv_memory")
     assert panel.cells[1, 1].value == pytest.approx(models.find("embedded:tiny-llama").kv_bytes_per_token / 1024)
     assert (panel.unit, panel.cells[1, 1].text) == ("in MiB", f"{panel.cells[1, 1].value:.2f}")
-
-
-def test_costs_against_a_baseline_are_changes_in_percent(run):
-    _, _, maps = run
-    half = {"full": replace(maps[0].baselines["full"], mean_kv_tokens=121.0)}
-    (panel,) = cost_change_panels(against_full([replace(maps[0], baselines=half)]), "mean_kv_tokens")
-    assert {shown.text for shown in panel.cells.values()} == {"−50"}
-    assert panel.centred
-    assert (panel.label, panel.unit) == ("mean KV cache against full", "in %")
 
 
 def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tmp_path):
@@ -282,28 +257,6 @@ def test_policies_are_compared_cell_by_cell():
     assert differences_of_runs(whole, RunData(plan, stored, fix={}), lambda name: name._replace(model="x")) == {}
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda maps: cost_panels(maps, "watts"), "Unknown cost 'watts'; expected: mean_kv_tokens"),
-        (lambda maps: cost_panels(maps, "seconds"), "R1-Llama on AIME24 does not tell seconds"),
-        (lambda maps: against_full([_costly(maps[0]), maps[1]]), "no baseline 'full'; its baselines are: none"),
-        (
-            lambda maps: cost_change_panels(against_full([_costly(maps[0])]), "mean_kv_tokens"),
-            "has no mean_kv_tokens to compare with",
-        ),
-    ],
-)
-def test_what_is_not_there_is_said(llama, make, sentence):
-    with pytest.raises(KvatlasError, match=sentence):
-        make(llama)
-
-
-def _costly(item):
-    cells = {coord: replace(cell, mean_kv_tokens=5.0) for coord, cell in item.cells.items()}
-    return replace(item, cells=cells, baselines={"full": Cell(Setting.of("full"), Estimate(1, None, None, 1, 1))})
-
-
 def test_the_data_of_a_panel_is_what_it_prints(run):
     _, _, maps = run
     plateau = frozenset({(8, 0.1)})
@@ -321,17 +274,11 @@ def test_the_data_of_a_panel_is_what_it_prints(run):
         assert (row["text"], row["small"]) == (shown.text, shown.small)
 
 
-def _dense(size):
-    columns = tuple(n / 100 for n in range(1, size + 1))
-    cells = {(w, r): Cell(Setting.of("p"), Estimate(0.5, 0.4, 0.6, 30, 1)) for w in range(1, size + 1) for r in columns}
-    return Map("m", "b", "pass@1", "p", (("local_window", tuple(range(1, size + 1))), ("ratio", columns)), cells)
-
-
 def test_numbers_that_would_not_be_legible_are_in_the_data_alone(tmp_path):
-    assert texts(map_figure([_dense(16)]), tmp_path).count("50.0") >= 256
+    assert texts(map_figure([dense(16)]), tmp_path).count("50.0") >= 256
     with pytest.raises(KvatlasError, match="--look intervals=true: the cells are too narrow"):
-        map_figure([_dense(30)], look=Look(intervals=True))
-    words = texts(map_figure([_dense(60)]), tmp_path)
+        map_figure([dense(30)], look=Look(intervals=True))
+    words = texts(map_figure([dense(60)]), tmp_path)
     assert words.count("50.0") == 0
     assert "The numbers are in the data next to the figure." in words
 
