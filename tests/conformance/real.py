@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.models import ModelHandle, Shape
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, Signal
+from kvatlas.models import ModelHandle
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, Signal
 from tests.policies.scenes import Noted
 
 NAME = "SmolLM2-135M-Instruct"
@@ -35,20 +35,12 @@ def real_model(folder: Path) -> ModelHandle:
     return models.find("smollm2-135m", NAME, think_close="", cache=str(folder))
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A few layers of a model, as policies see it."""
-
-    shape: Shape
-    tokenizer: Any
-
-
 @dataclass(frozen=True)
 class Activations:
     """Activations of one forward pass over `tokens`, by layer: keys and values [KV heads, tokens, size], queries
     [heads, tokens, size], all with their rotation, and the states [tokens, hidden size] that went into attention."""
 
-    model: ModelHandle | Part
+    model: ModelHandle
     tokens: tuple[int, ...]
     prompt_length: int
     keys: list[Tensor]
@@ -57,15 +49,6 @@ class Activations:
     states: list[Tensor]
     hidden: Tensor
     scaling: list[float]
-
-    def part(self, *layers: int) -> Activations:
-        """The same of a few layers: what slow formulas can be asked for."""
-        shape = replace(self.model.shape, layers=len(layers))
-        chosen = {
-            name: [getattr(self, name)[layer] for layer in layers]
-            for name in ("keys", "values", "queries", "states", "scaling")
-        }
-        return replace(self, model=Part(shape, self.model.tokenizer), **chosen)
 
     def weights(self, layer: int) -> Tensor:
         """Attention weights of one layer [heads, queries, tokens] in float64."""
@@ -121,13 +104,11 @@ class Activations:
         slots = positions.expand(len(what), kv_heads, -1)[..., None]
         return [item.gather(1, at.expand(-1, -1, item.shape[-1])) for item, at in zip(what, slots, strict=True)]
 
-    def cached(self, policy: CompressingPolicy, again: bool = False, exact: bool = False) -> CacheView:
-        """The cache as `policy` sees it after the last token; `exact` for the same numbers as float64."""
+    def cached(self, policy: CompressingPolicy, again: bool = False) -> CacheView:
+        """The cache as `policy` sees it after the last token."""
         positions = self.positions(policy, again)
         keys, values = self.gathered(self.keys, positions), self.gathered(self.values, positions)
         queries = [query[:, len(self.tokens) - policy.queries :] for query in self.queries]
-        if exact:
-            keys, values, queries = ([item.double() for item in part] for part in (keys, values, queries))
         columns = self.columns(policy) if policy.columns else {}
         return CacheView(
             model=self.model,
@@ -178,12 +159,3 @@ def activations(handle: ModelHandle) -> Activations:
         layer.self_attn.register_forward_pre_hook(note, with_kwargs=True)
     output = decoder(input_ids=text, use_cache=False)
     return Activations(handle, tuple(text[0].tolist()), len(prompt), hidden=output.last_hidden_state[0], **stored)
-
-
-def reference(real: Activations, answer: int) -> ReferenceTrace:
-    """The text as a finished trace whose last `answer` tokens are its answer."""
-    start = len(real.tokens) - answer
-    total = torch.zeros(start, dtype=torch.float64)
-    for layer in range(real.model.shape.layers):
-        total += real.weights(layer)[:, start:, :start].mean((0, 1)) / real.model.shape.layers
-    return ReferenceTrace(real.tokens, total.float())

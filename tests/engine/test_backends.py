@@ -9,7 +9,7 @@ import torch
 
 from kvatlas import native
 from kvatlas.core import KvatlasError
-from kvatlas.engine.attention import AttentionBackend, ForwardBatch
+from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend
 from kvatlas.engine.cache import CachedSequence, KVCache, Layer
 from kvatlas.engine.engine import backend_for
 from kvatlas.engine.flex import FlexBackend
@@ -52,6 +52,7 @@ def attend(
     kind: tuple[int | None, float | None, bool] = (None, None, False),
     members: list[int] | None = None,
     device: str = "cpu",
+    scaling: float = 1.0,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the outputs and the watched attention of the sequences `members` of a scene."""
     generator = torch.Generator().manual_seed(len(lengths))
@@ -76,7 +77,7 @@ def attend(
     )
     rows = torch.cat([torch.arange(starts[index], starts[index] + counts[index]) for index in chosen])
     sink = torch.linspace(-1, 2, shape.heads) if sinks else None
-    layer = Layer(0, shape.head_dim**-0.5, window, softcap, sink)
+    layer = Layer(0, scaling * shape.head_dim**-0.5, window, softcap, sink)
     out = backend.attend(batch, layer, *(tensor[rows].to(device) for tensor in tensors))
     return list(out.split([counts[index] for index in chosen])), list(batch.attention[0])
 
@@ -85,24 +86,29 @@ SCENES = [
     ([5, 0, 130, 64, 63, 300], [1, 7, 1, 1, 65, 3]),
     ([100, 17, 400, 1], [1, 1, 1, 1]),
     ([0, 0], [70, 1]),
+    ([4095, 8000], [1, 2]),
 ]
 
 
 @needs_native
 @pytest.mark.parametrize("kind", [(None, None, False), (40, None, False), (None, 3.0, False), (40, 50.0, True)])
-@pytest.mark.parametrize("group", [1, 3, 8])
-@pytest.mark.parametrize("size", [16, 80])
+@pytest.mark.parametrize(("group", "size", "scaling"), [(1, 20, 1.0), (3, 16, 300.0), (8, 80, 1.0), (3, 256, 1.0)])
 def test_native_attention_is_that_of_plain_torch(
-    group: int, size: int, kind: tuple[int | None, float | None, bool]
+    group: int, size: int, scaling: float, kind: tuple[int | None, float | None, bool]
 ) -> None:
+    """On every target to the bit, alone as among others, for scores that are huge, too."""
+    from tests.native.targets import ALL, BEST
+
     shape = Shape(layers=1, heads=2 * group, kv_heads=2, head_dim=size, hidden=64)
     for lengths, counts in SCENES:
-        result, noted = attend(backend_for(torch.device("cpu"), torch.float32), shape, lengths, counts, kind)
-        wanted, expected = attend(
-            backend_for(torch.device("cpu"), torch.float32, "reference"), shape, lengths, counts, kind
-        )
+        result, noted = attend(CpuBackend(BEST), shape, lengths, counts, kind, scaling=scaling)
+        wanted, expected = attend(ReferenceBackend(), shape, lengths, counts, kind, scaling=scaling)
         for own, theirs in zip([*result, *noted], [*wanted, *expected], strict=True):
             torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-5)
+        for number, kernels in enumerate(ALL):
+            index = number % len(lengths)
+            (alone,), _ = attend(CpuBackend(kernels), shape, lengths, counts, kind, [index], scaling=scaling)
+            assert torch.equal(alone, result[index])
 
 
 #: Cached tokens before the new one, around every border of pages of 128.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvatlas import models
 from kvatlas.benchmarks import find
@@ -53,7 +52,7 @@ def rewrite_config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes, indent=7))
 
 
-def rewrite_weights(folder: Path, change: float = 0.0, name: str = "model.safetensors", parts: int = 1) -> None:
+def rewrite_weights(folder: Path, change: float = 0.0, parts: int = 1) -> None:
     """Save the tensors under another name, with other metadata or in several files, the first value changed."""
     from safetensors.torch import load_file, save_file
 
@@ -63,7 +62,7 @@ def rewrite_weights(folder: Path, change: float = 0.0, name: str = "model.safete
     names = sorted(tensors)
     for part in range(parts):
         own = {key: tensors[key] for key in names[part::parts]}
-        save_file(own, folder / name.replace("model", f"model-{part}"), metadata={"format": "pt", "by": "me"})
+        save_file(own, folder / f"model-{part}.safetensors", metadata={"format": "pt", "by": "me"})
 
 
 def rewrite_tokenizer(folder: Path, old: str = "", new: str = "") -> None:
@@ -76,16 +75,13 @@ def rewrite_tokenizer(folder: Path, old: str = "", new: str = "") -> None:
 @pytest.mark.parametrize(
     ("change", "differs"),
     [
-        (lambda folder: None, ""),
         (lambda folder: rewrite_config(folder, transformers_version="9.9"), ""),
         (lambda folder: rewrite_config(folder, rope_theta=5.0), "weights"),
         (rewrite_weights, ""),
-        (lambda folder: rewrite_weights(folder, name="model-all.safetensors"), ""),
         (lambda folder: rewrite_weights(folder, parts=3), ""),
         (lambda folder: rewrite_weights(folder, change=1e-3), "weights"),
         (rewrite_tokenizer, ""),
         (lambda folder: rewrite_tokenizer(folder, '"4"', '"5"'), "tokenizer"),
-        (lambda folder: (folder / "special_tokens_map.json").write_text("{}"), ""),
         (lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0].content }}"), "tokenizer"),
     ],
 )
@@ -123,12 +119,6 @@ def test_a_tokenizer_without_tokenizer_json_is_digested_by_what_it_does(tmp_path
     assert digest(vocabulary, merges[:-1]) != before
 
 
-def test_weights_are_loaded_in_fp32_and_frozen(random_models: dict[str, ModelHandle]) -> None:
-    model = random_models["llama"].load()
-    assert all(p.dtype is torch.float32 and not p.requires_grad for p in model.parameters())
-    assert not model.training
-
-
 @pytest.mark.parametrize("name", ["tiny-llama", "embedded:huge", "hf:", "gpt"])
 def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
     named = "embedded:tiny-llama, embedded:tiny-qwen, smollm2-135m, smollm2-135m-think"
@@ -136,16 +126,11 @@ def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
         models.find(name)
 
 
-@pytest.mark.parametrize("path", ["./nofolder", "../nofolder", ".hidden/nofolder", "~/nofolder", "-x/y", "x/.y"])
+@pytest.mark.parametrize("path", ["./nofolder", "~/nofolder", "-x/y"])
 def test_a_path_is_never_looked_up_on_the_hub(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(KvatlasError, match=rf"is not there: '{path}' is no folder with a config\.json\.$"):
         models.find(f"hf:{path}")
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(KvatlasError, match=r"is no folder with a config\.json"):
-        models.find(f"hf:{tmp_path}")
 
 
 FACTORS = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "rope_theta": 10_000.0}

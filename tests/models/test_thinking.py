@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from kvatlas import models
-from kvatlas.core import KvatlasError
+from kvatlas import models, policies
+from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.serve.text import split_text
 from tests.decoding import requests, run
@@ -101,9 +100,6 @@ def test_an_end_of_thinking_of_several_tokens_is_found_whatever_it_merges_with(m
 
 
 def test_the_loop_notices_an_end_of_several_tokens(make: Make) -> None:
-    from kvatlas import policies
-    from kvatlas.core import Setting
-
     model = models.find(make(tags=()).name, think_close="")
     full = policies.of(Setting.of("full"))
     _, generations = run(model, requests(model, [full], 4), 8, temperature=1.0)
@@ -145,23 +141,12 @@ def test_a_model_without_tags_writes_nothing_but_its_answer(make: Make) -> None:
 
 
 def test_without_tags_all_is_compressed_as_thinking_and_nothing_counts_as_reasoning(make: Make) -> None:
-    from kvatlas import policies
-    from kvatlas.core import Setting
-    from kvatlas.serve.answers import usage_of
-
     model = make(FIRST_TEMPLATE, ())
     window = Setting.of("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
     work = requests(model, [policies.of(window)], 2)
     _, generations = run(model, work, 2, temperature=1.0)
     assert all(generation.usage.compressions for generation in generations)
     assert {generation.usage.thinking_tokens for generation in generations} == {0}
-    tickets: Any = [
-        SimpleNamespace(
-            generation=SimpleNamespace(result=lambda own=own: own), ask=SimpleNamespace(prompt=(1,), opened=None)
-        )
-        for own in generations
-    ]
-    assert usage_of(tickets)["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_thinking_that_nobody_opened_has_no_tokens(make: Make) -> None:
@@ -234,12 +219,6 @@ def test_a_tag_is_found_however_it_is_spelled(merging: Any, close: str, pieces: 
     assert not text(tokens[end:start]).partition(close)[2].strip()
 
 
-def test_a_word_of_the_vocabulary_is_text_and_not_the_one_way_to_write_it(merging: Any) -> None:
-    word = next(word for word in merging.get_vocab() if word.isalpha() and word.isascii() and len(word) > 2)
-    assert told(merging, word).think_close is None
-    assert told(merging, f"{word} ").answer(merging(f"{word} 7")["input_ids"]) == "7"
-
-
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     import torch
 
@@ -268,9 +247,8 @@ def broken(model: ModelHandle, folder: Path, change: Callable[[Path], object]) -
     return models.find(f"hf:{folder}")
 
 
-#: A normalizer at which the tokenizers library panics, and a template that writes where an object lies in memory.
+#: A normalizer at which the tokenizers library panics.
 PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-ADDRESS = "{{ messages|map('upper') }}"
 
 
 def test_layers_without_a_cache_are_said(random_models: dict[str, ModelHandle]) -> None:
@@ -288,7 +266,6 @@ def edit(folder: Path, name: str, **changes: object) -> None:
     ("change", "sentence"),
     [
         (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "has no weights"),
-        (lambda f: (f / "model.safetensors").unlink(), "has no weights"),
         (lambda f: edit(f, "config.json", model_type="quantum"), "has the unknown model type 'quantum'"),
         (lambda f: edit(f, "config.json", layer_types=["chunked_attention"]), "has chunked_attention layers"),
         (lambda f: (f / "config.json").write_text("[]"), "has no readable config.json"),
@@ -297,17 +274,12 @@ def edit(folder: Path, name: str, **changes: object) -> None:
         (lambda f: edit(f, "tokenizer_config.json", tokenizer_class="T5Tokenizer"), "The tokenizer of the model"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "The weight index of the model"),
         (lambda f: edit(f, "config.json", num_attention_heads=0), "num_attention_heads 0; expected an integer >= 1"),
-        (lambda f: edit(f, "config.json", num_hidden_layers="2"), "num_hidden_layers '2'; expected an integer >= 1"),
         (lambda f: edit(f, "tokenizer.json", normalizer=PANIC), "The tokenizer of the model"),
-        (lambda f: (f / "tokenizer_config.json").write_text("[]"), "The tokenizer of the model"),
         (lambda f: (f / "chat_template.jinja").write_text("{% if false %}x{% endif %} "), "renders an empty prompt"),
         (lambda f: (f / "chat_template.jinja").write_text("{{ [1, 2]|random }}"), "renders another prompt each time"),
-        (lambda f: (f / "chat_template.jinja").write_text(ADDRESS), "renders another prompt each time"),
         (
-            lambda f: (f / "model.safetensors.index.json").write_text(
-                json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
-            ),
-            "lacks 1 of its weight files: model-00001-of-00002.safetensors",
+            lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
+            "lacks 1 of its weight files: model-2.safetensors",
         ),
     ],
 )
@@ -323,19 +295,14 @@ def test_what_a_model_lacks_is_known_before_weights_are_read(
 
 def test_sizes_that_config_json_leaves_out_are_its_types_own(make: Make, tmp_path: Path) -> None:
     model = make()
-
-    def shorten(folder: Path) -> None:
-        content = json.loads((folder / "config.json").read_text())
-        for name in ("head_dim", "num_key_value_heads", "max_position_embeddings"):
-            content.pop(name, None)
-        (folder / "config.json").write_text(json.dumps(content))
-
-    short = broken(model, tmp_path / "short", shorten)
+    config = json.loads((model.folder / "config.json").read_text())
+    absent = ("head_dim", "num_key_value_heads", "max_position_embeddings")
+    shorter = {name: value for name, value in config.items() if name not in absent}
+    short = broken(model, tmp_path / "short", lambda f: (f / "config.json").write_text(json.dumps(shorter)))
     # Llama's own: as many KV heads as heads, the hidden size shared among them.
     assert (short.shape.kv_heads, short.shape.head_dim) == (4, 16)
     assert short.positions is None
-    nested = json.loads((model.folder / "config.json").read_text())
-    parts = {"model_type": "llama", "text_config": {k: v for k, v in nested.items() if k != "model_type"}}
+    parts = {"model_type": "llama", "text_config": {k: v for k, v in config.items() if k != "model_type"}}
     outer = broken(model, tmp_path / "nested", lambda f: (f / "config.json").write_text(json.dumps(parts)))
     assert outer.shape == model.shape
     assert outer.config["model_type"] == "llama"

@@ -1,4 +1,4 @@
-"""The CPU kernels against plain torch in float64, and to the bit against themselves under other circumstances."""
+"""The CPU kernels beside attention against plain torch in float64, and to the bit on every target."""
 
 import importlib.util
 import shutil
@@ -13,88 +13,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from kvatlas import native, noise
-from tests.native.reference import Scene
+from tests.native.targets import ALL, BEST, FILES, ROOT
 
-ROOT = Path(__file__).parents[2]
-if native.load() is None:
-    pytest.skip(str(native.why_not()), allow_module_level=True)
-BEST = native.load()
-FILES = {path.stem: path for path in sorted((ROOT / "src/kvatlas/native/lib").glob("linux-x86-64-v*.so"))}
-#: Every library that this processor runs.
-ALL = [BEST] + [
-    native.Native(path, name)
-    for name, path in FILES.items()
-    if not name.endswith(BEST.target) and int(name[-1]) <= BEST.library.kvatlas_x86_level()
-]
 QUICK = settings(max_examples=25, deadline=None, derandomize=True)
-
-scenes = st.builds(
-    lambda seed, tokens, **rest: Scene.random(
-        seed,
-        [cached for cached, _ in tokens],
-        [new for _, new in tokens],
-        watched=list(range(0, len(tokens), 2)) if seed % 2 else None,
-        **rest,
-    ),
-    seed=st.integers(0, 2**31),
-    tokens=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=5),
-    kv_heads=st.integers(1, 3),
-    group=st.integers(1, 8),
-    size=st.sampled_from((8, 16, 20, 32, 48, 64, 72, 80, 96, 128, 256)),
-    window=st.sampled_from((0, 0, 1, 13)),
-    page_size=st.sampled_from((16, 48, 128)),
-    value_size=st.sampled_from((None, None, 8, 24, 128)),
-    softcap=st.sampled_from((0.0, 0.0, 2.0, 50.0)),
-    sinks=st.booleans(),
-)
-
-
-def equal(item: tuple[list[torch.Tensor], ...], other: tuple[list[torch.Tensor], ...]) -> bool:
-    return all(torch.equal(a, b) for x, y in zip(item, other, strict=True) for a, b in zip(x, y, strict=True))
-
-
-def check(scene: Scene, kernels: native.Native) -> None:
-    for result, expected in zip(scene.run(kernels), scene.expected(), strict=True):
-        for a, b in zip(result, expected, strict=True):
-            torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-
-
-@QUICK
-@given(scenes)
-def test_attention_is_right(scene: Scene) -> None:
-    check(scene, BEST)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("group", "size", "window"), [(3, 64, 0), (8, 256, 0), (1, 32, 4096), (5, 20, 0)])
-def test_long_sequences(group: int, size: int, window: int) -> None:
-    cached = [0, 1, 16383, 4095, 8000]
-    check(Scene.random(1, cached, [1, 1, 1, 2, 70], kv_heads=2, group=group, size=size, window=window), BEST)
-
-
-@QUICK
-@given(scenes, st.sampled_from((1, 5)))
-def test_attention_is_the_same_for_any_target_chunks_and_pages(scene: Scene, chunk: int) -> None:
-    result = scene.run(BEST)
-    for kernels in ALL:
-        assert equal(result, scene.run(kernels, pages=1, chunk=chunk))
-
-
-@QUICK
-@given(scenes, st.data())
-def test_a_sequence_alone_is_the_same_as_among_others(scene: Scene, data: st.DataObject) -> None:
-    index = data.draw(st.integers(0, len(scene.sequences) - 1))
-    outputs, masses = scene.run(BEST)
-    alone, mass = scene.only(index).run(BEST)
-    assert torch.equal(alone[0], outputs[index])
-    if index in scene.watched:
-        assert torch.equal(mass[0], masses[scene.watched.index(index)])
-
-
-def test_huge_scores_and_what_no_slot_may_tell() -> None:
-    scene = Scene.random(5, [70], [3], kv_heads=1, group=2, size=16)
-    scene.sequences[0].keys[:, ::7] *= 300
-    check(scene, BEST)
 
 
 @QUICK

@@ -96,17 +96,6 @@ def random(policy: Any, cached: CacheView) -> Score:
     return score
 
 
-def h2o(policy: Any, cached: CacheView, weights: Tensor) -> Score:
-    """From attention weights [queries, layers, heads, tokens], all the prompt's queries included."""
-    layers, heads = weights.shape[1:3]
-    rows = weights.double().permute(1, 2, 3, 0).tolist()
-
-    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
-        return sum(rows[min(layer, layers - 1)][min(head, heads - 1)][position(cached, layer, head, slot)])
-
-    return score
-
-
 def snapkv(policy: Any, cached: CacheView) -> Score:
     queries, kernel, group, count = policy.queries, policy.kernel, grouping(cached), cached.positions.shape[-1]
 
@@ -294,16 +283,6 @@ def triattention(policy: Any, cached: CacheView, statistics: Mapping[str, Tensor
         return max(of_head(layer, item)[slot] for item in range(head * group, (head + 1) * group))
 
     return score
-
-
-def importance(head: Mapping[str, Tensor], hidden: Tensor) -> list[float]:
-    """The DynTS head of last hidden states [tokens, hidden size]: GELU by the error function, softplus."""
-    inner = hidden.double()
-    for layer in (0, 2):
-        linear = inner @ head[f"{layer}.weight"].double().T + head[f"{layer}.bias"].double()
-        inner = linear * (1 + torch.erf(linear / math.sqrt(2))) / 2
-    last = inner @ head["4.weight"].double().T + head["4.bias"].double()
-    return [max(x, 0.0) + math.log1p(math.exp(-abs(x))) for x in last[:, 0].tolist()]
 
 
 def dynts(policy: Any, cached: CacheView, importance: Sequence[float]) -> Score:

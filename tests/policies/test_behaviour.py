@@ -76,10 +76,9 @@ def test_traces_do_not_depend_on_batch_size_order_or_neighbours(random_models: d
 def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, ModelHandle], name: str) -> None:
     model = endless(random_models["qwen3"])
     policy = make(name)
-    work = requests(model, [policy], 3)
-    engine, generations = run(model, work, 8, max_new_tokens=260)
+    engine, generations = run(model, requests(model, [policy], 3), 8, max_new_tokens=160)
     assert all(generation.usage.peak_kv_tokens == BUDGET for generation in generations)
-    assert all(generation.usage.compressions > 3 for generation in generations)
+    assert all(generation.usage.compressions > 1 for generation in generations)
     shape, rows = model.shape, engine.cache.rows
     layers, heads = policy.scope.width(shape)
     # Three sequences share what is allocated, which has a page of no sequence and grows by a part of itself.

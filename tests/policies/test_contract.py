@@ -83,11 +83,7 @@ def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> N
     assert usual.setting == policies.of(Setting.of("window", **values)).setting
     assert "strict_budget" not in usual.setting.values
     assert strict.setting.values == {**usual.setting.values, "strict_budget": True}
-    assert (
-        policies.of(strict.setting)
-        == strict
-        == policies.of(Setting.of("window", **EXPLAIN | {"ratio": 0.25}, strict_budget=True))
-    )
+    assert policies.of(strict.setting) == strict
     assert isinstance(usual, CompressingPolicy)
     assert isinstance(strict, CompressingPolicy)
     with pytest.raises(KvatlasError, match="expected budgets above 54"):
@@ -107,13 +103,10 @@ def test_ties_go_to_the_older_token_and_order_is_kept() -> None:
     [
         (torch.full((1, 1, 40), float("nan")), "gave 28 scores that are not a number (NaN) among 28 that decide"),
         (torch.zeros(39), "gave scores of the shape (39,) for cached tokens of the shape (1, 1, 40)"),
-        (torch.zeros(36), "expected (1, 1, 40) and (40,)"),
-        (torch.zeros(1), "gave scores of the shape (1,)"),
         (torch.tensor(1.0), "gave scores of the shape ()"),
         (torch.zeros(2, 3, 40), "gave scores of the shape (2, 3, 40)"),
         (torch.zeros(1, 1, 1, 40), "gave scores of the shape (1, 1, 1, 40)"),
         ([0.0] * 40, "scored its tokens with a list; expected a tensor of real numbers"),
-        (None, "scored its tokens with a NoneType"),
         (torch.zeros(40, dtype=torch.complex64), "with a tensor of torch.complex64"),
     ],
 )
@@ -142,13 +135,11 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
     ("changes", "words"),
     [
         ({"ratio": 1.5}, "ratio is 1.5; expected a number from 0 to 1"),
-        ({"ratio": "half"}, "ratio is 'half'"),
         ({"local_window": 0}, "local_window is 0; expected an integer >= 1"),
-        ({"kv_budget": 12.5}, "kv_budget is 12.5"),
         ({"local_window": 40}, "expected windows from 1 to 39"),
         ({"ratio_over": "all"}, "expected 'thinking', 'older'"),
-        ({"keep_prompt": 1}, "keep_prompt is 1"),
-        ({"strict_budget": "yes"}, "strict_budget is 'yes'; expected true or false"),
+        ({"strict_budget": 1}, "strict_budget is 1; expected true or false"),
+        ({"": False}, "has no parameter ''"),
         ({"strict_budget": True, "ratio_over": "thinking"}, "strict_budget is true and ratio_over is 'thinking'"),
         ({"sinks": 4}, "has no parameter 'sinks'; expected: kv_budget, local_window, ratio"),
     ],
@@ -228,19 +219,10 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
     sentence = no_choice_sentence(given_)
     assert sentence is not None
     assert sentence.startswith("In 1 of 4 cells all policies keep the same tokens in 50 % of problems, so choose ")
-    assert "local_window 3000, ratio 0.1 on AIME25 (50 %)." in sentence
-    assert "ratio, or ratio_over thinking for them: " in sentence
+    assert "ratio, or ratio_over thinking for them: local_window 3000, ratio 0.1 on AIME25 (50 %)." in sentence
     assert no_choice_sentence(cells({"ratio": 0.5}, prompts=[100])) is None
-    strict = no_choice_sentence(cells({"strict_budget": True}, prompts=[300]))
-    assert strict is not None
-    assert "another kv_budget, local_window or ratio for them: " in strict
     many = cells(*({"ratio": n / 100} for n in range(1, 10)), prompts=[300])
     assert "; and 3 more." in (no_choice_sentence(many) or "")
-
-
-def test_a_parameter_without_a_name_is_refused() -> None:
-    with pytest.raises(KvatlasError, match="'full' has no parameter ''"):
-        policies.of(Setting.of("full", **{"": False}))
 
 
 @pytest.mark.parametrize("bits", [16, 4])

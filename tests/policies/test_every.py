@@ -102,17 +102,15 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, Kept]:
     ],
     ids=["r-kv", "triattention", "triattention, prompt beside", "tensorrt-llm"],
 )
-@pytest.mark.parametrize("seed", [1, 2])
 def test_kept_sets_are_those_of_the_references(
     random_models: dict[str, ModelHandle],
     seen: dict[int, Kept],
     values: dict[str, Any],
     loop: Callable[[int, Score], Kept],
-    seed: int,
 ) -> None:
     model = endless(random_models["llama"])
     policy = policies.of(Setting.of("random", kv_budget=K, local_window=WINDOW, every=B, scope="global", **values))
-    asked = [Request(i, prompt, 100 * seed + i, (policy,)) for i, prompt in enumerate(prompts(model, 3, seed))]
+    asked = [Request(i, prompt, 100 + i, (policy,)) for i, prompt in enumerate(prompts(model, 3))]
     engine = Engine(model, model.load(), [policy], Sampling(0.9, 20, 0.95, NEW), 3)
     generations = {item.key: item for item in engine.run(asked)}
 
@@ -146,13 +144,10 @@ def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"every": -1}, "every is -1; expected an integer >= 0"),
         ({"every": True}, "every is True; expected an integer"),
         ({"every": 8, "ratio": 0.3}, "ratio is 0.3 beside every 8; leave ratio out"),
         ({"every": 8, "ratio_over": "older"}, "ratio_over is 'older' beside every 8"),
-        ({"every": 8, "every_from": "now"}, "every_from is 'now'; expected 'budget', 'start', 'prompt'"),
         ({"ratio": 0.3, "every_from": "start"}, "every_from is 'start' without every"),
-        ({"ratio": 0.3, "budget_over": "prompt"}, "budget_over is 'prompt'; expected 'cache', 'thinking'"),
         ({"ratio": 0.3, "budget_over": "thinking", "keep_prompt": False}, "budget_over is 'thinking' and keep_prompt"),
         ({"every": 8, "budget_over": "thinking", "strict_budget": True}, "strict_budget is true and budget_over"),
     ],
