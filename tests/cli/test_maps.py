@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--mean", "--against", "full", "--look", "intervals=true"], ["mean of 2", "to −"]),
         (["--against", "random"], ["CHAIN6", "Pass@1 minus random in points; paired by problem", "proven to differ"]),
         (["--look", "intervals=false", "--look", "CHAIN6=Six"], ["Six, dynts"]),
-        (["--metric", "seconds", "--against", "full", "--look", "columns=1"], ["Time per answer against full in %"]),
+        (["--metric", "seconds", "--look", "columns=1"], ["Time per answer in ms"]),
         (["--fix", "local_window=8"], ["CHAIN6", "Ratio", "bands and bars: 95 % intervals"]),
     ],
 )
@@ -97,6 +97,7 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
         (("--look", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, dynts"),
         (("--look", "dark=maybe"), "--look dark: expected true or false, got 'maybe'"),
         (("--metric", "kv_memory"), "Unknown model 'tiny'"),
+        (("--metric", "seconds", "--against", "full"), "--against draws differences of a metric"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),
     ],
 )

@@ -3,13 +3,11 @@
     ENV/bin/python tests/conformance/kvpress_peer.py MODEL INPUT OUTPUT
 
 INPUT holds keys, values, attention and the states that go into attention, by scene and layer, OUTPUT what a press keeps
-of them, in the order of its scores, and the scores; both are safetensors. The presses stand in INPUT's metadata. Prints
-versions as one JSON document.
+of them, in the order of its scores, and the scores; both are safetensors. The presses stand in INPUT's metadata.
 """
 
 import json
 import sys
-from importlib.metadata import version
 
 import kvpress
 import torch
@@ -44,7 +42,6 @@ def main(folder: str, source: str, target: str) -> None:
                 by_name[f"{name}.kept.{number}"] = same.byte().argmax(-1)
                 by_name[f"{name}.scores.{number}"] = chosen.score(*passed)[0].contiguous()
     save_file(by_name, target)
-    print(json.dumps({name: version(name) for name in ("kvpress", "transformers", "torch")}))
 
 
 if __name__ == "__main__":

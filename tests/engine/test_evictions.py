@@ -4,27 +4,15 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import torch
 
 from kvatlas import policies
-from kvatlas.core import EvictionTrace, KvatlasError, Sampling, Setting
+from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, scheduler
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.rows import EvictionLog, Row, compress
+from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 from tests.decoding import BUDGET, endless, grid, requests, run
-
-
-def test_a_log_counts_holders_and_the_step_at_which_the_last_one_dropped_a_token() -> None:
-    first = EvictionLog().after(torch.tensor([[[0, 1, 3]], [[0, 2, 3]]]), 4, 2)
-    assert first.eviction_trace(5).held == (2, 1, 1, 2, 2)
-    assert first.eviction_trace(5).left == (0, 0, 0, 0, 0)
-    second = first.after(torch.tensor([[[0, 3, 5]], [[0, 3, 4]]]), 6, 4)
-    assert second.eviction_trace(6) == EvictionTrace(2, (0, 4, 4, 0, 0, 0), (2, 0, 0, 2, 1, 1))
-    third = second.after(torch.tensor([[[0, 5, 6]], [[0, 5, 6]]]), 7, 5)
-    assert third.eviction_trace(7).left == (0, 4, 4, 5, 5, 0, 0)
-    assert first.eviction_trace(4).held == (2, 1, 1, 2)
 
 
 def selections(model: ModelHandle) -> list[Policy]:

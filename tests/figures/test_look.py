@@ -139,4 +139,3 @@ def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(colo
         assert contrast(background, style.ON_COLOUR) >= 4.5, background
     steps = style.steps(colours)
     assert [to_hex(style.colour_map(colours)(end)) for end in (0.0, 1.0)] == [steps[0], steps[-1]]
-    assert style.steps(f"{colours}_r") == steps[::-1]

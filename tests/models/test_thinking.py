@@ -80,25 +80,6 @@ def test_thinking_can_be_opened_for_a_template_that_does_not(make: Make) -> None
     assert models.find(make().name, think_open="<think>\n").prompt("Why?").count("<think>") == 1
 
 
-@pytest.mark.parametrize("text", ["see</think>\n\n7", "see</think>7", "see </think> 7", "(see)</think>(7)"])
-def test_an_end_of_thinking_of_several_tokens_is_found_whatever_it_merges_with(make: Make, text: str) -> None:
-    model = make(tags=())
-    assert model.think_close is None
-    tokens = ids(model, text)
-    assert len(ids(model, "</think>")) > 1
-    split = model.split(tokens)
-    assert split is not None
-    end, start = split
-    assert "</think>" not in model.tokenizer.decode(list(tokens[: start - 1]))
-    assert "</think>" in model.tokenizer.decode(list(tokens[end:start]))
-    assert "see" in model.tokenizer.decode(list(tokens[:end]))
-    assert "7" in (model.answer(tokens) or "")
-    # Token by token, as the loop sees it.
-    seen = [model.thinking_end(tokens[:count]) for count in range(1, len(tokens) + 1)]
-    assert next(result for result in seen if result is not None) == end
-    assert seen.index(end) == start - 1
-
-
 def test_the_loop_notices_an_end_of_several_tokens(make: Make) -> None:
     model = models.find(make(tags=()).name, think_close="")
     full = policies.of(Setting.of("full"))

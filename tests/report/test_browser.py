@@ -233,38 +233,6 @@ def draws_mazes(page: Any) -> None:
     assert page.evaluate("mazeOf(state.runs[0].name, [])") is None
 
 
-def test_tokens_have_the_colours_of_their_recorded_eviction(
-    opened: Callable[..., Any], real: Path, finished: Path
-) -> None:
-    page = opened(real)
-    with Store.open(finished) as store:
-        stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
-    cells = page.evaluate("data.cells")
-    shown = {}
-    for one in held(page):
-        cell = cells[one["cell"]]
-        shown[cell["benchmark"], cell["name"], one["problem"], one["sample"]] = one
-    assert shown.keys() == stored.keys()
-    compressed = [name for name, item in stored.items() if item.eviction_trace and any(item.eviction_trace.left)]
-    assert compressed
-    for name in compressed[:4]:
-        trace = stored[name]
-        show(page, shown[name])
-        # A trace that departs from the full cache's opens at that moment.
-        page.click("text=Whole trace")
-        classes = page.evaluate(
-            "[...document.querySelectorAll('.token')].map((t) => t.className.replace('token', '').trim())"
-        )
-        texts = page.evaluate("[...document.querySelectorAll('.token')].map((t) => t.textContent)")
-        assert len(classes) == len(trace.tokens)
-        assert "".join(texts).startswith(trace.text)
-        assert trace.eviction_trace is not None
-        left = trace.eviction_trace.left[trace.usage.prompt_tokens :]
-        for position, kind in enumerate(classes[:-1]):
-            assert kind.startswith("e") == (left[position] > 0)
-        assert classes[-1] == "in"
-
-
 def test_sort_filter_and_walk_from_a_problem_to_its_trace(opened: Callable[..., Any], real: Path) -> None:
     page = opened(real)
 
@@ -587,6 +555,10 @@ def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: P
     assert said.inner_text().startswith("40 of 79")
     page.click("text=Whole trace")
     assert page.locator("#trace .unwritten, #trace .gone, #trace .moving").count() == 0
+    # Each token has the colour of its eviction; the last one only stands in the text.
+    kinds = tokens.evaluate_all("(nodes) => nodes.map((node) => node.className.replace('token', '').trim())")
+    assert [kind.startswith("e") for kind in kinds[:-1]] == [step > 0 for step in left]
+    assert "in" in kinds[-1]
     page.click("#trace .motion button >> text=Play")
     page.wait_for_function("() => document.querySelector('#trace output').textContent.startsWith('3')")
     page.click("#trace .motion button >> text=Pause")

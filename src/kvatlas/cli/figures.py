@@ -117,8 +117,7 @@ def _check(inputs: list[str], published: str | None, partial: bool, as_json: boo
     if len(maps) < 2:
         maps = {"A": maps[first], "B": maps[first]}
     means = MapSource.open(published, partial=True).maps if published else None
-    # Published values are rounded to a tenth of a point.
-    compared = compare_maps(maps, means, 0.0005)
+    compared = compare_maps(maps, means)
     typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
 
 
@@ -174,7 +173,7 @@ def _curves(
     success, notes = _systems(runs, "pass@1", names, partial)
     progress, _ = _systems(runs, "progress", names, partial)
     titles = names_of(success)
-    figure, fits = depth_figure(success, progress, titles, by=by, published=True, notes=notes, look=look)
+    figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, look=look)
     written = save(figure, out)
     if as_json:
         data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(titles, fits, strict=True)]

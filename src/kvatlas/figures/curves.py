@@ -52,14 +52,10 @@ def line_figure(curves: Sequence[Curve], *, cost: str | None = None, look: Look 
     """One panel for each model and benchmark, a line with its 95 % band for each policy, baselines as dashed lines.
 
     With the name of a `cost` its values are plotted, without a band, in place of the metric.
-    An axis whose values are text, such as the policies, gets points with bars instead of lines. Raises KvatlasError
-    for no curves, and for curves along unlike axes or of unlike metrics.
+    An axis whose values are text, such as the policies, gets points with bars instead of lines. All curves have the
+    same axis and the same metric.
     """
     look = look or Look()
-    if not curves:
-        raise KvatlasError("There is no curve to draw.")
-    if len({(curve.axis, curve.metric) for curve in curves}) > 1:
-        raise KvatlasError("Curves in one figure need the same axis and the same metric.")
     groups: dict[tuple[str, str], list[Curve]] = {}
     for curve in curves:
         groups.setdefault((curve.model, curve.benchmark), []).append(curve)
@@ -218,13 +214,12 @@ def depth_figure(
     names: Sequence[str],
     *,
     by: str = "L",
-    published: bool = True,
     notes: Sequence[Note] = (),
     look: Look | None = None,
 ) -> tuple[Figure, list[DepthCurve]]:
     """Success and progress against difficulty; returns the success curves, too.
 
-    Against L, success comes with the fit exp(-L / L0), and with the published decays as grey lines if `published`.
+    Against L, success comes with the fit exp(-L / L0), and with the published decays as grey lines.
     """
     if by not in DIFFICULTIES:
         raise KvatlasError(f"Unknown difficulty {by!r}; expected {', '.join(DIFFICULTIES)}.")
@@ -245,7 +240,7 @@ def depth_figure(
         f"{name}: L0 {depth_text(curve.decay)}" if curve.decay else name
         for name, curve in zip(short, curves, strict=True)
     ]
-    grey = [f"{name} {depth}" for name, depth in PUBLISHED_L0.items()] if published and depth else []
+    grey = [f"{name} {depth}" for name, depth in PUBLISHED_L0.items()] if depth else []
     title = f"Success and progress by {DIFFICULTIES[by].partition(' (')[0]}"
     if depth and len(curves) <= 2:
         title = f"Success falls to 37 % after L0 actions: {', '.join(labels).replace(': L0', '')}"

@@ -295,22 +295,6 @@ def difference_panels(compared: Compared) -> list[Panel]:
     return panels
 
 
-def cost_change_panels(compared: Compared, name: str) -> list[Panel]:
-    """Maps of the change of a cost in percent of the other side; raises KvatlasError if a cost is not known."""
-    panels = []
-    for map_ in compared.maps:
-        cost, known = _known_costs(map_, name)
-        base = {coord: value for coord, cell in compared.cells(map_).items() if (value := cost.of(cell))}
-        changes = {coord: 100 * (value / base[coord] - 1) for coord, value in known.items() if coord in base}
-        if not changes:
-            raise KvatlasError(f"{compared.name} of {map_.model} on {map_.benchmark} has no {name} to compare with.")
-        cells = {coord: CellText(change, style.signed(change, 0)) for coord, change in changes.items()}
-        label = f"{cost.label} against {compared.name}"
-        colours = f"{style.DIFFERENCES}_r"
-        panels.append(Panel(map_, cells, label, "in %", (), colours, centred=True, digits=0, notes=map_.remarks))
-    return panels
-
-
 def data_csv(panels: Sequence[Panel]) -> str:
     """The numbers of the panels, one row per cell: what is printed, and whether the cell is outlined."""
     axes = [name for name, _ in panels[0].map.axes]

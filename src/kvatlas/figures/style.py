@@ -156,14 +156,12 @@ def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> 
 
 @cache
 def steps(colours: str) -> list[str]:
-    """The nine colours, as `#rrggbb`, between which a scale mixes; the name may end in `_r` for the reverse order."""
+    """The nine colours, as `#rrggbb`, between which a scale mixes."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    name = colours.removesuffix("_r")
-    low, high = _PALE[name]
-    pale = [to_hex(colormaps[name](low + (high - low) * step / 8)) for step in range(9)]
-    return pale if name == colours else pale[::-1]
+    low, high = _PALE[colours]
+    return [to_hex(colormaps[colours](low + (high - low) * step / 8)) for step in range(9)]
 
 
 @cache

@@ -2,7 +2,7 @@
 
 `hatch_build.py` compiles the libraries in `lib/`, one for each target, when the package is built or installed; the best
 one for this processor is loaded. Without one `load` returns None, `why_not` the reason, and callers fall back to torch.
-The environment variable KVATLAS_NATIVE overrides the choice: `off`, or a target such as `x86-64-v3`.
+The environment variable KVATLAS_NATIVE=off switches them off.
 
 Numbers never depend on the target, the number of rows or their neighbours: see the contract in `kernels.c`.
 All tensors are fp32 on the CPU unless otherwise stated, contiguous in their last dimension. Layers check the widths of
@@ -43,8 +43,7 @@ def why_not() -> str | None:
 
 @functools.cache
 def _loaded() -> tuple[Native | None, str | None]:
-    name = os.environ.get(VARIABLE, "")
-    if name == "off":
+    if os.environ.get(VARIABLE) == "off":
         return None, f"The native CPU kernels are switched off ({VARIABLE}=off)."
     system, machine = platform.system().lower(), platform.machine().lower()
     family = _MACHINES.get(machine)
@@ -53,10 +52,8 @@ def _loaded() -> tuple[Native | None, str | None]:
         return None, f"The native CPU kernels were not built for {system} on {machine}."
     targets = {file.stem.removeprefix(f"{system}-"): file for file in files}
     try:
-        if name and name not in targets:
-            return None, f"{VARIABLE}={name} names no built target; there are {', '.join(targets)} and off."
-        usable = [name] if name else list(targets)
-        if not name and "aarch64" not in targets:
+        usable = list(targets)
+        if "aarch64" not in targets:
             # To load a library runs nothing of it, and its test of the processor is compiled for any.
             level = ctypes.CDLL(str(files[0])).kvatlas_x86_level()
             usable = [target for target in targets if int(target[-1]) <= level]

@@ -115,8 +115,8 @@ def register(policy: type[Policy]) -> type[Policy]:
 
 #: Names, modules and classes.
 _OURS = """
-full base Full; window window Window; random random Random; dynts dynts DynTS; dynts-random dynts_random DynTSRandom;
-dynts-bottom dynts_bottom DynTSBottom; dynts-noprompt dynts_noprompt DynTSNoPrompt; streaming streaming Streaming;
+full base Full; window window Window; random random Random; dynts dynts DynTS; dynts-random dynts DynTSRandom;
+dynts-bottom dynts DynTSBottom; dynts-noprompt dynts DynTSNoPrompt; streaming streaming Streaming;
 sepllm sepllm SepLLM; h2o h2o H2O; snapkv snapkv SnapKV; rkv rkv RKV; tova tova TOVA; keydiff keydiff KeyDiff;
 lazyeviction lazyeviction LazyEviction; vase vase VaSE; triattention triattention TriAttention; oracle oracle Oracle
 """

@@ -1,4 +1,7 @@
-"""`dynts`: tokens that a small learned head finds important for the answer stay (Dynamic Thinking-Token Selection)."""
+"""`dynts`: tokens that a small learned head finds important for the answer stay (Dynamic Thinking-Token Selection).
+
+Beside it are the ablations of its paper: `dynts-bottom`, `dynts-noprompt` and `dynts-random`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.native import load
-from kvatlas.policies.base import CacheView, Signal, Step
+from kvatlas.policies.base import CacheView, CompressingPolicy, Signal, Step
 from kvatlas.policies.model_files import FilePolicy, by_content
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     from kvatlas.models import ModelHandle
 
+_ABLATION = "Dynamic Thinking-Token Selection, arXiv 2601.18383, ablation"
 #: The file of the head in a model folder.
 HEAD_FILE = "dynts.safetensors"
 
@@ -80,6 +84,63 @@ class DynTS(FilePolicy):
 
     def score(self, cached: CacheView) -> Tensor:
         return cached.columns["importance"]
+
+
+@dataclass(frozen=True)
+class DynTSBottom(DynTS):
+    """Ablation of arXiv 2601.18383: score(t) = - head(last hidden state of t).
+
+    In the authors' code the prompt has an infinite importance and so is the first to go: `keep_prompt: false` does
+    that, by default it stays as under every policy. Parameters are those of `dynts`.
+    """
+
+    name = "dynts-bottom"
+    summary = "keeps the tokens that the learned head finds least important (ablation of dynts)"
+    paper = _ABLATION
+
+    def score(self, cached: CacheView) -> Tensor:
+        return -super().score(cached).masked_fill(cached.positions < cached.prompt_length, float("inf"))
+
+
+@dataclass(frozen=True)
+class DynTSNoPrompt(DynTS):
+    """Ablation of arXiv 2601.18383: as `dynts`, but a prompt token has importance 0, as in the authors' code.
+
+    The importance of thinking tokens is positive, so the prompt goes first. Parameters are those of `dynts`, without a
+    choice of `keep_prompt`.
+    """
+
+    keep_prompt: bool = False
+
+    name = "dynts-noprompt"
+    summary = "dynts without protection of the prompt (ablation)"
+    paper = _ABLATION
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep_prompt:
+            raise KvatlasError("keep_prompt is True; expected false for dynts-noprompt.")
+
+    def score(self, cached: CacheView) -> Tensor:
+        return super().score(cached).masked_fill(cached.positions < cached.prompt_length, 0.0)
+
+
+@dataclass(frozen=True)
+class DynTSRandom(CompressingPolicy):
+    """Ablation of arXiv 2601.18383: score(t) is uniform on (0, 1), one draw for all layers and heads.
+
+    Each compression makes a new draw, as in the authors' code, where the prompt competes as well (`keep_prompt:
+    false`). `random` draws for each KV head instead.
+    """
+
+    name = "dynts-random"
+    summary = "keeps a random subset, the same for all layers and heads (ablation of dynts)"
+    random = True
+    paper = _ABLATION
+    published = {"keep_prompt": "false"}
+
+    def score(self, cached: CacheView) -> Tensor:
+        return cached.uniform()
 
 
 class Layout(StrEnum):

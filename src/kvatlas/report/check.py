@@ -1,4 +1,4 @@
-"""`kvatlas check`: do two maps agree, which of them fits a published mean, do two runs hold the same tokens."""
+"""`kvatlas compare`: do two maps agree, which of them fits a published mean, do two runs hold the same tokens."""
 
 from __future__ import annotations
 
@@ -9,25 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError, Map, percent
-from kvatlas.figures.style import difference
-from kvatlas.figures.style import percent as percent_text
+from kvatlas.figures.style import fixed, signed
 from kvatlas.report.text import table
 from kvatlas.results import Store
 
-#: Half a unit of the last digit of maps in percent with one decimal, as a share.
-ROUNDING = 0.0005
-_SLACK = 1e-9
+#: Half a unit of the last digit of maps in percent with one decimal, as a share, and the rounding of floats.
+ROUNDING = 0.0005 + 1e-9
 
 
-def compare_maps(
-    given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None = None, tolerance: float = ROUNDING
-) -> dict[str, Any]:
-    """Compare two sets of maps by name, cell by cell, and each with mean maps: what `check --json` prints.
+def compare_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None = None) -> dict[str, Any]:
+    """Compare two sets of maps by name, cell by cell, and each with mean maps: the document of `compare --json`.
 
-    Maps meet by model, benchmark and metric, and by policy where both name it. `tolerance` is a share. Returns `agree`,
-    `common` cells, `conflicts` with both values, the `largest` difference; `mean`: by name how many cells of the means
-    over benchmarks fit, and `right`, the one set that fits in all of them. Percent scale, unknown values null. Raises
-    KvatlasError where there is no cell in common.
+    Maps meet by model, benchmark and metric, and by policy where both name it. Returns `agree`, `common` cells,
+    `conflicts` with both values, the `largest` difference; `mean`: by name how many cells of the means over benchmarks
+    fit, and `right`, the one set that fits in all of them. Percent scale, unknown values null. Raises KvatlasError
+    where there is no cell in common.
     """
     (first, mine), (second, theirs) = given.items()
     conflicts, distances = [], []
@@ -40,7 +36,7 @@ def compare_maps(
                 continue
             values = cell.estimate.value, other.cells[coord].estimate.value
             distances.append(abs(values[0] - values[1]))
-            if distances[-1] > tolerance + _SLACK:
+            if distances[-1] > ROUNDING:
                 axes = dict(zip((name for name, _ in map_.axes), coord, strict=True))
                 both = {"first": percent(values[0]), "second": percent(values[1])}
                 conflicts.append({"model": map_.model, "benchmark": map_.benchmark, **axes, **both})
@@ -48,7 +44,7 @@ def compare_maps(
         raise KvatlasError(
             "The maps have no cell in common; they need a model, a benchmark, and values of both axes that both have."
         )
-    fits = {name: _fit(maps, means, tolerance) for name, maps in given.items()} if means is not None else {}
+    fits = {name: _fit(maps, means) for name, maps in given.items()} if means is not None else {}
     whole = [name for name, fit in fits.items() if fit["fitting"] == fit["checked"]]
     return {
         "first": first,
@@ -57,7 +53,7 @@ def compare_maps(
         "common": len(distances),
         "conflicts": conflicts,
         "largest": percent(max(distances)),
-        "tolerance": percent(tolerance),
+        "tolerance": percent(ROUNDING),
         "mean": fits or None,
         "right": whole[0] if len(whole) == 1 < len(fits) else None,
     }
@@ -67,7 +63,7 @@ def _same_policy(map_: Map, other: Map) -> bool:
     return not map_.policy or not other.policy or map_.policy == other.policy
 
 
-def _fit(maps: Sequence[Map], means: Sequence[Map], tolerance: float) -> dict[str, Any]:
+def _fit(maps: Sequence[Map], means: Sequence[Map]) -> dict[str, Any]:
     """Compare the means over benchmarks of `maps` with given mean maps, cell by cell, models apart.
 
     A cell counts where all the benchmarks that the mean is over have it. A mean that says `mean of N` is only compared
@@ -87,12 +83,12 @@ def _fit(maps: Sequence[Map], means: Sequence[Map], tolerance: float) -> dict[st
             "The maps and the mean map have no cell to compare; the mean must be of the same model, over as many "
             "benchmarks as the maps have, and at values of both axes that all of them have."
         )
-    fitting = sum(distance <= tolerance + _SLACK for distance in distances)
+    fitting = sum(distance <= ROUNDING for distance in distances)
     return {"checked": len(distances), "fitting": fitting, "largest": percent(max(distances))}
 
 
 def compare_runs(first: Path, second: Path) -> dict[str, Any]:
-    """Compare the tokens of two runs, trace by trace: what `check RUN RUN --json` prints.
+    """Compare the tokens of two runs, trace by trace: the document of `compare RUN RUN --json`.
 
     Returns `same`, the number of `common` traces, how many one run alone has (`only`), and `differing`: for each cell
     whose tokens differ its name and its problems. Models are compared by the name that the spec gives them.
@@ -140,14 +136,12 @@ def runs_as_text(compared: Mapping[str, Any]) -> str:
 def maps_as_text(compared: Mapping[str, Any]) -> str:
     """The comparison of maps as sentences, with a table of the conflicting cells."""
     first, second, conflicts, fits = (compared[name] for name in ("first", "second", "conflicts", "mean"))
+    lines = [f"The maps agree: no two of their {compared['common']} common cells differ by more than 0.05 points."]
     if conflicts:
         lines = [
             f"The maps conflict in {len(conflicts)} of {compared['common']} common cells, by up to "
             f"{compared['largest']:.1f} points; A is {first}, B is {second}."
         ]
-    else:
-        points = f"{compared['tolerance']:g} points"
-        lines = [f"The maps agree: no two of their {compared['common']} common cells differ by more than {points}."]
     for name, fit in (fits or {}).items():
         distance = f"largest distance {fit['largest']:.2f} points"
         lines.append(f"{name} fits the mean in {fit['fitting']} of {fit['checked']} cells ({distance}).")
@@ -157,14 +151,10 @@ def maps_as_text(compared: Mapping[str, Any]) -> str:
     elif fits:
         whole = sum(fit["fitting"] == fit["checked"] for fit in fits.values())
         lines.append(f"The mean does not tell which of the 2 is right: {whole} of them fit it in every cell.")
-    return "\n".join([*lines, *(["", _table(conflicts)] if conflicts else [])]) + "\n"
-
-
-def _table(conflicts: Sequence[Mapping[str, Any]]) -> str:
-    names = [name for name in conflicts[0] if name not in ("first", "second")]
-    rows = []
-    for conflict in conflicts:
-        first, second = conflict["first"] / 100, conflict["second"] / 100
-        values = percent_text(first), percent_text(second), difference(first - second)
-        rows.append([*(str(conflict[name]) for name in names), *values])
-    return table([*names, "A", "B", "A - B"], rows)
+    if conflicts:
+        rows = []
+        for conflict in conflicts:
+            *names, a, b = conflict.values()
+            rows.append([*map(str, names), fixed(a), fixed(b), signed(a - b, minus="-")])
+        lines += ["", table([*list(conflicts[0])[:-2], "A", "B", "A - B"], rows)]
+    return "\n".join(lines) + "\n"

@@ -12,14 +12,7 @@ from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import plot
-from kvatlas.figures.panels import (
-    Compared,
-    cost_change_panels,
-    cost_panels,
-    data_csv,
-    difference_panels,
-    metric_panels,
-)
+from kvatlas.figures.panels import Compared, cost_panels, data_csv, difference_panels, metric_panels
 from kvatlas.figures.style import Look, check_figure, save
 from kvatlas.report.result import of_policy
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
@@ -92,27 +85,27 @@ def plot_sources(
     if any(run.is_line for run in runs):
         if len(sources) > 1:
             raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
-        for option in ("--mean" if mean else "", f"--against {against}" if against else ""):
-            if option:
-                raise KvatlasError(
-                    f"{option} draws maps, and a run with fewer than two axes is a line chart; leave it out."
-                )
+        if mean or against:
+            option = "--mean" if mean else f"--against {against}"
+            raise KvatlasError(
+                f"{option} draws maps, and a run with fewer than two axes is a line chart; leave it out."
+            )
         return _line_chart(runs[0], out, cost, policy, look)
+    if cost and against:
+        raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     maps = [map_ for source in given for map_ in source.maps]
-    if cost or against:
-        if against:
-            is_source = Path(against).exists() or against.startswith(PUBLISHED)
-            other = MapSource.open(against, graded, partial, fix, lose_at_most) if is_source else None
-            compared = compare(maps, runs, against, other)
-            compared = replace(compared, maps=of_policy(compared.maps, policy))
-            compared = _of_means(compared) if mean else compared
-            panels = cost_change_panels(compared, cost) if cost else difference_panels(compared)
-        else:
-            single = of_policy(maps, policy)
-            panels = cost_panels(mean_maps(single) if mean else single, cost or "")
+    if against:
+        is_source = Path(against).exists() or against.startswith(PUBLISHED)
+        other = MapSource.open(against, graded, partial, fix, lose_at_most) if is_source else None
+        compared = compare(maps, runs, against, other)
+        compared = replace(compared, maps=of_policy(compared.maps, policy))
+        panels = difference_panels(_of_means(compared) if mean else compared)
         return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels))
     single = of_policy(maps, policy)
     framed = mean_maps(single) if mean else single
+    if cost:
+        panels = cost_panels(framed, cost)
+        return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels))
     verdicts = verdicts_of_maps(single) if len(runs) < len(given) else {}
     for analysis in joined(analyses):
         verdicts |= analysis.verdicts
