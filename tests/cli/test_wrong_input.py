@@ -101,8 +101,6 @@ WORDS: dict[str, str] = {
     f"describe {QWEN} {QWEN}": "was given twice",
     "export folder --format parquet": "parquet cannot go to standard output; name it with --out",
     "export folder --out a.x --format xml": "",
-    "draw maze SEQBENCH-5x5 --problem x --out a.png": "has no problem 'x'; its first is SEQBENCH-5x5-0000",
-    "draw maze SEQBENCH-6x6-L14 --out m.png --problem 999999999": "",
     "list policies none": "Unknown policy 'none'",
     "check hf:nowhere/at/all": "is not there",
     "list benchmarks AIME24@nowhere.jsonl": "The problem file 'nowhere.jsonl' is not there",

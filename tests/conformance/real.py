@@ -13,8 +13,7 @@ from torch import Tensor
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, Signal
-from tests.policies.scenes import Noted
+from kvatlas.policies import CacheView, CompressingPolicy, Policy
 
 NAME = "SmolLM2-135M-Instruct"
 QUESTION = (
@@ -58,31 +57,6 @@ class Activations:
         unseen = torch.ones(logits.shape[1:], dtype=torch.bool).triu(1)
         return logits.masked_fill(unseen, float("-inf")).softmax(-1)
 
-    def shared_weights(self, policy: Policy) -> Tensor:
-        """Return the attention that each query pays to each token [queries, layers, heads, tokens], as the policy's
-        scope averages it."""
-        layers, heads = policy.scope.width(self.model.shape)
-        results = []
-        for layer in range(self.model.shape.layers):
-            weights = self.weights(layer)
-            results.append(weights.view(self.model.shape.kv_heads, -1, *weights.shape[1:]).mean(1))
-        stacked = torch.stack(results)
-        stacked = stacked.mean(0, keepdim=True) if layers == 1 else stacked
-        stacked = stacked.mean(1, keepdim=True) if heads == 1 else stacked
-        # As the loop gathers them, so that a weight on a threshold is on the same side for all.
-        return stacked.permute(2, 0, 1, 3).float()
-
-    def columns(self, policy: CompressingPolicy) -> dict[str, Tensor]:
-        """Return the policy's columns of each token [layers, heads, tokens], shown the whole text step by step."""
-        layers, heads = policy.scope.width(self.model.shape)
-        length, prompt = len(self.tokens), self.prompt_length
-        noted = Noted(policy, layers, heads, length)
-        weights = self.shared_weights(policy) if Signal.ATTENTION in policy.observes else None
-        for start, stop in [(0, prompt), *((step, step + 1) for step in range(prompt, length))]:
-            attention = None if weights is None else weights[start:stop].sum(0)[None]
-            noted.show(torch.arange(start, stop), attention, self.hidden[start:stop])
-        return {name: result[0] for name, result in noted.held.items()}
-
     def positions(self, policy: Policy, again: bool) -> Tensor:
         """Positions [..., cached]: of all tokens, or, `again`, of a cache that lost every other old one by chance."""
         layers, heads = policy.scope.width(self.model.shape)
@@ -109,7 +83,10 @@ class Activations:
         positions = self.positions(policy, again)
         keys, values = self.gathered(self.keys, positions), self.gathered(self.values, positions)
         queries = [query[:, len(self.tokens) - policy.queries :] for query in self.queries]
-        columns = self.columns(policy) if policy.columns else {}
+        columns = {}
+        if policy.name == "h2o":
+            sums = torch.stack([self.weights(layer).sum(1) for layer in range(self.model.shape.layers)])
+            columns["mass"] = sums.unflatten(1, (self.model.shape.kv_heads, -1)).mean(2).float()
         return CacheView(
             model=self.model,
             positions=positions,

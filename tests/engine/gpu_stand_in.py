@@ -1,8 +1,8 @@
 """A GPU made of the CPU's memory: tensors on `cuda:0` that compute here and follow the rules that CUDA has.
 
 Every operation is first tried with torch's own fake tensors on a `cuda` device (once for each combination of types and
-ranks): what mixes devices, or has no such result on CUDA, fails. What reads values back to the host is counted, and
-refused while a graph is captured, as are copies between host and device. Graphs record the operations of a step and do
+ranks): what mixes devices, or has no such result on CUDA, fails. What reads values back to the host, or copies between
+host and device, is refused while a graph is captured. Graphs record the operations of a step and do
 exactly these again: what Python decided at capture stays decided.
 Allocation pools follow PyTorch's: see `Pool`.
 """
@@ -107,13 +107,13 @@ class Stream:
 
 
 class Gpu(TorchDispatchMode):
-    """Computes every operation with tensors on `cuda:0`. `reads` counts those that the host waits for."""
+    """Computes every operation with tensors on `cuda:0`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeTensorMode()
         self.known: dict[Any, bool] = {}
-        self.reads = self.captured = 0
+        self.captured = 0
         self.graph: Graph | None = None
         self.pool: Pool | None = None
         self.pools: list[Pool] = []
@@ -137,10 +137,8 @@ class Gpu(TorchDispatchMode):
         if func is torch.ops.aten._fused_sdp_choice.default:
             # CUDA's fused kernels are not here; all of them are softmax(q k) v.
             return 0
-        if self._reads(func, flat, args, kwargs):
-            self.reads += 1
-            if self.graph is not None:
-                raise RuntimeError(f"{func}: {CAPTURING}")
+        if self._reads(func, flat, args, kwargs) and self.graph is not None:
+            raise RuntimeError(f"{func}: {CAPTURING}")
         own_args, own_kwargs = _each(_on_cpu, args), _each(_on_cpu, kwargs)
         result = func(*own_args, **own_kwargs)
         goes = asked[0].type == "cuda" if asked else bool(there)

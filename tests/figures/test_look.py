@@ -13,17 +13,15 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from kvatlas.benchmarks import find
 from kvatlas.core import SERVED, KvatlasError, Setting
 from kvatlas.figures import style
 from kvatlas.figures.curves import depth_figure, line_figure
 from kvatlas.figures.heatmap import map_figure
-from kvatlas.figures.maze import maze_figure
 from kvatlas.figures.pairwise import names_of, pairwise_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, Look, save
 from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import pairs_of, systems_of, trace_of
+from kvatlas.stats.systems import pairs_of, systems_of
 from tests.figures.conftest import dense
 from tests.stats.synthetic import grid, manifest, traces
 from tests.wanderers import maze_run
@@ -47,7 +45,6 @@ def figures(look: Look, llama, mazes, line) -> dict[str, Callable[[], Figure]]:
     """Every kind of figure, drawn when called."""
     success, progress = systems_of([mazes], "pass@1"), systems_of([mazes], "progress")
     policies = [replace(llama[0], policy=policy) for policy in ("dynts", "random", "window", "h2o")]
-    problem = find("SEQBENCH-6x6-B1").problems(4)[3]
     return {
         "series": lambda: map_figure(llama[:2], look=look),
         "policies": lambda: map_figure(policies, one_bar=True, look=look),
@@ -55,8 +52,6 @@ def figures(look: Look, llama, mazes, line) -> dict[str, Callable[[], Figure]]:
         "line": lambda: line_figure(line, look=look),
         "curves": lambda: depth_figure(success, progress, names_of(success), look=look)[0],
         "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", look=look),
-        "maze": lambda: maze_figure(problem, trace_of(mazes, problem.id, 0, "window"), look=look),
-        "large maze": lambda: maze_figure(find("SEQBENCH-40x40-L60-B1-N1").problems(1)[0], look=look),
     }
 
 
@@ -94,7 +89,7 @@ def _linear(channels):
 def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
     look = Look(dark=True, intervals=False)
     made = figures(look, llama, mazes, line)
-    for kind in ("series", "line", "curves", "pairs", "maze"):
+    for kind in ("series", "line", "curves", "pairs"):
         figure = made[kind]()
         path, *_ = save(figure, tmp_path / "f.svg")
         svg = path.read_text()

@@ -7,11 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvatlas.benchmarks import find
-from kvatlas.benchmarks.seqbench import format_plan, parse_plan
-from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting, Trace, Usage
+from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
 from kvatlas.figures.curves import depth_figure, depth_text
-from kvatlas.figures.maze import ERROR_TEXTS, maze_figure
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
 from kvatlas.stats.decay import PUBLISHED_L0, Decay, depth_curve
 from kvatlas.stats.run_data import RunData
@@ -125,37 +122,3 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
         depth_curve(ModelSetting("a", FULL, {("CHAIN4", "1"): {0: 1.0}}), "L")
     with pytest.raises(KvatlasError, match="9 systems are too many"):
         depth_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
-
-
-def attempt(problem, plan: str, benchmark: str = "SEQBENCH-6x6-B1") -> Trace:
-    usage = Usage(1, 1, 0, 2, 1.0, 0, 0.1)
-    grade = find(benchmark).grade(problem, plan)
-    return Trace("embedded:m", benchmark, problem.id, 0, Setting.of("dynts"), (), plan, grade, usage)
-
-
-def test_a_maze_shows_both_paths_and_the_first_error(tmp_path: Path) -> None:
-    problem = find("SEQBENCH-6x6-B1").problems(4)[3]
-    plan = list(parse_plan(problem.answer))
-    lost = [action for action in plan if action[0] != "pick_up_key"]
-    figure = maze_figure(problem, attempt(problem, format_plan(lost)))
-    shown = texts(figure, tmp_path)
-    assert f"first error at action 5 (use_key 10): {ERROR_TEXTS['key_not_held']}" in shown
-    assert "m, dynts, sample 0: 8 actions, progress ratio 0.22" in shown
-    assert {"Bob", "Alice", "key 10", "10"} <= set(shown)
-    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
-    assert len(crosses) == 1
-    # The cross is in E1, where the door to F1 stays locked: column 5, row 1, a little apart from the optimal path.
-    assert round(float(crosses[0].get_xdata()[0])) == 5
-    assert round(float(crosses[0].get_ydata()[0])) == 1
-
-
-def test_mazes_with_other_attempts(tmp_path: Path) -> None:
-    benchmark = "SEQBENCH-40x40-L60-B1-N1"
-    problem = find(benchmark).problems(1)[0]
-    plan = list(parse_plan(problem.answer))
-    longer = format_plan([*plan[:2], ("move_to", plan[0][1]), *plan[1:]])
-    for answer, sentence in ((longer, "first error"), ("no way", "no plan")):
-        figure = maze_figure(problem, attempt(problem, answer, benchmark))
-        assert sentence in " ".join(texts(figure, tmp_path))
-    with pytest.raises(KvatlasError, match="is of SEQBENCH-40x40"):
-        maze_figure(find("SEQBENCH-6x6-B1").problems(1)[0], attempt(problem, "", benchmark))

@@ -21,7 +21,6 @@ from kvatlas.stats.systems import (
     pair,
     pairs_of,
     systems_of,
-    trace_of,
 )
 from kvatlas.stats.table import missing
 from tests.wanderers import maze_run
@@ -106,17 +105,6 @@ def test_missing_traces_are_refused_unless_asked_for(run: Path) -> None:
     with pytest.raises(KvatlasError, match="48 of 96 traces are missing, in 4 of 4 cells"):
         check_complete(cells, False)
     assert list(map(str, partial_note(cells))) == ["PARTIAL: 48 of 96 traces are missing, in 4 cells"]
-
-
-def test_one_trace_by_name(run: Path) -> None:
-    data = RunData.open(run)
-    problem = data.manifest.expected[0].problems[0]
-    trace = trace_of(data, problem, 1, "dynts ratio=0.1")
-    assert (trace.setting, trace.sample, trace.problem) == (SMALL, 1, problem)
-    with pytest.raises(KvatlasError, match="Name one system with sample 0"):
-        trace_of(data, problem, 0)
-    with pytest.raises(KvatlasError, match="there are: none"):
-        trace_of(data, problem, 9)
 
 
 def system(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> ModelSetting:

@@ -13,7 +13,6 @@ from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
     from kvatlas.core import Note
-    from kvatlas.figures.style import Look
     from kvatlas.stats.systems import ModelSetting
 
 app = typer.Typer()
@@ -136,44 +135,30 @@ def _systems(
 
 @app.command()
 def draw(
-    kind: Annotated[str, typer.Argument(metavar="curves|maze", help="Decay with depth, or an attempt at a maze.")],
-    sources: Annotated[list[str], typer.Argument(metavar="RUN... | SEQBENCH-... [RUN]", help="Runs, or a maze.")],
+    kind: Annotated[str, typer.Argument(metavar="curves", help="Decay with depth.")],
+    runs: options.Runs,
     out: options.FigureFile,
     by: Annotated[str, typer.Option(help="L (depth), B (locked doors), N (noise), S (shuffle), n (CHAIN).")] = "L",
-    problem: Annotated[str, typer.Option(metavar="ID", help="The maze; default: the first.")] = "",
-    sample: Annotated[int, typer.Option(min=0, help="The sample of the path.")] = 0,
     policy: options.Systems = None,
     partial: options.Partial = False,
     as_json: options.Json = False,
     look: options.LookOption = None,
 ) -> None:
-    """Draw success and progress against difficulty, or a maze with the optimal path and a model's path.
+    """Draw success and progress against difficulty.
 
-    Curves against L have the fitted decay exp(-L / L0) and published decays as grey lines. A maze with a run shows the
-    path of one trace and its first error.
+    Curves against L have the fitted decay exp(-L / L0) and published decays as grey lines.
     """
-    from kvatlas.figures.style import check_figure
-
-    check_figure(out)
-    if kind == "curves":
-        _curves([Path(name) for name in sources], out, by, policy, partial, as_json, options.look(look))
-    elif kind == "maze" and len(sources) <= 2:
-        _maze(sources[0], Path(sources[1]) if sources[1:] else None, out, problem, sample, policy, options.look(look))
-    else:
-        raise KvatlasError(f"draw: expected curves RUN... or maze SEQBENCH-... [RUN], got {kind!r}.")
-
-
-def _curves(
-    runs: list[Path], out: Path, by: str, names: list[str] | None, partial: bool, as_json: bool, look: Look
-) -> None:
     from kvatlas.figures.curves import depth_figure, depth_text
     from kvatlas.figures.pairwise import names_of
-    from kvatlas.figures.style import save
+    from kvatlas.figures.style import check_figure, save
 
-    success, notes = _systems(runs, "pass@1", names, partial)
-    progress, _ = _systems(runs, "progress", names, partial)
+    if kind != "curves":
+        raise KvatlasError(f"draw: expected curves RUN..., got {kind!r}.")
+    check_figure(out)
+    success, notes = _systems(runs, "pass@1", policy, partial)
+    progress, _ = _systems(runs, "progress", policy, partial)
     titles = names_of(success)
-    figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, look=look)
+    figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, look=options.look(look))
     written = save(figure, out)
     if as_json:
         data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(titles, fits, strict=True)]
@@ -184,21 +169,3 @@ def _curves(
     for name, curve in zip(titles, fits, strict=True):
         if curve.decay:
             typer.echo(f"{name}: L0 {depth_text(curve.decay)}")
-
-
-def _maze(
-    benchmark: str, run: Path | None, out: Path, problem: str, sample: int, names: list[str] | None, look: Look
-) -> None:
-    from kvatlas.benchmarks import find, problem_of
-    from kvatlas.figures.maze import maze_figure
-    from kvatlas.figures.style import save
-    from kvatlas.stats.run_data import RunData
-    from kvatlas.stats.systems import trace_of
-
-    if not benchmark.startswith("SEQBENCH"):
-        raise KvatlasError(f"{benchmark!r} has no mazes; expected a benchmark SEQBENCH-...")
-    maze = problem_of(find(benchmark), problem)
-    name = names[0] if names else None
-    trace = None if run is None else trace_of(RunData.open(run), maze.id, sample, name)
-    for path in save(maze_figure(maze, trace, look=look), out):
-        typer.echo(path)

@@ -121,19 +121,15 @@ class Palette(NamedTuple):
     #: A missing cell and its hatching.
     missing: tuple[str, str]
     published: str
-    floor: str
-    #: The optimal path of a maze, a model's, and its first error; all can be read as text.
-    paths: tuple[str, str, str]
 
 
 LIGHT = Palette(
-    "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#c4c4c4", "#e4e7ea",
-    ("#0072b2", "#b84f00", "#c1121f"),
+    "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#c4c4c4",
 )  # fmt: skip
 DARK = Palette(
     "#12161b", "#e3e8ee", "#aab4bf", "#ff9b90",
     ("#56b4e9", "#f58b4c", "#2fc79a", "#e3a3c8", "#f0c04a", "#a9c8ff", "#a7adb3", "#e3e8ee"),
-    ("#1b2027", "#47505a"), "#525c66", "#2b323a", ("#56b4e9", "#f58b4c", "#ff9b90"),
+    ("#1b2027", "#47505a"), "#525c66",
 )  # fmt: skip
 
 
@@ -338,12 +334,11 @@ def sheet(
     *,
     title: str = "",
     about: Iterable[str] = (),
-    lines: Iterable[Line] = (),
     notes: Iterable[Note] = (),
 ) -> tuple[Figure, list[Axes]]:
     """A figure of panels, `across` in a row, under its title and a line about it, and above its notes.
 
-    `size` is the width of the figure and the height of a panel, in inches; `lines` stand under the words about it.
+    `size` is the width of the figure and the height of a panel, in inches.
     """
     from matplotlib.figure import Figure
 
@@ -354,7 +349,6 @@ def sheet(
     room = width - 2 * EDGE
     head = [Line(text, TITLE_TYPE, colours.ink, "bold") for text in wrapped(title, room, TITLE_TYPE, True)]
     head += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(about, room)]
-    head += [line._replace(text=text) for line in lines for text in wrapped(line.text, room, line.size)]
     urgent = [text for note in kept if note.is_warning for text in wrapped(note.text, room, bold=True)]
     foot = [Line(text, SMALL_TYPE, colours.warning, "bold") for text in urgent]
     sentences = " ".join(sentence(note.text) for note in kept if not note.is_warning)

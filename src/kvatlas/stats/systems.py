@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import KvatlasError, Setting
 from kvatlas.stats.inference import Contrast, mean_contrast
 from kvatlas.stats.intervals import Floats, Ints
 from kvatlas.stats.losses import strata_of
@@ -110,22 +110,6 @@ def _fits(word: str, system: ModelSetting) -> bool:
         return parameter in system.setting.values and str(system.setting.values[parameter]) == value
     names = system.setting.policy, system.model, system.model.rpartition(":")[2], system.model.rpartition("/")[2]
     return any(fnmatchcase(text, word) for text in names)
-
-
-def trace_of(run: RunData, problem: str, sample: int, name: str | None = None) -> Trace:
-    """The trace of one problem and sample, of the system that the name fits; KvatlasError if that is not one."""
-    systems = [
-        ModelSetting(cell.model, cell.setting, cells=(cell,))
-        for cell in run.table.cells()
-        if problem in cell.place and sample < cell.expected.samples and cell.there[cell.place[problem], sample]
-    ]
-    fitting = choose(systems, [name] if name else [])
-    if len(fitting) != 1:
-        named = "; ".join(f"{system.model} {system.setting}" for system in systems) or "none"
-        raise KvatlasError(f"Name one system with sample {sample} of {problem}; there are: {named}.")
-    (cell,) = fitting[0].cells
-    with run.store() as store:
-        return store.trace(cell.key(problem, sample))
 
 
 #: Resamples of problems behind the intervals of correlations.
