@@ -246,20 +246,15 @@ def flag_param(default: bool, **options: Any) -> Any:
     return parameter("true or false", lambda value: isinstance(value, bool), default, **options)
 
 
-def choice_param(default: str, *others: str, **options: Any) -> Any:
-    """Declare a parameter that is one of several words."""
-    words = (default, *others)
-    return parameter(", ".join(repr(str(word)) for word in words), words.__contains__, default, **options)
-
-
-def bits_param(default: int) -> Any:
-    """Declare a parameter that is a number of bits."""
-    bits = dict.fromkeys((default, 16, 8, 4, 3, 2))
+def choice_param(default: str | int, *others: str | int, **options: Any) -> Any:
+    """Declare a parameter that is one of several words or integers."""
+    choices = dict.fromkeys((default, *others))
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value in bits
+        return isinstance(value, str | int) and not isinstance(value, bool) and value in choices
 
-    return parameter(", ".join(map(str, bits)), accepts, default, kw_only=True)
+    texts = (repr(str(choice)) if isinstance(choice, str) else str(choice) for choice in choices)
+    return parameter(", ".join(texts), accepts, default, **options)
 
 
 def budget_param() -> Any:
@@ -275,7 +270,7 @@ def budget_param() -> Any:
 
 def scope_param(default: Scope) -> Any:
     """Declare the parameter `scope`, for policies whose scores differ between layers and heads."""
-    return parameter(", ".join(repr(scope.value) for scope in Scope), tuple(Scope).__contains__, default)
+    return choice_param(default, *Scope)
 
 
 @dataclass(frozen=True)
@@ -306,9 +301,9 @@ class Policy:
     queries = 0
     #: The preset that set the parameters, METHOD@PAPER (presets.json), which is then the name. No parameter itself.
     preset: str = field(default="", kw_only=True, repr=False)
-    kv_bits: int = bits_param(16)
-    key_bits: int = bits_param(0)
-    value_bits: int = bits_param(0)
+    kv_bits: int = choice_param(16, 8, 4, 3, 2, kw_only=True)
+    key_bits: int = choice_param(0, 16, 8, 4, 3, 2, kw_only=True)
+    value_bits: int = choice_param(0, 16, 8, 4, 3, 2, kw_only=True)
     group: int = int_param(32, least=CODES, kw_only=True)
     residual: int = int_param(32, kw_only=True)
 
