@@ -39,11 +39,6 @@ def fill(cache: KVCache, lengths: list[int], generator: torch.Generator) -> list
     return results
 
 
-def drawn(shape: Shape, counts: list[int], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    sizes = (shape.heads, shape.kv_heads, shape.kv_heads)
-    return tuple(torch.randn(sum(counts), heads, shape.head_dim, generator=generator) for heads in sizes)
-
-
 def attend(
     backend: AttentionBackend,
     shape: Shape,
@@ -58,7 +53,8 @@ def attend(
     generator = torch.Generator().manual_seed(len(lengths))
     cache = KVCache(shape, len(lengths), {}, 0, torch.device(device), torch.float32, backend.page_size)
     sequences = fill(cache, lengths, generator)
-    tensors = drawn(shape, counts, generator)
+    sizes = (shape.heads, shape.kv_heads, shape.kv_heads)
+    tensors = [torch.randn(sum(counts), heads, shape.head_dim, generator=generator) for heads in sizes]
     starts = [sum(counts[:index]) for index in range(len(counts))]
     chosen = list(range(len(lengths))) if members is None else members
     window, softcap, sinks = kind

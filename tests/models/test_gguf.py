@@ -35,22 +35,15 @@ def file(tmp_path_factory: Any) -> Path:
     path = Path(tmp_path_factory.mktemp("gguf")) / "tiny.gguf"
     tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), "th", "in"]
     writer = writer_of.GGUFWriter(path, "llama")
-    writer.add_context_length(256)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(SIZE)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
-    writer.add_token_merges(["t h", "i n"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_chat_template(TEMPLATE)
+    facts = {
+        "context_length": 256, "embedding_length": HIDDEN, "block_count": LAYERS, "feed_forward_length": INNER,
+        "head_count": HEADS, "head_count_kv": KV_HEADS, "rope_dimension_count": SIZE, "layer_norm_rms_eps": 1e-5,
+        "vocab_size": len(tokens), "tokenizer_model": "gpt2", "token_list": tokens,
+        "token_types": [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)), "token_merges": ["t h", "i n"],
+        "bos_token_id": 1, "eos_token_id": 2, "chat_template": TEMPLATE,
+    }  # fmt: skip
+    for name, fact in facts.items():
+        getattr(writer, f"add_{name}")(fact)
     drawn = torch.Generator().manual_seed(0)
 
     def add(name: str, *shape: int) -> None:

@@ -227,16 +227,3 @@ def test_similarities_about_the_threshold_are_told_apart(apart: float, monkeypat
     beside = centres[16 + torch.arange(300) % 48]
     unit = share[:, None] * centres[which] + (1 - share**2).sqrt()[:, None] * beside
     assert rkv.newest_similar(unit, 0.5).tolist() == newest_by_matrix(unit, 0.5)
-
-
-@pytest.mark.parametrize("groups", [3, 40, 250])
-def test_each_keys_newest_similar_is_searched_in_older_keys_too(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few keys and of many there is one beyond the block, found by the older or by the newer of two."""
-    monkeypatch.setattr(rkv, "BLOCK", 16)
-    random = torch.Generator().manual_seed(groups)
-    centres = torch.nn.functional.normalize(torch.randn(groups, 32, generator=random), dim=-1)
-    unit = centres[torch.randint(groups, (400,), generator=random)]
-    unit = torch.nn.functional.normalize(unit + 0.13 * torch.randn(400, 32, generator=random), dim=-1)
-    wanted = newest_by_matrix(unit, 0.6)
-    assert rkv.newest_similar(unit, 0.6).tolist() == wanted
-    assert any(-1 < newest < own - 16 for own, newest in enumerate(wanted)) or groups == 3

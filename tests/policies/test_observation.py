@@ -18,7 +18,7 @@ from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step
 from kvatlas.policies.dynts import Layout, importance, load_head
 from kvatlas.predictor.labels import answer_attention
 from kvatlas.predictor.training import new_head
-from tests.decoding import endless, prompts, requests, run
+from tests.decoding import endless, prompts
 
 SEEN: list[torch.Tensor] = []
 
@@ -145,7 +145,7 @@ def _tensors(layout: str, hidden: int = 64) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("layout", ["ours", "authors"])
-def test_a_head_is_applied_in_its_layout(random_models: dict[str, ModelHandle], tmp_path: Path, layout: str) -> None:
+def test_a_head_is_applied_in_its_layout(tmp_path: Path, layout: str) -> None:
     """Against the formula, one token at a time; half precision and other tensors of the file change nothing."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(5, 64, generator=generator)
@@ -160,11 +160,6 @@ def test_a_head_is_applied_in_its_layout(random_models: dict[str, ModelHandle], 
             token = exact[f"{layer}.weight"] @ token + exact.get(f"{layer}.bias", 0)
             token = activation(token) if layer < 4 else torch.nn.functional.softplus(token)
         torch.testing.assert_close(score.double(), token[0], atol=1e-6, rtol=1e-5)
-    values = {"kv_budget": 80, "local_window": 6, "ratio": 0.2, "ratio_over": "thinking"}
-    policy = policies.of(Setting.of("dynts", predictor=str(tmp_path / "head.safetensors"), **values))
-    policy.check(random_models["llama"])
-    _, generations = run(random_models["llama"], requests(random_models["llama"], [policy])[:1], 8)
-    assert generations
 
 
 @pytest.mark.parametrize(

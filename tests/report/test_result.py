@@ -267,17 +267,6 @@ def test_where_nothing_is_proven_it_says_whether_more_problems_would_help():
     assert before == "tiny, mean of 2: No setting is proven to stay within 3 points of the full cache."
 
 
-def test_effects_have_one_joint_test_with_limits_that_hold_together(run):
-    effects = run.to_dict()["effects"]
-    ratio = next(effect for effect in effects if effect["axis"] == "ratio")
-    low = ratio["levels"][0]
-    assert (ratio["over"], low["level"]) == ("tiny | mean of 2 | dynts", 0.1)
-    assert low["low"] < low["difference"] < -40
-    assert low["high"] < 0
-    assert all(effect["p"] <= effect["adjusted_p"] for effect in effects)
-    assert re.search(r"dynts: ratio 0\.[15] lies \d+\.\d points", one_page(run))
-
-
 def test_numbers_are_printed_as_given():
     page = one_page(analyse(read_maps("published:dynts_r1_llama")))
     assert "49.05" in page

@@ -103,7 +103,7 @@ def compare(
 
 def _check(inputs: list[str], published: str | None, partial: bool, as_json: bool) -> None:
     from kvatlas.report.check import compare_maps, compare_runs, maps_as_text, runs_as_text
-    from kvatlas.report.map_figure import MapSource
+    from kvatlas.report.result import bare_maps, open_source
 
     if len(inputs) != 2:
         raise KvatlasError(f"compare: expected two runs or maps, or --out for a figure of systems, got {len(inputs)}.")
@@ -112,10 +112,10 @@ def _check(inputs: list[str], published: str | None, partial: bool, as_json: boo
         compared = compare_runs(Path(first), Path(second))
         typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
         raise typer.Exit(0 if compared["same"] else 1)
-    maps = {name: MapSource.open(name, partial=partial).maps for name in inputs}
+    maps = {name: bare_maps(open_source(name, partial=partial)) for name in inputs}
     if len(maps) < 2:
         maps = {"A": maps[first], "B": maps[first]}
-    means = MapSource.open(published, partial=True).maps if published else None
+    means = bare_maps(open_source(published, partial=True)) if published else None
     compared = compare_maps(maps, means)
     typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +13,15 @@ from kvatlas.figures import style
 from kvatlas.figures.heatmap import plot
 from kvatlas.figures.panels import Compared, cost_panels, data_csv, difference_panels, metric_panels
 from kvatlas.figures.style import Look, check_figure, save
-from kvatlas.report.result import of_policy
+from kvatlas.report.result import Source, bare_maps, of_policy, open_source
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.inference import Contrast
-from kvatlas.stats.intervals import with_binomial_bounds
-from kvatlas.stats.maps import curves_of_run, mean_map, mean_maps
+from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.metrics import COSTS
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
-
-
-@dataclass(frozen=True)
-class MapSource:
-    """A run whose maps are made when they are asked for, or the maps that a file held."""
-
-    analysis: RunAnalysis | None = None
-    read: Sequence[Map] = ()
-
-    @classmethod
-    def open(
-        cls,
-        source: str | Path,
-        metric: str | None = None,
-        partial: bool = False,
-        fix: Mapping[str, Any] | None = None,
-        lose_at_most: float | None = None,
-    ) -> MapSource:
-        """Open a run's folder (as `RunData.open`), a CSV map or `published:NAME`."""
-        if Path(source).is_dir():
-            return cls(RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most)))
-        return cls(read=with_binomial_bounds(read_maps(source, partial)))
-
-    @cached_property
-    def maps(self) -> list[Map]:
-        """The maps, those of a file with the intervals of the binomial bound."""
-        return list(self.read) if self.analysis is None else self.analysis.bare
 
 
 def plot_sources(
@@ -79,8 +50,8 @@ def plot_sources(
     cost = metric if metric in COSTS else None
     graded = None if cost else metric or "pass@1"
 
-    given = [MapSource.open(source, graded, partial, fix, lose_at_most) for source in sources]
-    analyses = [source.analysis for source in given if source.analysis is not None]
+    given = [open_source(source, graded, partial, fix, lose_at_most) for source in sources]
+    analyses = [source for source in given if isinstance(source, RunAnalysis)]
     runs = [analysis.run for analysis in analyses]
     if any(run.is_line for run in runs):
         if len(sources) > 1:
@@ -93,10 +64,10 @@ def plot_sources(
         return _line_chart(runs[0], out, cost, policy, look)
     if cost and against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
-    maps = [map_ for source in given for map_ in source.maps]
+    maps = [map_ for source in given for map_ in bare_maps(source)]
     if against:
         is_source = Path(against).exists() or against.startswith(PUBLISHED)
-        other = MapSource.open(against, graded, partial, fix, lose_at_most) if is_source else None
+        other = open_source(against, graded, partial, fix, lose_at_most) if is_source else None
         compared = compare(maps, runs, against, other)
         compared = replace(compared, maps=of_policy(compared.maps, policy))
         panels = difference_panels(_of_means(compared) if mean else compared)
@@ -159,25 +130,22 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
 
 def _of_means(compared: Compared) -> Compared:
     """The same comparison for means over benchmarks."""
-    by_policy: dict[tuple[str, str], list[Map]] = {}
-    for map_ in compared.maps:
-        by_policy.setdefault((map_.model, map_.policy), []).append(map_)
-    others = {
-        MapName.of_mean(model, len(group), policy): mean_map([compared.others[map_.name] for map_ in group])
-        for (model, policy), group in by_policy.items()
-        if len(group) > 1
-    }
-    return replace(compared, maps=mean_maps(compared.maps), others={**compared.others, **others})
+    others = [
+        replace(compared.others[map_.name], model=map_.model, benchmark=map_.benchmark, policy=map_.policy)
+        for map_ in compared.maps
+    ]
+    means = {mean.name: mean for mean in mean_maps(others)}
+    return replace(compared, maps=mean_maps(compared.maps), others=means)
 
 
-def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: MapSource | None) -> Compared:
+def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> Compared:
     """Maps against a baseline, a policy, a model, or the maps of the `other` source.
 
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.
     """
     if other is not None:
-        other_runs = [other.analysis.run] if other.analysis else []
-        return _compared(maps, Path(against).name, other.maps, lambda name: name, runs, other_runs)
+        other_runs = [other.run] if isinstance(other, RunAnalysis) else []
+        return _compared(maps, Path(against).name, bare_maps(other), lambda name: name, runs, other_runs)
     if any(against in map_.baselines for map_ in maps):
         paired = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
         return Compared(maps, against, {map_.name: _everywhere(map_, against) for map_ in maps}, paired)

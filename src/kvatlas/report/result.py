@@ -225,6 +225,30 @@ class Result:
         }
 
 
+#: An opened run, or the maps of a file.
+Source = RunAnalysis | list[Map]
+
+
+def open_source(
+    source: str | Path,
+    metric: str | None = None,
+    partial: bool = False,
+    fix: Mapping[str, Any] | None = None,
+    lose_at_most: float | None = None,
+    problems: int | None = None,
+    samples: int | None = None,
+) -> Source:
+    """Open a run (as `RunData.open`), or a CSV map or `published:NAME`, with intervals of the binomial bound."""
+    if Path(source).is_dir():
+        return RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most))
+    return with_binomial_bounds(read_maps(source, partial, problems, samples))
+
+
+def bare_maps(source: Source) -> list[Map]:
+    """The maps of a source, without regions."""
+    return source.bare if isinstance(source, RunAnalysis) else source
+
+
 def analyse(
     sources: Sequence[str | Path | RunAnalysis | Map],
     *,
@@ -249,13 +273,14 @@ def analyse(
     for source in sources:
         if isinstance(source, Map):
             maps.append(source)
-        elif isinstance(source, RunAnalysis) or Path(source).is_dir():
-            if not isinstance(source, RunAnalysis):
-                source = RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most))
-            runs.append(source)
-            maps += source.bare
-        else:
-            maps += with_binomial_bounds(read_maps(source, partial, problems, samples))
+            continue
+        opened = (
+            source
+            if isinstance(source, RunAnalysis)
+            else open_source(source, metric, partial, fix, lose_at_most, problems, samples)
+        )
+        runs += [opened] if isinstance(opened, RunAnalysis) else []
+        maps += bare_maps(opened)
     maps = of_policy(maps, policy)
     _check_distinct(maps)
     compared: list[Comparison] = []
