@@ -103,16 +103,6 @@ def test_a_set_under_the_name_of_another_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_the_end_of_a_gsm8k_solution_is_its_reference(tmp_path: Path) -> None:
-    path = tmp_path / "gsm8k.jsonl"
-    path.write_text(
-        json.dumps({"question": "Tim has 3 apples and eats 1. How many?", "answer": "3-1=<<3-1=2>>2\n#### 2"})
-    )
-    (problem,) = find(f"file:{path}").problems()
-    assert problem.answer == "2"
-    assert said(f"file:{path}") == []
-
-
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_public_benchmark_is_found_and_reads_a_file(tmp_path: Path, name: str) -> None:
     path = tmp_path / "rows.json"

@@ -279,15 +279,7 @@ ARENA = [
     {"problem_idx": 1, "problem": "What is half of one?", "answer": r"\frac{1}{2}", "problem_type": ["Algebra"]},
     {"problem_idx": 2, "problem": "Find all roots of $x^2 = 4$.", "answer": "2,-2", "problem_type": ["Algebra"]},
 ]
-OLYMPIAD = {
-    "id": 1606,
-    "question": "Compute the sum of all digits.",
-    "solution": ["One adds them up."],
-    "final_answer": ["45"],
-    "context": None,
-    "is_multiple_answer": False,
-    "answer_type": "Numerical",
-}
+OLYMPIAD = {"id": 1606, "question": "Compute the sum of all digits.", "solution": ["So."], "final_answer": ["45"]}
 WRONG = [{"question": "Is this another file?", "answer": "yes", "final_answer": ["yes"]}]
 #: For each benchmark the files of its data set, and the answers that are to be found in the right one.
 LAYOUTS: dict[str, tuple[dict[str, list[dict[str, Any]]], list[str]]] = {
@@ -303,10 +295,6 @@ LAYOUTS: dict[str, tuple[dict[str, list[dict[str, Any]]], list[str]]] = {
         ["2", "1,200"],
     ),
     "HMMT25": ({"data/train-00000-of-00001.parquet": ARENA}, [r"\frac{1}{2}", "2,-2"]),
-    "AIME26": (
-        {"data/train-00000-of-00001.parquet": [{"problem_idx": 1, "answer": 70, "problem": "Seventy?"}]},
-        ["70"],
-    ),
     "OLYMPIADBENCH": (
         {
             "OlympiadBench/OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet": [
@@ -315,18 +303,12 @@ LAYOUTS: dict[str, tuple[dict[str, list[dict[str, Any]]], list[str]]] = {
             ],
             "OlympiadBench/OE_TO_maths_zh_COMP/OE_TO_maths_zh_COMP.parquet": WRONG,
             "OlympiadBench/OE_MM_maths_en_COMP/OE_MM_maths_en_COMP.parquet": WRONG,
-            "OlympiadBench/TP_TO_maths_en_COMP/TP_TO_maths_en_COMP.parquet": WRONG,
         },
         ["45", "$(1,2)$, $(2,1)$"],
     ),
     "MINERVA": (
-        {
-            "test.jsonl": [
-                {"question": "How bright is the star, in erg per second?", "answer": "4.5e33"},
-                {"question": "At which angle?", "answer": r"\arcsin{1.3 \sin{\theta_w}}"},
-            ]
-        },
-        ["4.5e33", r"\arcsin{1.3 \sin{\theta_w}}"],
+        {"test.jsonl": [{"question": "At which angle?", "answer": r"\arcsin{1.3 \sin{\theta_w}}"}]},
+        [r"\arcsin{1.3 \sin{\theta_w}}"],
     ),
 }
 #: Reads every benchmark by its name alone, and grades each reference as an answer.

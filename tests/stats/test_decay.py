@@ -64,14 +64,6 @@ def test_all_right_and_all_wrong_have_open_intervals() -> None:
     assert list(wrong(np.array([1.0, 5.0]))) == [0, 0]
 
 
-def test_samples_of_a_problem_widen_the_interval_where_they_agree() -> None:
-    outcomes, depths = simulate(np.random.default_rng(5), 30.0)
-    fourfold = {problem: samples * 4 for problem, samples in outcomes.items()}
-    single, repeated = fit(outcomes, depths), fit(fourfold, depths)
-    assert repeated.depth == pytest.approx(single.depth, rel=1e-4)
-    assert (repeated.high - repeated.low) == pytest.approx(single.high - single.low, rel=0.25)
-
-
 @pytest.mark.parametrize(
     ("outcomes", "depths"),
     [

@@ -6,19 +6,8 @@ import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.stats.inference import mean_contrast
 from kvatlas.stats.losses import Departures, departure_p, losses, paired_difference
 from kvatlas.stats.verdicts import kept_by_rule
-
-
-def test_size_of_the_test_under_no_difference():
-    generator = np.random.default_rng(4)
-    rejected = 0
-    for _ in range(300):
-        chance = generator.random(12)
-        first, second = (generator.random((12, 3)) < chance[:, None] for _ in range(2))
-        rejected += mean_contrast(first.mean(1) - second.mean(1)).p < 0.05
-    assert rejected / 300 < 0.08
 
 
 def test_only_common_problems_and_samples_count():

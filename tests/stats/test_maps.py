@@ -141,10 +141,9 @@ def test_three_axes_need_one_fixed():
         maps_of_run(RunData(plan, [], fix={"kv_budget": 80}))
 
 
-@pytest.mark.parametrize(("axes", "said"), [((), "none"), ((("ratio", (0.1, 0.3)), ("local_window", (8,))), "ratio")])
-def test_fewer_than_two_axes_are_refused(axes, said):
-    plan = manifest(grid("dynts"), axes=axes)
-    with pytest.raises(KvatlasError, match=f"two axes with at least two values each; this run varies {said}"):
+def test_fewer_than_two_axes_are_refused():
+    plan = manifest(grid("dynts"), axes=(("ratio", (0.1, 0.3)), ("local_window", (8,))))
+    with pytest.raises(KvatlasError, match="two axes with at least two values each; this run varies ratio"):
         maps_of_run(RunData(plan, []))
 
 

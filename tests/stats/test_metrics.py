@@ -55,12 +55,6 @@ def test_the_majority_is_that_of_all_subsets(votes, k):
     assert majority(votes, k) == pytest.approx(_by_hand(votes, k))
 
 
-def test_the_vote_is_over_answers_not_over_correctness():
-    """Two of five right wins where the wrong ones disagree, and loses where they agree."""
-    assert majority([RIGHT, RIGHT, "1", "2", "3"], 5) == 1.0
-    assert majority([RIGHT, RIGHT, "1", "1", "1"], 5) == 0.0
-
-
 def test_names_and_too_few_samples():
     assert rule("pass@4") == Rule("pass", 4)
     assert [rule(name) for name in ("pass@1", "progress", "pass@0", "maj@", "pass@-1")] == [None] * 5

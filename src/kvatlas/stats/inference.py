@@ -77,11 +77,10 @@ def weights(strata: Ints) -> Floats:
 
 
 def omnibus(means: Floats, strata: Ints, rows: Floats | None = None) -> Test:
-    """Test "the settings are the same to this model": the spread of the cells, and contrasts such as levels of axes.
+    """Test "the settings are the same to this model" by the spread of the cells, and by contrasts `rows` [k, cells].
 
-    `rows` [k, cells] are the coefficients of the contrasts. The statistic is the sum of squares of the cells' mean
-    deviations over what chance gives. The p-value is that of the smallest of the p-values of the spread and of each
-    contrast, under the sign flips of `flip_p`.
+    The statistic is the sum of squares of the cells' mean deviations over its expectation by chance. The p-value is
+    that of the smallest p-value of the spread and of each contrast, under the sign flips of `flip_p`.
     """
     count = means.shape[1]
     own = weights(strata)[:, None] * (means - means.mean(1, keepdims=True))
@@ -103,9 +102,8 @@ def flip_p(means: Floats, strata: Ints, rows: Floats) -> Floats:
     """Return the p-value [k] of each contrast of `rows` [k, cells], adjusted over all of them by flipping signs.
 
     If the settings are the same to the model, a problem's differences are as likely with all signs reversed. The
-    largest contrast, each in units of the root of its summed squares, is compared with the largest under such flips of
-    whole problems. The hypothesis says more than equal means: it is also rejected where one setting collapses on a few
-    problems and gains a little on the others.
+    hypothesis says more than equal means: it is also rejected where one setting collapses on a few problems and gains a
+    little on the others.
 
     Source: Romano and Wolf (2005), JASA 100:94-108; Hemerik, Goeman and Finos (2020), J. Royal Statistical Society B
     82:841-864 (sign flips of score contributions).

@@ -172,7 +172,7 @@ def correlations(values: Floats, strata: Ints) -> Floats:
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of the interval: rows [k, n] of distances from the end of the range, at least 0, and what scales them.
+    """One side of the interval: rows [k, n] of distances from the end of the range, at least 0.
 
     A problem's distance counts `shares` [n] times; the imagined problem lies at 0 and counts as often as the most. With
     several benchmarks the rows are centred within each, so that their differences in level add no spread.
@@ -291,15 +291,13 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
     means (Miller 2024, arXiv 2411.00640, section 2.2). Raises KvatlasError where a problem has no samples or a grade is
     outside [0, 1].
     """
-    if not outcomes or not all(len(samples) for samples in outcomes.values()):
-        raise KvatlasError(
-            "Pass@1 needs at least one problem and one sample of each; a problem without samples was given."
-        )
     counts = [len(samples) for samples in outcomes.values()]
-    means = np.array([float(np.mean(samples)) for samples in outcomes.values()])
+    means = np.array([math.nan if not len(samples) else float(np.mean(samples)) for samples in outcomes.values()])
     # Not "outside", so that a grade that is no number is refused as well.
-    if not bool(np.all((means >= 0) & (means <= 1))):
-        raise KvatlasError("Pass@1 needs grades between 0 and 1; others were given.")
+    if not counts or not bool(np.all((means >= 0) & (means <= 1))):
+        raise KvatlasError(
+            "Pass@1 needs at least one problem, and samples of each with grades from 0 to 1; others were given."
+        )
     return from_problem_means(means, counts)
 
 
@@ -340,14 +338,10 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     """The plain mean over benchmarks, which are taken as fixed, with its 95 % interval.
 
     The benchmarks' problems are independent, so the distances from each value to its own limits add in squares, lower
-    and upper side apart, and so do standard errors. Unknown where one of the benchmarks' is. Problems are summed;
-    samples are given where equal.
+    and upper side apart, and so do standard errors. Unknown where one of the benchmarks' is.
 
     Source: Zou and Donner (2008), Statistics in Medicine 27:1693-1702 (recovery of variances from intervals).
-    Raises KvatlasError for an empty sequence.
     """
-    if not estimates:
-        raise KvatlasError("A mean over benchmarks needs at least one estimate; none was given.")
 
     def error(parts: Sequence[float | None]) -> float | None:
         return None if None in parts else math.hypot(*filter(None, parts)) / len(parts)
@@ -355,13 +349,11 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     value = math.fsum(e.value for e in estimates) / len(estimates)
     below = error([None if e.low is None else e.value - e.low for e in estimates])
     above = error([None if e.high is None else e.high - e.value for e in estimates])
-    known = below is not None and above is not None
-    problems = [e.problems for e in estimates]
-    samples = {e.samples for e in estimates}
+    problems, samples = [e.problems for e in estimates], {e.samples for e in estimates}
     return Estimate(
         value,
-        max(0.0, value - (below or 0.0)) if known else None,
-        min(1.0, value + (above or 0.0)) if known else None,
+        None if below is None else max(0.0, value - below),
+        None if above is None else min(1.0, value + above),
         None if None in problems else sum(filter(None, problems)),
         samples.pop() if len(samples) == 1 else None,
         se_clustered=error([e.se_clustered for e in estimates]),
@@ -381,11 +373,11 @@ def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
         low, high = yes_no_interval(estimate.value, estimate.problems)
         return replace(cell, estimate=replace(estimate, low=low, high=high))
 
-    made = []
-    for map_ in maps:
+    def filled(map_: Map) -> Map:
         cells = {coord: bounded(cell) for coord, cell in map_.cells.items()}
         baselines = {name: bounded(cell) for name, cell in map_.baselines.items()}
-        changed = cells != dict(map_.cells) or baselines != dict(map_.baselines)
-        notes = (*map_.notes, BINOMIAL_NOTE)
-        made.append(replace(map_, cells=cells, baselines=baselines, notes=notes) if changed else map_)
-    return made
+        if (cells, baselines) == (map_.cells, map_.baselines):
+            return map_
+        return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
+
+    return list(map(filled, maps))

@@ -22,10 +22,7 @@ Outcomes = Mapping[ProblemKey, Mapping[S, float]]
 
 @dataclass(frozen=True)
 class Difference(Contrast):
-    """The mean over benchmarks of the mean over problems of (first - second), in [-1, 1].
-
-    `problems` are those that both settings have, `pairs` the samples of both on which the difference rests.
-    """
+    """The mean over benchmarks of the mean over problems of (first - second); `pairs` are samples that both have."""
 
     problems: int = 0
     pairs: int = 0
@@ -34,8 +31,8 @@ class Difference(Contrast):
 def paired_difference(first: Outcomes[S], second: Outcomes[S]) -> Difference:
     """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1]; only pairs that both have count.
 
-    A problem's difference is the mean over its pairs. Problems are the independent units; benchmarks weigh equally, as
-    in mean maps, and so do the problems of one. Raises KvatlasError where the two have no pair in common.
+    Problems are the independent units; benchmarks weigh equally, and so do the problems of one. Raises KvatlasError
+    where the two have no pair in common.
     """
     differences, strata, pairs = _paired(first, second)
     grades = np.concatenate(pairs)
@@ -72,8 +69,7 @@ class SettingLoss:
     """The loss of one setting against the full cache, in [-1, 1], with its 95 % limits.
 
     `shown`: it loses at most the margin; `broken`: it loses more. `needed` problems in all would prove it with a power
-    of 0.8, were the loss the observed one, and `needed_range` were it at either end of its 80 % interval; None where no
-    number would.
+    of 0.8 at the observed loss, and `needed_range` at the ends of its 80 % interval; None where no number would.
     """
 
     value: float
@@ -98,10 +94,9 @@ def losses(
 
     The limits hold for all settings together (max-t). A setting is shown to keep the margin where its upper limit does;
     or, along one of the `chains` (settings from the dearest down, an order that no data decide), where its own upper
-    limit and those of all dearer ones do; its limit is then the margin. The chains share 2.5 %, so that both ways
-    together err in at most 5 % of cases. Each setting rests on the problems that it shares with the full cache; None
-    where it shares none of a benchmark. `reference` is the full cache's mean and `samples` the number of samples a
-    problem (`imagined_ends`).
+    limit and those of all dearer ones do. The chains share 2.5 %, so that both ways together err in at most 5 % of
+    cases. None where a setting shares no problem of a benchmark with the full cache. `reference` is the full cache's
+    mean and `samples` the number of samples a problem (`imagined_ends`).
 
     Source: Hothorn, Bretz and Westfall (2008), Biometrical Journal 50:346-363 (max-t); Maurer, Hothorn and Lehmacher
     (1995) (fixed sequence); Piaggio et al. (2012), JAMA 308:2594-2604 (non-inferiority).
@@ -143,11 +138,9 @@ NEAR_80 = float(special.ndtri(0.9))
 
 @dataclass(frozen=True)
 class Need:
-    """The upper limit of a loss with n problems: as `deviation` / root n and `excess` / n.
+    """The upper limit of a loss with n problems: quantile * deviation / root n + excess / n, at least least / n.
 
-    `quantile` is the normal one of the limit, `deviation` the standard deviation of a problem's loss. `excess` holds
-    what the imagined problem adds, and the skewness of rare losses. The limit is at least `least` / n, as it is where
-    no problem loses.
+    `excess` is the part of the imagined problem and of the skewness of rare losses.
     """
 
     quantile: float
@@ -191,10 +184,9 @@ class Equivalence(StrEnum):
 
 @dataclass(frozen=True)
 class Verification:
-    """The loss of an endpoint against a reference, in [-1, 1], with its 95 % interval and what that says.
+    """The loss of an endpoint against a reference, in [-1, 1], with its 95 % interval.
 
-    `problems` are those of both; `needed` in all would decide it with a power of 0.8, were the loss what was seen; None
-    where it is decided, and where none would.
+    `needed` problems in all would decide it with a power of 0.8 at the observed loss; None if decided or undecidable.
     """
 
     loss: SettingLoss
@@ -237,9 +229,8 @@ NEAR = 0.5
 class Departures:
     """Departures of an answer from the cell's own text: (before, after) the first compression.
 
-    `tokens` were compared on either side, at `near` of them the cell's two likeliest tokens are near one another, so
-    that numerics may decide, `other` are not the cell's likeliest, `far` of these beyond what numerics decide. `gap` is
-    the largest difference in nats between the likeliest token and the one that was written.
+    Of the compared `tokens` `near` have two likeliest tokens near one another, so that numerics may decide, `other` are
+    not the cell's likeliest, `far` of these beyond numerics. `gap` is the largest difference in nats to the likeliest.
     """
 
     tokens: tuple[int, ...]
@@ -250,12 +241,10 @@ class Departures:
 
 
 def departure_p(answers: Sequence[Departures]) -> float:
-    """Return the chance that the largest gap of so many answers lies behind the first compression if that has no
-    effect.
+    """Return the p-value of "compression has no effect" from the number of answers whose largest gap lies behind it.
 
-    What precedes the compression is the control: there both see all tokens, and what differs is numerics. Numerics know
-    of no compression, so an answer that departs has its largest gap behind it with the share of its near ties there
-    (drawn towards the share of all by one tie). Answers are independent: their number is Poisson binomial, exactly.
+    By numerics alone an answer that departs has its largest gap behind the compression with the share of its near ties
+    there (drawn towards the share of all by one tie). Answers are independent: their number is Poisson binomial.
     """
     before, after = (sum(answer.near[side] for answer in answers) for side in (0, 1))
     pooled = (after + 1) / (before + after + 2)
