@@ -1,8 +1,9 @@
-"""The figure of docs/bytes.md: Pass@1 of a run of bytes.yaml by bits, one panel for each number of bytes.
+"""The figures of docs/bytes.md: Pass@1 of a run of bytes.yaml by bits, one panel for each number of bytes.
 
-    python recipes/embedded/bytes.py RUN MODEL FIGURE.png
+    python recipes/embedded/bytes.py RUN MODEL FIGURE.png "WHAT WAS FOUND"
 
-Settings with all of their problems are drawn. Intervals (95 %) are a
+Bytes of a setting are those of its KV budget, at two bytes for an unpacked number. Settings with all of their problems
+are drawn. Intervals (95 %) are a
 bootstrap over problems; the printed differences to the full cache at 16 bits are paired by problem.
 """
 
@@ -13,19 +14,25 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
+from kvatlas import models, policies
 from kvatlas.core import Setting
 from kvatlas.results import Store
 
-#: KiB of a setting by its bits and its KV budget in tokens.
-PANELS = {
-    160: {16: 160, 8: 256, 4: 460, 3: 576, 2: 768},
-    256: {16: 256, 8: 426, 4: 768},
-    96: {4: 256, 3: 320, 2: 426},
-}
 POLICIES = ("dynts", "rkv", "random", "window")
 
 
-def main(run: str, model: str, figure: str) -> None:
+def kib(model: str, settings: list[Setting]) -> dict[Setting, tuple[int, int]]:
+    """Return the KiB of each setting's KV budget, within 7 % of each other as one number, and the tokens that it holds."""
+    shape, found = models.find(model).shape, {}
+    for setting in settings:
+        token, beside = shape.kv_bytes(policies.of(setting).storage, 2)
+        found[setting] = (setting.values["kv_budget"] * token + beside) / 1024
+    steps = sorted(set(found.values()), reverse=True)
+    alike = {size: next(most for most in steps if size > 0.93 * most) for size in steps}
+    return {setting: (round(alike[size]), setting.values["kv_budget"]) for setting, size in found.items()}
+
+
+def main(run: str, model: str, figure: str, title: str) -> None:
     grades: dict[Setting, dict[tuple[str, str], bool]] = defaultdict(dict)
     with Store.open(Path(run)) as store:
         for _, trace in store.traces():
@@ -40,14 +47,19 @@ def main(run: str, model: str, figure: str) -> None:
     for setting, own in sorted(table.items(), key=lambda item: str(item[0])):
         low, high = np.quantile((own - table[full])[picks].mean(1), [0.025, 0.975])
         print(f"{own.mean():5.1f} {(own - table[full]).mean():6.1f} [{low:6.1f}, {high:6.1f}] {setting}")
-    sheet, axes = plt.subplots(1, len(PANELS), figsize=(10, 3.6), sharey=True, layout="constrained")
-    for axis, (kib, tokens) in zip(axes, sorted(PANELS.items()), strict=True):
+    sizes = kib(model, [setting for setting in table if setting.policy in POLICIES])
+    panels = sorted({size for size, _ in sizes.values()})
+    sheet, axes = plt.subplots(
+        1, len(panels), figsize=(2.2 + 2.6 * len(panels), 3.6), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axis, panel in zip(axes[0], panels, strict=True):
+        tokens = {setting.on_axes["kv_bits"]: count for setting, (size, count) in sizes.items() if size == panel}
+        tokens = dict(sorted(tokens.items(), reverse=True))
         for shift, policy in enumerate(POLICIES):
             points = []
-            for setting, own in table.items():
-                bits = setting.on_axes["kv_bits"]
-                if setting.policy == policy and setting.values["kv_budget"] == tokens.get(bits):
-                    at = [*tokens].index(bits) + 0.06 * (shift - 1.5)
+            for setting, (size, _) in sizes.items():
+                if setting.policy == policy and size == panel:
+                    at, own = [*tokens].index(setting.on_axes["kv_bits"]) + 0.06 * (shift - 1.5), table[setting]
                     points.append((at, own.mean(), *np.quantile(own[picks].mean(1), [0.025, 0.975])))
             if not points:
                 continue
@@ -56,11 +68,10 @@ def main(run: str, model: str, figure: str) -> None:
         axis.axhline(table[full].mean(), color="black", lw=1, ls="--", label="full, 16 bits")
         names = [f"{bits} bits\n{count} tok." for bits, count in tokens.items()]
         axis.set_xticks(range(len(tokens)), names, fontsize=8)
-        axis.set(title=f"{kib} KiB a sequence", xlim=(-0.4, len(tokens) - 0.6), ylim=(0, 100))
-    axes[0].set_ylabel("Pass@1 in %")
-    axes[-1].legend(frameon=False, fontsize=8, loc="lower right")
-    title = f"{model}: at equal memory many tokens of 4 bits lose fewer answers than few tokens of 16 bits"
-    sheet.suptitle(title, fontsize=11)
+        axis.set(title=f"{panel:,} KiB a sequence", xlim=(-0.4, len(tokens) - 0.6), ylim=(0, 100))
+    axes[0, 0].set_ylabel("Pass@1 in %")
+    axes[0, -1].legend(frameon=False, fontsize=8, loc="lower right")
+    sheet.suptitle(f"{model}: {title}", fontsize=11)
     sheet.savefig(figure, dpi=110)
 
 
