@@ -22,7 +22,7 @@ POLICIES = ("dynts", "rkv", "random", "window")
 
 
 def kib(model: str, settings: list[Setting]) -> dict[Setting, tuple[int, int]]:
-    """Return the KiB of each setting's KV budget, within 7 % of each other as one number, and the tokens that it holds."""
+    """Return the KiB of each setting's KV budget, those within 7 % as one number, and the tokens that it holds."""
     shape, found = models.find(model).shape, {}
     for setting in settings:
         token, beside = shape.kv_bytes(policies.of(setting).storage, 2)

@@ -272,3 +272,12 @@ def test_numbers_are_printed_as_given():
     assert "49.05" in page
     assert "49.0 " not in page
     assert [p_text(p) for p in (0.0004, 0.0312, 1.0)] == ["< 0.001", "0.031", "1.000"]
+
+
+def test_the_cost_of_a_right_answer_is_told_where_there_is_a_full_cache():
+    result = of_run(loses_with_ratio)
+    rows = [price for price in result.to_dict()["per_right_answer"] if price["cost"] == "output_tokens"]
+    assert [row["ratio"] for row in rows if row["setting"] == "full"] == pytest.approx([1.0])
+    assert min(row["low"] for row in rows if "ratio=0.1" in row["setting"]) > 2
+    assert re.search(r"\| tiny \| dynts local_window=8 ratio=0.1 \| [3-9]\.\d\d \(", every_map(result))
+    assert not of_run(loses_with_ratio, baselines=()).prices

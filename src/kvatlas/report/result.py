@@ -24,6 +24,7 @@ from kvatlas.stats.intervals import with_binomial_bounds
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted
+from kvatlas.stats.prices import Price
 from kvatlas.stats.run_analysis import RunAnalysis, grids, joined, with_regions
 from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
 from kvatlas.stats.validity import Limit, findings
@@ -174,6 +175,7 @@ class Result:
     choices: tuple[Choice, ...]
     notes: tuple[Note, ...]
     effects: tuple[PooledEffect, ...] = ()
+    prices: tuple[Price, ...] = ()
 
     @property
     def single(self) -> list[MapResult]:
@@ -211,7 +213,8 @@ class Result:
         over benchmarks. `comparisons`: first minus second, in points, p-values adjusted over all of them.
         `recommendation`: the first model's choice, with that of every model under `all`; `vacuous` says why there is
         none. `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
-        over all benchmarks (and models, for CSV maps), each level against the mean of the others.
+        over all benchmarks (and models, for CSV maps), each level against the mean of the others. `per_right_answer`:
+        what a right answer of each setting costs, with the ratio to the full cache's.
         """
         choices = [_choice(choice) for choice in self.choices]
         return {
@@ -221,6 +224,7 @@ class Result:
             "comparisons": [_comparison(comparison) for comparison in self.comparisons],
             "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
             "effects": [_pooled(effect) for effect in self.effects],
+            "per_right_answer": [{**asdict(price), "setting": str(price.setting)} for price in self.prices],
             "notes": [note.text for note in self.notes],
         }
 
@@ -285,6 +289,7 @@ def analyse(
     _check_distinct(maps)
     compared: list[Comparison] = []
     choices: list[Choice] = []
+    priced: list[Price] = []
     notes: dict[Note, None] = {}
     by_map: dict[MapName, Verdict] = verdicts_of_maps(maps)
     for run in joined(runs):
@@ -292,6 +297,7 @@ def analyse(
         by_map |= part.verdicts
         choices += part.choices
         notes |= dict.fromkeys(part.notes)
+        priced += part.prices
         compared += [one for one in run.comparisons if policy is None or policy in one.first or policy in one.second]
     means, remarks = _means(maps)
     margin = runs[0].run.margin if runs else LOSE_AT_MOST / 100
@@ -309,6 +315,7 @@ def analyse(
         choices=tuple(choices),
         notes=(*notes, *remarks),
         effects=tuple(effects),
+        prices=tuple(priced),
     )
 
 

@@ -13,6 +13,7 @@ from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices, choices_of_maps
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
+from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_data import Axes, RunData
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Limit, findings
@@ -76,6 +77,11 @@ class RunAnalysis:
     def comparisons(self) -> Sequence[Comparison]:
         """Policies, models and best cells in pairs."""
         return [] if self.is_adaptive else comparisons(self.run)
+
+    @cached_property
+    def prices(self) -> Sequence[Price]:
+        """The cost of a right answer of each setting."""
+        return [] if self.is_adaptive else prices(self.run)
 
     @cached_property
     def differences(self) -> Differences:
