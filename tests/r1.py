@@ -4,6 +4,7 @@ The tokenizer is a real byte-level BPE, trained here; only its vocabulary is sma
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,21 @@ def save_tokenizer(folder: Path, template: str = TEMPLATE, tags: tuple[str, ...]
     PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token=BOS, eos_token=EOS, pad_token=EOS, chat_template=template
     ).save_pretrained(folder)
+
+
+def edit(folder: Path, name: str, **changes: object) -> None:
+    """Change values of a JSON file; None removes one."""
+    content = json.loads((folder / name).read_text())
+    kept = {key: value for key, value in content.items() if key not in changes}
+    (folder / name).write_text(json.dumps(kept | {key: value for key, value in changes.items() if value is not None}))
+
+
+def copied(model: ModelHandle, folder: Path, name: str = "", **changes: object) -> ModelHandle:
+    """A copy of a model in a new folder, one of its JSON files changed."""
+    shutil.copytree(model.folder, folder)
+    if name:
+        edit(folder, name, **changes)
+    return models.find(f"hf:{folder}")
 
 
 def save_model(kind: str, folder: Path, shards: str = "5GB", **tokenizer: Any) -> ModelHandle:

@@ -1,10 +1,7 @@
 """Checks of a model against problems: its tokenizer on their prompts, and the ranges that it claims."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +11,7 @@ from kvatlas.core import Check, KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import CLAIMS, Claims, check_tokenizer, notes_for
 from kvatlas.sweeps import make_plan, parse_spec
-from tests.r1 import AIME, save_model
+from tests.r1 import AIME, copied, save_model
 
 RANGES = {"CHAIN": {"n": [3, 12]}, "SEQBENCH": {"grid": ["4x4", "6x5"], "B": [0, 1], "N": [0, 1.5], "L": [3, 16]}}
 OK, WARNING, FAILED = Check.OK, Check.WARNING, Check.FAILED
@@ -24,20 +21,6 @@ QUESTIONS = [json.loads(line)["problem"] for line in AIME.read_text().splitlines
 @pytest.fixture(scope="module")
 def r1(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
     return save_model("llama", tmp_path_factory.mktemp("r1") / "m")
-
-
-@pytest.fixture
-def changed(r1: ModelHandle, tmp_path: Path) -> Callable[..., ModelHandle]:
-    """The same model with other parts in its tokenizer.json."""
-
-    def change(**parts: Any) -> ModelHandle:
-        folder = tmp_path / "changed"
-        shutil.copytree(r1.folder, folder)
-        content = json.loads((folder / "tokenizer.json").read_text())
-        (folder / "tokenizer.json").write_text(json.dumps({**content, **parts}))
-        return models.find(f"hf:{folder}")
-
-    return change
 
 
 def statuses(model: ModelHandle, questions: list[str]) -> dict[str, Check]:
@@ -51,17 +34,17 @@ def test_a_tokenizer_that_fits_is_fine(r1: ModelHandle) -> None:
     assert notes_for(r1, [r1.prompt(item) for item in QUESTIONS], "AIME24") == []
 
 
-def test_a_tokenizer_that_is_read_as_another_class_is_refused(changed: Callable[..., ModelHandle]) -> None:
+def test_a_tokenizer_that_is_read_as_another_class_is_refused(r1: ModelHandle, tmp_path: Path) -> None:
     # Without the parts that turn bytes into letters and back, as a wrong class reads it.
-    model = changed(pre_tokenizer=None, decoder=None)
+    model = copied(r1, tmp_path / "m", "tokenizer.json", pre_tokenizer=None, decoder=None)
     status = statuses(model, QUESTIONS)
     assert status["round trip"] is FAILED
     with pytest.raises(KvatlasError, match=r"does not fit AIME24: .* differ after encoding .* tokenizer_class"):
         notes_for(model, [model.prompt(item) for item in QUESTIONS], "AIME24")
 
 
-def test_forms_of_characters_may_differ(changed: Callable[..., ModelHandle]) -> None:
-    model = changed(normalizer={"type": "Lowercase"})
+def test_forms_of_characters_may_differ(r1: ModelHandle, tmp_path: Path) -> None:
+    model = copied(r1, tmp_path / "m", "tokenizer.json", normalizer={"type": "Lowercase"})
     assert statuses(model, QUESTIONS)["round trip"] is WARNING
     (note,) = notes_for(model, [model.prompt(item) for item in QUESTIONS], "AIME24")
     assert "prompts differ after encoding and decoding, first at" in note
@@ -82,10 +65,7 @@ def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: ModelHandle) -> None:
 
 
 def test_tokens_beyond_the_models_are_refused(r1: ModelHandle, tmp_path: Path) -> None:
-    shutil.copytree(r1.folder, tmp_path / "m")
-    path = tmp_path / "m" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 100}))
-    model = models.find(f"hf:{tmp_path / 'm'}")
+    model = copied(r1, tmp_path / "m", "config.json", vocab_size=100)
     with pytest.raises(KvatlasError, match=r"a prompt holds the token .*, and the model knows those from 0 to 99"):
         notes_for(model, [model.prompt("x")], "AIME24")
 

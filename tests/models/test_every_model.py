@@ -37,20 +37,25 @@ def test_a_model_is_decoded_as_by_transformers_or_refused(name: str) -> None:
         assert result["bits"]
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "gpt_oss", "nemotron_h"])
-def test_experts_of_somebody_else_are_as_they_were_afterwards(kind: str) -> None:
-    """Of tables with gates, of turned ones with biases, and of some without gates."""
-    config = every_model.small_config(CONFIG_MAPPING[kind], every_model.OWN.get(kind, {}))
+@pytest.mark.parametrize("name", ["llama", "llama bias", "mixtral", "gpt_oss", "nemotron_h"])
+def test_a_model_of_somebody_else_is_as_it_was_afterwards(name: str) -> None:
+    """Linear layers without and with biases; experts with gates, turned ones with biases, and some without gates."""
+    kind, own = every_model.address(name)
+    config = every_model.small_config(CONFIG_MAPPING[kind], own)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    implementation = model.config._attn_implementation
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.inference_mode():
         expected = model(ids).logits
         with pack(model):
-            assert native.load() is None or any(type(module).__name__ == "PackedExperts" for module in model.modules())
+            packed = {type(module).__name__ for module in model.modules()}
+            assert native.load() is None or {"PackedLinear", "PackedExperts"} & packed
             torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
         assert torch.equal(model(ids).logits, expected)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert model.config._attn_implementation == implementation
+    assert "forward" not in vars(model.get_decoder())
 
 
 def test_mxfp4_checkpoints_are_decoded_as_by_transformers(tmp_path: Path) -> None:

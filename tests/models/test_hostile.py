@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from tests.command_line import Call
-from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
+from tests.r1 import FIRST_TEMPLATE, TEMPLATE, copied, edit, save_model
 
 TENSOR = "model.layers.1.mlp.up_proj.weight"
 
@@ -25,8 +24,7 @@ TENSOR = "model.layers.1.mlp.up_proj.weight"
 @pytest.fixture
 def model(random_models: dict[str, ModelHandle], tmp_path: Path) -> ModelHandle:
     """A copy of a model, to be damaged."""
-    shutil.copytree(random_models["llama"].folder, tmp_path / "model")
-    return models.find(f"hf:{tmp_path / 'model'}")
+    return copied(random_models["llama"], tmp_path / "model")
 
 
 def damage(model: ModelHandle, value: float | None) -> None:
@@ -58,8 +56,7 @@ def test_a_value_beyond_the_type_in_which_the_model_runs_is_named(model: ModelHa
 
 
 def reconfigure(model: ModelHandle, **changes: object) -> ModelHandle:
-    config = json.loads((model.folder / "config.json").read_text())
-    (model.folder / "config.json").write_text(json.dumps(config | changes))
+    edit(model.folder, "config.json", **changes)
     return models.find(model.name)
 
 

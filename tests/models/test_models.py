@@ -1,5 +1,4 @@
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
-from tests.r1 import TEMPLATE, save_model
+from tests.r1 import TEMPLATE, copied, edit, save_model
 
 
 @pytest.mark.parametrize(
@@ -47,11 +46,6 @@ def test_the_shape_tells_what_a_cached_token_costs(random_models: dict[str, Mode
     assert shape.kv_bytes_per_token() == 2 * 3 * 2 * 16 * 4
 
 
-def rewrite_config(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes, indent=7))
-
-
 def rewrite_weights(folder: Path, change: float = 0.0, parts: int = 1) -> None:
     """Save the tensors under another name, with other metadata or in several files, the first value changed."""
     from safetensors.torch import load_file, save_file
@@ -75,8 +69,8 @@ def rewrite_tokenizer(folder: Path, old: str = "", new: str = "") -> None:
 @pytest.mark.parametrize(
     ("change", "differs"),
     [
-        (lambda folder: rewrite_config(folder, transformers_version="9.9"), ""),
-        (lambda folder: rewrite_config(folder, rope_theta=5.0), "weights"),
+        (lambda folder: edit(folder, "config.json", transformers_version="9.9"), ""),
+        (lambda folder: edit(folder, "config.json", rope_theta=5.0), "weights"),
         (rewrite_weights, ""),
         (lambda folder: rewrite_weights(folder, parts=3), ""),
         (lambda folder: rewrite_weights(folder, change=1e-3), "weights"),
@@ -89,9 +83,8 @@ def test_digests_follow_what_files_mean(
     random_models: dict[str, ModelHandle], tmp_path: Path, change: Callable[[Path], object], differs: str
 ) -> None:
     item = random_models["llama"]
-    shutil.copytree(item.folder, tmp_path / "other")
-    change(tmp_path / "other")
-    other = models.find(f"hf:{tmp_path / 'other'}")
+    other = copied(item, tmp_path / "other")
+    change(other.folder)
     # Texts that were encoded before change nothing.
     other.tokenizer("a = 1", truncation=True, max_length=2)
     assert (other.weights_digest == item.weights_digest) is (differs != "weights")
@@ -149,10 +142,7 @@ FACTORS = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "rope_theta": 10
 def test_positions_end_where_the_rotation_follows_the_longest_text(
     random_models: dict[str, ModelHandle], tmp_path: Path, rope: dict[str, Any], positions: int
 ) -> None:
-    shutil.copytree(random_models["llama"].folder, tmp_path / "m")
-    item = models.find(f"hf:{tmp_path / 'm'}")
-    config = json.loads((item.folder / "config.json").read_text())
-    config.pop("rope_parameters")
-    (item.folder / "config.json").write_text(json.dumps(config | rope))
+    changes = {"rope_parameters": None, **rope}
+    item = copied(random_models["llama"], tmp_path / "m", "config.json", **changes)
     assert item.positions == positions
     assert any("rotates" in note for note in item.notes) == ("yarn" not in str(rope))

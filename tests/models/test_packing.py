@@ -1,6 +1,5 @@
 """Packed layers against the model's own."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,21 +144,3 @@ def test_what_is_packed_or_replaced_already_is_left_alone() -> None:
     assert not fused(model)
     assert "forward" in vars(layer)
     assert type(layer) is torch.nn.Linear
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_model_of_somebody_else_is_as_it_was_afterwards(tmp_path: Path, bias: bool) -> None:
-    LlamaForCausalLM(LlamaConfig(**SMALL, attention_bias=bias)).save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    inputs = torch.tensor([[5, 6, 7, 8]])
-    with torch.inference_mode():
-        wanted = model(inputs).logits
-        with pack(model):
-            assert fused(model)
-            torch.testing.assert_close(model(inputs).logits, wanted, atol=1e-4, rtol=1e-4)
-        assert torch.equal(model(inputs).logits, wanted)
-    assert not fused(model)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert model.config._attn_implementation == "sdpa"
-    assert "forward" not in vars(model.get_decoder())

@@ -1,5 +1,4 @@
 import json
-import shutil
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -16,7 +15,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.serve.text import split_text
 from tests.decoding import requests, run
-from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, save_model
+from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, copied, edit, save_model
 
 Make = Callable[..., ModelHandle]
 
@@ -222,12 +221,6 @@ def test_the_type_of_the_weights_follows_the_options(make: Make) -> None:
     assert models.find("embedded:tiny-llama").device == "cpu"
 
 
-def broken(model: ModelHandle, folder: Path, change: Callable[[Path], object]) -> ModelHandle:
-    shutil.copytree(model.folder, folder)
-    change(folder)
-    return models.find(f"hf:{folder}")
-
-
 #: A normalizer at which the tokenizers library panics.
 PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 
@@ -236,11 +229,6 @@ def test_layers_without_a_cache_are_said(random_models: dict[str, ModelHandle]) 
     model = random_models["qwen3_next"]
     assert any("1 of the 3 layers" in note and "act on the other 2" in note for note in model.notes)
     assert [layer.number for layer in model.shape.cached_layers] == [1, 2]
-
-
-def edit(folder: Path, name: str, **changes: object) -> None:
-    content = json.loads((folder / name).read_text())
-    (folder / name).write_text(json.dumps({**content, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +255,8 @@ def edit(folder: Path, name: str, **changes: object) -> None:
 def test_what_a_model_lacks_is_known_before_weights_are_read(
     make: Make, tmp_path: Path, change: Callable[[Path], object], sentence: str
 ) -> None:
-    model = broken(make(), tmp_path / "broken", change)
+    model = copied(make(), tmp_path / "broken")
+    change(model.folder)
     with pytest.raises(KvatlasError) as caught:
         model.check()
     assert sentence in str(caught.value)
@@ -276,15 +265,15 @@ def test_what_a_model_lacks_is_known_before_weights_are_read(
 
 def test_sizes_that_config_json_leaves_out_are_its_types_own(make: Make, tmp_path: Path) -> None:
     model = make()
-    config = json.loads((model.folder / "config.json").read_text())
-    absent = ("head_dim", "num_key_value_heads", "max_position_embeddings")
-    shorter = {name: value for name, value in config.items() if name not in absent}
-    short = broken(model, tmp_path / "short", lambda f: (f / "config.json").write_text(json.dumps(shorter)))
+    absent = dict.fromkeys(("head_dim", "num_key_value_heads", "max_position_embeddings"))
+    short = copied(model, tmp_path / "short", "config.json", **absent)
     # Llama's own: as many KV heads as heads, the hidden size shared among them.
     assert (short.shape.kv_heads, short.shape.head_dim) == (4, 16)
     assert short.positions is None
-    parts = {"model_type": "llama", "text_config": {k: v for k, v in config.items() if k != "model_type"}}
-    outer = broken(model, tmp_path / "nested", lambda f: (f / "config.json").write_text(json.dumps(parts)))
+    config = json.loads((model.folder / "config.json").read_text())
+    outer = copied(model, tmp_path / "nested")
+    parts = {"model_type": config.pop("model_type"), "text_config": config}
+    (outer.folder / "config.json").write_text(json.dumps(parts))
     assert outer.shape == model.shape
     assert outer.config["model_type"] == "llama"
 
@@ -309,9 +298,10 @@ def test_the_bytes_of_weights_are_known_before_they_are_there(tmp_path: Path) ->
 def test_the_end_of_text_is_the_generation_configs_else_the_tokenizers(make: Make, tmp_path: Path) -> None:
     model = make()
     assert model.stops == {1}
-    many = broken(model, tmp_path / "many", lambda f: edit(f, "generation_config.json", eos_token_id=[1, 5]))
+    many = copied(model, tmp_path / "many", "generation_config.json", eos_token_id=[1, 5])
     assert many.stops == {1, 5}
-    none = broken(model, tmp_path / "none", lambda f: (f / "generation_config.json").unlink())
+    none = copied(model, tmp_path / "none")
+    (none.folder / "generation_config.json").unlink()
     assert none.stops == {none.tokenizer.eos_token_id}
     vars(none.tokenizer)["_special_tokens_map"]["eos_token"] = None
     del vars(none)["stops"]

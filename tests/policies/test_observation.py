@@ -1,6 +1,5 @@
 """Policies that observe plug into the loop: what they are shown equals a slow computation of the same."""
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from kvatlas.policies.dynts import Layout, importance, load_head
 from kvatlas.predictor.labels import answer_attention
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
+from tests.r1 import copied
 
 SEEN: list[torch.Tensor] = []
 
@@ -81,10 +81,8 @@ def scaled(request: pytest.FixtureRequest, random_models: dict[str, ModelHandle]
         "granite": ("llama", granite),
         "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}),
     }[request.param]
-    folder = shutil.copytree(random_models[source].folder, tmp_path_factory.mktemp("scaled") / request.param)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    return endless(find(f"hf:{folder}"))
+    folder = tmp_path_factory.mktemp("scaled") / request.param
+    return endless(copied(random_models[source], folder, "config.json", **changes))
 
 
 def test_recent_attention_is_scaled_as_the_layers_scale_it(
