@@ -131,10 +131,7 @@ def stated(text: str) -> str | None:
 
 
 def bare(text: str) -> str | None:
-    """Return the last line if it is an answer and no sentence: a number or a formula alone, or after `####`.
-
-    Without an instruction how to end, models write `7`, `**7**` or, as in GSM8K's solutions, `#### 7`.
-    """
+    """Return the last line if it is an answer and no sentence: a number or a formula alone, or after `####`."""
     line = text[-TAIL:].rstrip().rpartition("\n")[2].strip()[:LONGEST]
     marked = line.startswith("####")
     part = _DRESS.sub("", line.removeprefix("####").strip()).rstrip(".").strip()
@@ -145,8 +142,7 @@ def bare(text: str) -> str | None:
 def letter(text: str, choices: Sequence[str]) -> str | None:
     r"""Return the letter that a text chooses: `\boxed{C}`, `(C)`, `The answer is C.`; never the A of "Consider A."
 
-    `choices` are the texts behind the letters A, B, ...; a box may hold such a text instead of its letter. Without
-    choices all letters from A to Z count.
+    A box may hold the text of one of the `choices` instead of its letter. Without choices all letters count.
     """
     last = chr(ord("A") + len(choices) - 1) if choices else "Z"
     box = boxed(text)

@@ -59,11 +59,7 @@ class System:
 
 
 def draw(size: int, rng: random.Random) -> System:
-    """Return a random system of `size` definitions.
-
-    About a fifth are digits, operands are uniform over earlier letters. The question asks for all other letters, as a
-    written solution restates its steps.
-    """
+    """Return a random system of `size` definitions: a fifth are digits, operands are uniform over earlier letters."""
     names = rng.sample(string.ascii_lowercase, size)
     digits = max(2, size // 5)
     definitions: list[Definition] = []

@@ -107,7 +107,7 @@ def compare(*request: str) -> Equality:
 
 
 def main() -> None:
-    """Reply to requests until the input ends. If memory runs out, the process ends, as its state is then unknown."""
+    """Reply to requests until the input ends or memory runs out."""
     seconds, memory = int(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Before any limit: the import takes longer than a comparison.

@@ -40,8 +40,7 @@ class Source:
 class Format(NamedTuple):
     """A prompt: templates with {question} for questions and with {options} for choices.
 
-    `version` rises whenever one changes, or the definition of an answer to it. `plain` and `dynts`, the prompts in the
-    code of DynTS (Robin930/DynTS), do not say how to end.
+    `version` rises whenever one changes, or the definition of an answer to it.
     """
 
     version: int
@@ -75,10 +74,10 @@ def file_of(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Questions:
-    """A set of questions with short answers, or with choices, in a prompt format.
+    """A set of questions with short answers, or with choices.
 
     `file` replaces the hub; `prompt_format` is the name of a format or a template with {question}; `columns` names
-    columns (question, answer, options) with unusual names; `grader` is one of benchmarks/answers.py.
+    those of question, answer and options; `grader` is one of benchmarks/answers.py.
     """
 
     name: str
@@ -131,10 +130,8 @@ class Questions:
         return f"{before.replace('{options}', options)}{problem.question}{after.replace('{options}', options)}"
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Correct if the last boxed answer, else the stated one, means the same as the reference.
-
-        If the prompt is the question alone, a bare last line is an answer, too.
-        """
+        """Correct if the last boxed answer, else the stated one, means the same as the reference."""
+        # These prompts of DynTS's code do not say how to end, so that a bare last line is an answer, too.
         alone = self.prompt_format in ("plain", "dynts")
         return answers.grade(self.grader, problem.answer, problem.about.get("choices", ()), answer, alone)
 

@@ -41,8 +41,8 @@ class Rule:
     def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[Hashable]]) -> Floats:
         """[problems] in [0, 1]: the share of the subsets of k samples that hold a right one, or whose majority is.
 
-        `votes` (for maj) tell answers apart, or are `RIGHT` or None. Unbiased for pass@k. Source: Chen et al. (2021),
-        arXiv 2107.03374, section 2.1, equation 1. Raises KvatlasError where a problem has fewer than k samples.
+        Source: Chen et al. (2021), arXiv 2107.03374, section 2.1, equation 1. Raises KvatlasError where a problem has
+        fewer than k samples.
         """
         k, fewest = self.k, min((len(samples) for samples in grades.values()), default=0)
         if fewest < k:
@@ -72,9 +72,8 @@ def rule(metric: str) -> Rule | None:
 def majority(votes: Sequence[Hashable], k: int) -> float:
     """The share of the subsets of k votes in which `RIGHT` has most votes; a tie among t answers counts 1 / t.
 
-    The vote is over answers, not over correctness: wrong answers win only where they agree. A sample without an answer
-    (None) has no vote; a subset without any vote is wrong. Exact: subsets are counted by generating functions, a power
-    for the votes used and one for the ties. Source of the metric: Wang et al. (2023), arXiv 2203.11171.
+    A sample without an answer (None) has no vote; a subset without any vote is wrong. Subsets are counted by generating
+    functions, a power for the votes used and one for the ties. Source: Wang et al. (2023), arXiv 2203.11171.
     """
     counts = Counter(vote for vote in votes if vote is not None)
     right = counts.pop(RIGHT, 0)

@@ -114,10 +114,7 @@ class RunData:
         fix: Mapping[str, Any] | None = None,
         lose_at_most: float | None = None,
     ) -> RunData:
-        """The run in a folder; without a metric with the one that it usually shows.
-
-        A text in `fix` is read as the axis has it: `fix={"ratio": "0.3"}`. KvatlasError for a folder without a run.
-        """
+        """The run in a folder; without a metric with its usual one. KvatlasError for a folder without a run."""
         with Store.open(Path(folder)) as store:
             table = TraceTable.load(store)
         manifest = table.manifest
@@ -135,7 +132,7 @@ class RunData:
         return self.traces
 
     def store(self) -> Store:
-        """The store with the whole traces; KvatlasError where the run is not from a folder."""
+        """The store with the whole traces; KvatlasError if the run is not from a folder."""
         if self.folder is None:
             raise KvatlasError("This shows traces, so it needs a run that is stored in a folder.")
         return Store.open(self.folder)

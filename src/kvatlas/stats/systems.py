@@ -22,10 +22,7 @@ from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct
 
 @dataclass(frozen=True)
 class ModelSetting:
-    """A model under a setting. `outcomes[benchmark, problem][sample]` is the metric, in [0, 1].
-
-    `about[benchmark, problem]` says how hard the problem is; `cells` are those of its traces.
-    """
+    """A model under a setting. `outcomes[benchmark, problem][sample]` is the metric, `about` the difficulty."""
 
     model: str
     setting: Setting
@@ -40,10 +37,7 @@ class ModelSetting:
         return _joined(cell.by_sample(cell.values()) for cell in self.cells) if has_rule else self.outcomes
 
     def means(self) -> dict[ProblemKey, float]:
-        """The metric of each problem: the mean over samples, or what its rule makes of them.
-
-        Raises KvatlasError where a problem has fewer samples than the rule needs.
-        """
+        """The metric of each problem: the mean over samples, or that of a rule over samples."""
         return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.compared.items()}
 
 
@@ -132,8 +126,7 @@ class Pair:
     """System x against system y on the problems of both; `x`, `y` [problems] are means over samples.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
-    `difference` is the mean of x - y over benchmarks. Correlations are None where a side, or L, does not vary;
-    `given_depth` is Spearman's of ranks within each L.
+    `difference` is the mean of x - y over benchmarks. Correlations are None where a side, or L, does not vary.
     """
 
     places: tuple[ProblemKey, ...]

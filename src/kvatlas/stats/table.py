@@ -90,10 +90,7 @@ class TraceTable:
         return table
 
     def append(self, columns: TraceColumns) -> None:
-        """Add traces, in place of earlier ones of the same places; those that are not promised are passed over.
-
-        Cells of models with the same weights share their traces.
-        """
+        """Add traces, in place of earlier ones of the same places, except those that are not promised."""
         rows, places = self._placed(columns)
         records = columns.records[rows]
         for name in _COPIED:
@@ -300,10 +297,7 @@ class CellTraces:
         return audit_setting(self.setting, self.prompts.values())
 
     def values(self) -> Floats:
-        """The values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule.
-
-        Raises KvatlasError where a problem has fewer samples than the rule needs.
-        """
+        """The values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule."""
         if self.rule is None:
             return self.grades
         grades = self._by_problem(self.grades)
@@ -326,13 +320,12 @@ class CellTraces:
         """For maj@K the answers that vote: their codes, `RIGHT`, or None without an answer."""
         if self.rule is None or self.rule.kind != "maj":
             return {}
-        rows = zip(self.place, self.grades.tolist(), self.traces["answer"].tolist(), strict=True)
-        votes: dict[str, list[Hashable]] = {
-            problem: [RIGHT if right else answer or None for right, answer in zip(grades, answers, strict=True)
-                      if not math.isnan(right)]
-            for problem, grades, answers in rows
-        }  # fmt: skip
-        return {problem: own for problem, own in votes.items() if own}
+        votes: dict[str, list[Hashable]] = {}
+        for problem, grades, answers in zip(self.place, self.grades, self.traces["answer"], strict=True):
+            for right, answer in zip(grades.tolist(), answers.tolist(), strict=True):
+                if not math.isnan(right):
+                    votes.setdefault(problem, []).append(RIGHT if right else answer or None)
+        return votes
 
 
 # -- several cells -----------------------------------------------------------------------------------------------------
@@ -384,8 +377,8 @@ def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
 class GradeMatrix:
     """Cells side by side on the problems and samples that all of them have.
 
-    `means` [problems, cells] are over samples, of which a problem has `samples` at least; `strata` numbers the
-    benchmark of each problem; `left_out` counts problems that not every cell has.
+    `means` [problems, cells] are over `samples` or more; `strata` [problems] numbers benchmarks; `left_out` counts
+    problems that not every cell has.
     """
 
     columns: tuple[Any, ...]
@@ -396,10 +389,7 @@ class GradeMatrix:
 
 
 def matrix(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTraces], Hashable]) -> GradeMatrix | None:
-    """The cells of one or more benchmarks, named by `column`; names that not all benchmarks have are left out.
-
-    None where no problem has a sample that all cells have.
-    """
+    """The cells of one or more benchmarks by `column`, where all have it; None if they share no problem and sample."""
     measured = [{column(cell): cell for cell in cells if cell.measured} for cells in benchmarks]
     columns = [name for name in measured[0] if all(name in others for others in measured[1:])] if measured else []
     rows: list[Floats] = []

@@ -209,7 +209,7 @@ def spread_and_noise(values: Floats, test: Test) -> tuple[float, float]:
 def levels_of(places: Sequence[CellCoord], axes: Axes) -> list[tuple[str, list[Any], list[Floats]]]:
     """Each axis with two or more levels: its name, the levels, and for each the coefficients of its effect over cells.
 
-    An axis counts where every one of its levels meets every level of the other, so that effects are not mixed.
+    None unless every level of one axis meets every level of the other, so that effects are not mixed.
     """
     levels = [list(dict.fromkeys(coord[side] for coord in places)) for side in (0, 1)]
     if len(places) < len(levels[0]) * len(levels[1]):

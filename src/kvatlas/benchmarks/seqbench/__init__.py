@@ -21,6 +21,7 @@ are translated into our wording and names, so that one prompt and one grader ser
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -264,9 +265,6 @@ def _problem(row: Row, where: str) -> Problem:
 
 def _object(value: Any) -> Mapping[str, Any]:
     """Return a JSON object, given as such or as text; empty for anything else."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return {}
+    with contextlib.suppress(ValueError):
+        value = json.loads(value) if isinstance(value, str) else value
     return value if isinstance(value, dict) else {}
