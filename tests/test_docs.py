@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 import tokenize
 from collections.abc import Callable
 from pathlib import Path
@@ -93,9 +94,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     for name in ("docs", "README.md"):
         (folder / name).symlink_to(ROOT / name)
-    quick = yaml.safe_load(recipes()["demo-quick"])
+    quick = yaml.safe_load(small(recipes()["demo-quick"]))
     sweep(make_plan(parse_spec({**quick, "problems": 2})), folder / "runs" / "demo", workers=1)
     return folder
+
+
+def small(recipe: str) -> str:
+    """A recipe with one problem and short traces."""
+    return recipe.replace("problems: 6", "problems: 1").replace("max_new_tokens: 700", "max_new_tokens: 300")
 
 
 @pytest.mark.slow
@@ -105,7 +111,7 @@ def test_commands_run(
 ) -> None:
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("COLUMNS", "100")
-    one_problem = {name: text.replace("problems: 6", "problems: 1") for name, text in recipes().items()}
+    one_problem = {name: small(text) for name, text in recipes().items()}
     monkeypatch.setattr("kvatlas.sweeps.spec.recipes", lambda: one_problem)
     for block in blocks(page, "bash"):
         for line in block.replace("\\\n", " ").splitlines():
@@ -127,12 +133,13 @@ def test_code_runs(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_the_tutorials_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The script as it is; the notebook cell by cell, each result shown as a notebook would."""
+    """The script as it is; the notebook cell by cell on the same traces, each result shown as a notebook would."""
     monkeypatch.chdir(tmp_path)
     script = (ROOT / "docs" / "tutorial.py").read_text()
     exec(compile(script, "tutorial.py", "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102
     assert (tmp_path / "report.html").is_file()
     assert "# Against the full cache" in capsys.readouterr().out
+    shutil.copytree("grid", "tutorial-run")
     notebook = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())
     names: dict[str, object] = {}
     shown = []
