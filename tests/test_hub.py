@@ -77,20 +77,6 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
         assert store.keys() == before
 
 
-def python(cache: Path, endpoint: str, *words: str, stdin: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(cache),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        **more,
-    }
-    environment.pop("HF_HUB_OFFLINE", None) if "HF_HUB_OFFLINE" not in more else None
-    command = [sys.executable, *words]
-    return subprocess.run(command, env=environment, input=stdin, capture_output=True, text=True, check=False)
-
-
 NONE, R1 = ("run", "hf:owner/none", "CHAIN4"), ("run", "hf:owner/r1", "CHAIN4")
 
 
@@ -126,10 +112,16 @@ def test_what_the_hub_refuses_is_one_sentence_and_soon(
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "README.md").write_text("nothing")
     monkeypatch.setattr("tests.hub_server.GATED", "Idavidrein/gpqa")
+    for name in [name for name in os.environ if name == "HF_HUB_OFFLINE" or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
         began = time.perf_counter()
         commands = json.dumps([words for words, _ in refused])
-        process = python(tmp_path / "cache", endpoint, "-c", COMMANDS, stdin=commands, **more)
+        process = subprocess.run(
+            [sys.executable, "-c", COMMANDS],
+            env=os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), **more},
+            input=commands, capture_output=True, text=True, check=False,
+        )  # fmt: skip
         took = time.perf_counter() - began
     assert process.returncode == 0, process.stderr
     for (code, out, err), (_, sentence) in zip(json.loads(process.stdout), refused, strict=True):
