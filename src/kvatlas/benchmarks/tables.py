@@ -60,11 +60,19 @@ def _parquet(path: Path) -> list[Row]:
     return rows
 
 
+def _json(text: str) -> Any:
+    def refuse(word: str) -> None:
+        # A missing answer in a table that pandas wrote; it would be graded as the text "nan".
+        raise ValueError(f"{word} is no number of JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def _json_lines(text: str) -> list[Any]:
     values = []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            values += [json.loads(line)] if line.strip() else []
+            values += [_json(line)] if line.strip() else []
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from error
     return values
@@ -83,7 +91,7 @@ def _csv(text: str) -> list[Row]:
     return rows
 
 
-_READERS: dict[str, Callable[[str], Any]] = {".jsonl": _json_lines, ".json": json.loads, ".csv": _csv}
+_READERS: dict[str, Callable[[str], Any]] = {".jsonl": _json_lines, ".json": _json, ".csv": _csv}
 SUFFIXES = (*_READERS, ".parquet")
 
 
