@@ -40,7 +40,6 @@ def first(rows: list[Row], **changes: Callable[[Row], Any]) -> list[Row]:
 
 
 DAMAGED: dict[str, tuple[list[Row], str]] = {
-    "a question twice": ([*SUMS, SUMS[3]], "1 of 41 problems are there before"),
     "a question twice with two answers": (
         [*SUMS, {**SUMS[3], "answer": "5"}],
         "1 of them with different reference answers",
@@ -56,11 +55,6 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         "have a letter for a reference answer and no choices",
     ),
     "an option twice": (first(CHOICES, options=lambda r: r["options"][:3] + r["options"][:1]), "have an option twice"),
-    "an empty option": (
-        first(CHOICES, options=lambda r: [*r["options"][:3], ""], answer=lambda _: "A"),
-        "or an empty one",
-    ),
-    "a letter beyond the options": (first(CHOICES, answer=lambda _: "E"), "'E'; expected one of its options"),
     "an index from 1": (
         changed(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1),
         "expected one of its options",

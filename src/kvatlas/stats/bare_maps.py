@@ -14,7 +14,7 @@ from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.stats.inference import Contrast, Test, TestMethod, holm
 from kvatlas.stats.intervals import LEVEL, Floats
 from kvatlas.stats.maps import mean_map
-from kvatlas.stats.verdicts import Basis, Verdict, effects, spread_and_noise
+from kvatlas.stats.verdicts import Basis, Verdict, effects, spread_and_noise, with_means
 
 DRAWS = 10_000
 #: For a CSV map that does not tell its samples.
@@ -38,20 +38,12 @@ def variance(map_: Map) -> float | None:
 def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """The verdict by the bound of each map whose problems are known, and of each model's mean over benchmarks."""
     by_map: dict[MapName, Verdict] = {}
-    by_policy: dict[tuple[str, str], list[Map]] = {}
-    for map_ in maps:
-        if map_.is_mean:
-            continue
-        by_policy.setdefault((map_.model, map_.policy), []).append(map_)
-        largest = variance(map_)
-        if largest is not None:
-            by_map[map_.name] = bound_verdict(map_, largest, _samples([map_]))
-    for parts in by_policy.values():
+    for name, parts in with_means({map_.name: map_ for map_ in maps if not map_.is_mean}).items():
         variances = [largest for largest in map(variance, parts) if largest is not None]
-        alike = len({part.axes for part in parts}) == 1 and len({part.benchmark for part in parts}) == len(parts)
-        if alike and len(variances) == len(parts) > 1:
-            mean = mean_map(parts)
-            by_map[mean.name] = bound_verdict(mean, math.fsum(variances) / len(parts) ** 2, _samples(parts))
+        if len(variances) == len(parts) and len({part.axes for part in parts}) == 1:
+            map_ = parts[0] if len(parts) == 1 else mean_map(parts)
+            samples = common([cell.estimate.samples for part in parts for cell in part.cells.values()])
+            by_map[name] = bound_verdict(map_, math.fsum(variances) / len(parts) ** 2, samples)
     return by_map
 
 
@@ -104,10 +96,6 @@ def _contrasts(values: Floats, scale: float, rows: Floats) -> list[Contrast]:
     p = np.minimum(1.0, len(rows) * 2 * special.ndtr(-np.abs(value) / error))
     numbers = np.stack([value, value - quantile * error, value + quantile * error, p], axis=1)
     return [Contrast(*own) for own in numbers.tolist()]
-
-
-def _samples(maps: Sequence[Map]) -> int | None:
-    return common([cell.estimate.samples for map_ in maps for cell in map_.cells.values()])
 
 
 def common(values: Sequence[int | None]) -> int | None:
@@ -215,7 +203,14 @@ class PooledEffect:
 def pooled_effects(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
     """The effects of all axes, adjusted together (Holm): of each model and policy with traces, over its benchmarks,
     and of bare maps with the same axes, over benchmarks and models."""
-    made = [effect for map_ in maps for effect in _by_problem(map_, maps, verdicts)]
+    # The mean over benchmarks stands for those of a model and policy.
+    families = with_means({map_.name: map_ for map_ in maps if not map_.is_mean})
+    made = []
+    for name in {(name.model, name.policy): name for name in families}.values():
+        verdict = verdicts.get(name)
+        if verdict is not None and verdict.basis is Basis.TRACES:
+            over = f"{name.model} | {name.benchmark} | {name.policy}"
+            made += [PooledEffect(effect.axis, over, effect.levels) for effect in verdict.effects]
     for group in bare_groups(maps):
         made += [_permuted(group, side) for side in (0, 1)]
     adjusted = holm([effect.p for effect in made])
@@ -230,19 +225,6 @@ def bare_groups(maps: Sequence[Map]) -> list[list[Map]]:
         if not map_.is_mean and map_.validity is None and whole and min(len(values) for _, values in map_.axes) > 1:
             groups.setdefault(map_.axes, []).append(map_)
     return list(groups.values())
-
-
-def _by_problem(map_: Map, maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
-    """The effects of a mean over benchmarks, or of the only benchmark that a model and policy have."""
-    parts = [other for other in maps if (other.model, other.policy) == (map_.model, map_.policy) and not other.is_mean]
-    if map_.is_mean or map_ is not parts[0]:
-        return []
-    name = map_.name if len(parts) == 1 else MapName.of_mean(map_.model, len(parts), map_.policy)
-    verdict = verdicts.get(name)
-    if verdict is None or verdict.basis is not Basis.TRACES:
-        return []
-    over = f"{map_.model} | {name.benchmark} | {map_.policy}"
-    return [PooledEffect(effect.axis, over, effect.levels) for effect in verdict.effects]
 
 
 def _permuted(group: Sequence[Map], side: int) -> PooledEffect:

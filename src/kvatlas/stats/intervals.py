@@ -298,12 +298,7 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
         raise KvatlasError(
             "Pass@1 needs at least one problem, and samples of each with grades from 0 to 1; others were given."
         )
-    return from_problem_means(means, counts)
-
-
-def from_problem_means(means: Floats, counts: Sequence[int]) -> Estimate:
-    """The estimate from problem means in [0, 1] and the number of samples of each problem."""
-    return _estimate(means, counts, *interval(means))
+    return from_problem_means(means, counts, *interval(means))
 
 
 def estimates(tables: Sequence[Floats]) -> list[Estimate | None]:
@@ -318,11 +313,12 @@ def estimates(tables: Sequence[Floats]) -> list[Estimate | None]:
         places = [number for number, own in enumerate(means) if len(own) == size]
         limits = interval(np.stack([means[place] for place in places]))
         for place, low, high in zip(places, *limits, strict=True):
-            found[place] = _estimate(means[place], counts[place].tolist(), low, high)
+            found[place] = from_problem_means(means[place], counts[place].tolist(), low, high)
     return found
 
 
-def _estimate(means: Floats, counts: Sequence[int], low: ArrayLike, high: ArrayLike) -> Estimate:
+def from_problem_means(means: Floats, counts: Sequence[int], low: ArrayLike, high: ArrayLike) -> Estimate:
+    """The estimate from problem means in [0, 1], the number of samples of each problem, and the limits."""
     problems = len(means)
     return Estimate(
         float(means.mean()),

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.intervals import Floats, from_problem_means
+from kvatlas.stats.intervals import Floats, from_problem_means, interval
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"
@@ -60,7 +60,8 @@ class Rule:
         groups = [len(samples) // self.k for samples in grades.values()]
         counts = {len(samples) for samples in grades.values()}
         samples = counts.pop() if len(counts) == 1 else None
-        return replace(from_problem_means(self.values(grades, votes), groups), samples=samples)
+        means = self.values(grades, votes)
+        return replace(from_problem_means(means, groups, *interval(means)), samples=samples)
 
 
 def rule(metric: str) -> Rule | None:
