@@ -36,7 +36,6 @@ _WRITER = ("transformers_version", "_name_or_path")
 #: The random streams of the published figures of the embedded models, by the beginning of their digests.
 _STREAMS = {
     "7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd",
-    "a4e90e308aced10c": "f945ffafc617c52054861ccaef642f023b2a9b53ab71f15fa309921963dfbd8e",
 }
 #: Kinds of layers that the engine decodes: with a KV cache, with a state, or with neither.
 _CACHED = ("full_attention", "sliding_attention", "attention", "hybrid")
