@@ -32,7 +32,7 @@ def commands(run: str) -> dict[str, list[str]]:
         "gallery-llama": ["map", llama],
         "gallery-qwen": ["map", qwen, "--own"],
         "gallery-means": ["map", f"{llama}_mean", f"{qwen}_mean", "--mean", "--own"],
-        "gallery-pairs": ["compare", run, *pairs],
+        "gallery-pairs": ["compare", run, *pairs, "--metric", "progress"],
         "gallery-decay": ["draw", "curves", run, "--policy", systems[0], "--policy", systems[2]],
     }
 

@@ -5,7 +5,7 @@ import kvatlas
 # One setting: a full cache of 272 tokens, then 32 recent tokens and the most important 40 % of the older ones.
 run = kvatlas.run(
     "embedded:tiny-qwen",
-    "CHAIN11",
+    "CHAIN9",
     problems=4,
     policy="dynts",
     kv_budget=272,
