@@ -97,8 +97,8 @@ def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(re
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen"])
 def test_a_card_says_what_was_measured_and_claims_no_more(recipes: SimpleNamespace, name: str) -> None:
-    """Every kind of problem within the claims of what ships is solved in 60 % at least; panels are in their bands, or above by
-    the one point that tiny-qwen's 100 % of SEQBENCH-6x6 has."""
+    """Every kind within the claims of what ships is solved in 60 % at least, and panels are in their bands, but that
+    tiny-qwen's 100 % of SEQBENCH-6x6 is a point above."""
     folder = models.find(f"embedded:{name}").folder
     card, claims = (folder / "README.md").read_text(), Claims.read(folder)
     assert recipes.accuracy.tables(name) in card
