@@ -68,7 +68,7 @@ def test_a_setting_that_breaks_the_margin_is_rarely_recommended():
 
 def test_a_setting_without_hope_is_given_up():
     rng = np.random.default_rng(2)
-    differences = np.where(rng.random((1, 240)) < 0.3, rng.choice([-1.0, 1.0], (1, 240)), 0.0) - 0.0
+    differences = np.where(rng.random((1, 240)) < 0.3, rng.choice([-1.0, 1.0], (1, 240)), 0.0)
     end, took = replay(differences, [np.arange(240)], np.ones(1), 0.01, 20)
     assert end.hopeless.tolist() == [True]
     assert took[0] < 240

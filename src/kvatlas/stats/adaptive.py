@@ -197,7 +197,7 @@ NO_PAIRS = Note(
 
 @dataclass(frozen=True)
 class Standing:
-    """One model's sweep so far: its grid settings by id, and what is decided."""
+    """One model's sweep so far: its grid settings by id, and the decision."""
 
     settings: tuple[str, ...]
     decision: Decision
@@ -206,12 +206,9 @@ class Standing:
     def losses(self) -> dict[str, SettingLoss]:
         """Return the loss of each setting that was looked at, with limits that hold at any look."""
         made = self.decision
-        columns = zip(self.settings, made.value, made.low, made.high, made.shown, made.broken, strict=True)
-        return {
-            setting: SettingLoss(float(value), float(low), float(high), bool(shown), bool(broken))
-            for setting, value, low, high, shown, broken in columns
-            if not math.isnan(value)
-        }
+        columns = (column.tolist() for column in (made.value, made.low, made.high, made.shown, made.broken))
+        rows = zip(self.settings, zip(*columns, strict=True), strict=True)
+        return {setting: SettingLoss(*row) for setting, row in rows if not math.isnan(row[0])}
 
 
 def known(

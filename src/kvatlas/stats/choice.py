@@ -62,9 +62,8 @@ class Choice:
     @property
     def nearest(self) -> tuple[Setting, int] | None:
         """The setting that the fewest problems more would prove, and how many, if its true loss is the observed one."""
-        needed = [
-            (loss.needed, setting) for setting, loss in (self.losses or {}).items() if loss.needed and not loss.shown
-        ]
+        losses = self.losses or {}
+        needed = [(loss.needed, setting) for setting, loss in losses.items() if loss.needed and not loss.shown]
         if not needed or self.problems is None:
             return None
         count, setting = min(needed)

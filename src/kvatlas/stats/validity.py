@@ -87,11 +87,11 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
     if not checked or len(checked) < len(parts):
         return None
     # Settings are identical on all benchmarks if they share a group on each.
+    places = [{setting: n for n, group in enumerate(part.identical) for setting in group} for part in checked]
     groups: dict[tuple[int, ...], list[str]] = {}
-    for setting in [setting for group in checked[0].identical for setting in group]:
-        places = [[n for n, group in enumerate(part.identical) if setting in group] for part in checked]
-        if all(places):
-            groups.setdefault(tuple(coord[0] for coord in places), []).append(setting)
+    for setting in places[0]:
+        if all(setting in own for own in places):
+            groups.setdefault(tuple(own[setting] for own in places), []).append(setting)
     counts = ("traces", "bounded", "compressed", "no_answer", "truncated")
     return Validity(
         **{name: sum(getattr(part, name) for part in checked) for name in counts},
