@@ -105,7 +105,11 @@ def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequen
     count = max(0, sum(ids.count(unknown) for ids in tokens) - sum(p.count(model.tokenizer.unk_token) for p in prompts))
     message = f"{count:,} of {total:,} prompt tokens are unknown ({count / max(1, total):.1%})"
     if count >= UNKNOWN * total > 0:
-        return Finding("unknown tokens", Check.FAILED, message, f"{_OTHER}, or ask what the model has tokens for")
+        claims = Claims.read(model.folder)
+        advice = f"{_OTHER}, or ask what the model has tokens for"
+        if claims.ranges:
+            advice = f"it is made for {claims}, so ask other questions of smollm2-135m-think or of a model of your own"
+        return Finding("unknown tokens", Check.FAILED, message, advice)
     if count:
         return Finding("unknown tokens", Check.WARNING, message, "the model does not see what they stand for")
     return Finding("unknown tokens", Check.OK, message)
