@@ -60,7 +60,9 @@ def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: ModelHandle) -> None:
         ]
         assert unknown.status is status
         assert unknown.message.startswith(f"{count} of {length + count} prompt tokens are unknown")
-    with pytest.raises(KvatlasError, match=r"'embedded:tiny-llama' does not fit AIME24: .* are unknown .*; it is made for CHAIN"):
+    with pytest.raises(
+        KvatlasError, match=r"'embedded:tiny-llama' does not fit AIME24: .* are unknown .*; it is made for CHAIN"
+    ):
         notes_for(tiny_llama, [tiny_llama.prompt(item) for item in QUESTIONS], "AIME24")
 
 
