@@ -491,7 +491,7 @@ class CompressingPolicy(Policy):
             )
         return replace(self, tokens=tokens)
 
-    @property
+    @cached_property
     def budget(self) -> Budget:
         if not self.tokens:
             raise KvatlasError(f"kv_budget is {self.kv_budget}; expected a number of tokens where no model is known.")
