@@ -2,8 +2,7 @@
 
     python recipes/embedded/bytes.py RUN MODEL FIGURE.png "WHAT WAS FOUND"
 
-Bytes of a setting are those of its KV budget, at two bytes for an unpacked number. Settings with all of their problems
-are drawn. Intervals (95 %) are a
+Bytes of a setting are those of its KV budget, at two bytes for an unpacked number. Problems that all settings have count. Intervals (95 %) are a
 bootstrap over problems; the printed differences to the full cache at 16 bits are paired by problem.
 """
 
@@ -39,9 +38,8 @@ def main(run: str, model: str, figure: str, title: str) -> None:
             if trace.model == model:
                 grades[trace.setting][trace.benchmark, trace.problem] = trace.grade.correct
     full = Setting.of("full")
-    most = max(map(len, grades.values()))
-    grades = {setting: own for setting, own in grades.items() if len(own) == most}
-    problems = sorted(grades[full])
+    problems = sorted(set.intersection(*map(set, grades.values())))
+    print(f"{len(problems)} problems")
     picks = np.random.default_rng(0).integers(0, len(problems), (10_000, len(problems)))
     table = {setting: 100.0 * np.array([own[problem] for problem in problems]) for setting, own in grades.items()}
     for setting, own in sorted(table.items(), key=lambda item: str(item[0])):

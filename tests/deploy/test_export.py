@@ -152,3 +152,12 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
     assert "local_window is 8 and can be 1" in err
     assert kvatlas(*words, "--to", "tensorrt-llm", "--nearest")[0] == 0
     assert "not that cell but the nearest" in (out / "tensorrt-llm.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"kv_bits": 8}, "kv_bits is 8 and can be 16"), ({"kv_budget": "12MiB"}, "expected a number of tokens")],
+)
+def test_bits_and_budgets_in_bytes_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(KvatlasError, match=words):
+        export_setting(setting("kvpress", **changes), "kvpress")

@@ -17,13 +17,15 @@ CHAINS = "CHAIN5"
 
 @pytest.fixture(scope="module")
 def settings() -> list[dict[str, Any]]:
-    """The full cache and four settings whose budget is a little above the longest prompt."""
+    """The full cache and five settings, one in packed bits, whose budget is a little above the longest prompt."""
     benchmark = find(CHAINS)
     reader = models.find(models.embedded()[0])
     prompt = max(len(reader.encode(benchmark.prompt(problem))) for problem in benchmark.problems(2))
     common = {"kv_budget": prompt + 28, "ratio": 0.3, "ratio_over": "thinking"}
     chosen = (("window", 6), ("random", 6), ("random", 12), ("h2o", 6))
-    return [{"policy": "full"}, *[{"policy": name, "local_window": window, **common} for name, window in chosen]]
+    packed = {"policy": "window", "local_window": 6, "kv_bits": 4, "residual": 4, **common}
+    plain = [{"policy": name, "local_window": window, **common} for name, window in chosen]
+    return [{"policy": "full"}, packed, *plain]
 
 
 @pytest.fixture(scope="module")
