@@ -2,8 +2,9 @@
 
     python recipes/embedded/bytes.py RUN MODEL FIGURE.png "WHAT WAS FOUND"
 
-Bytes of a setting are those of its KV budget, at two bytes for an unpacked number. Problems that all settings have count. Intervals (95 %) are a
-bootstrap over problems; the printed differences to the full cache at 16 bits are paired by problem.
+Bytes of a setting are those of its KV budget, at two bytes for an unpacked number. Problems that all settings have
+count. Intervals (95 %) are a bootstrap over problems; the printed differences to the full cache at 16 bits are paired
+by problem.
 """
 
 import sys
