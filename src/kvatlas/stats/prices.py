@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t
+from scipy import special
 
 from kvatlas.core import Setting
 from kvatlas.stats.intervals import LEVEL, Floats
@@ -75,7 +75,7 @@ def price_ratio(pairs: Sequence[Floats]) -> tuple[float, float, float] | None:
     errors = [(signs / means) @ pair for pair in pairs]
     problems = sum(map(len, errors))
     variance = sum(error.var(ddof=1) / len(error) for error in errors if len(error) > 1) / len(pairs) ** 2
-    half = t.isf(LEVEL / 2, max(1, problems - len(pairs))) * math.sqrt(variance)
+    half = special.stdtrit(max(1, problems - len(pairs)), 1 - LEVEL / 2) * math.sqrt(variance)
     log = float(signs @ np.log(means))
     return math.exp(log), math.exp(log - half), math.exp(log + half)
 
