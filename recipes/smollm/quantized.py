@@ -30,6 +30,8 @@ from kvatlas.engine.storage import pack, unpack
 from kvatlas.results import Store
 
 MODEL, GROUP, RESIDUAL = "smollm2-135m-think", 32, 16
+#: quanto has no 8 bits; hqq packs 2 bits of even numbers of tokens alone.
+BITS = {"kvatlas": (8, 4, 2), "quanto": (4, 2), "hqq": (8, 4)}
 
 
 class PackedLayer(DynamicLayer):
@@ -73,7 +75,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--traces", type=int, default=5)
-    parser.add_argument("--bits", type=int, nargs="+", default=[4, 2])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -84,13 +85,12 @@ def main() -> None:
         traces = [trace for _, trace in store.traces() if trace.setting == Setting.of("full")]
     traces = sorted(traces, key=lambda trace: trace.problem)[: options.traces]
     schemes: dict[str, Callable[[], Cache]] = {"exact": DynamicCache}
-    for bits in options.bits:
+    for bits in BITS["kvatlas"]:
         schemes[f"kvatlas, {bits} bits"] = lambda bits=bits: packed(bits)
-        for backend in ("quanto", "hqq"):
-            axis = {"quanto": 0, "hqq": 1}[backend]
-            schemes[f"{backend}, {bits} bits"] = lambda bits=bits, backend=backend, axis=axis: QuantizedCache(
-                *(backend, model.config, bits, axis, axis, GROUP, RESIDUAL)
-            )
+    for backend, axis in (("quanto", 0), ("hqq", 1)):
+        for bits in BITS[backend]:
+            arguments = (backend, model.config, bits, axis, axis, GROUP, RESIDUAL)
+            schemes[f"{backend}, {bits} bits"] = lambda arguments=arguments: QuantizedCache(*arguments)
     found: dict[str, list[float]] = {name: [] for name in schemes}
     for trace in traces:
         benchmark = find(trace.benchmark)
