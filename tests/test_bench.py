@@ -1,23 +1,13 @@
 """The programs in bench/ that need minutes or a GPU run here in small."""
 
-import asyncio
-import importlib
 import json
-import os
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-
-from kvatlas import native
-from kvatlas.models import find
-from kvatlas.sweeps import make_plan, parse_spec, sweep
-from kvatlas.sweeps.spec import recipes
-from tests.serve.running import served
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -73,82 +63,12 @@ def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
     assert 0 < case["overhead"] < 1
 
 
-def test_the_program_of_kernels_compares_what_computes_the_same(run: Run) -> None:
-    if native.load() is None:
-        pytest.skip(str(native.why_not()))
-    result = run("cpu_kernels.py", "--quick")
-    (attention,), (linear,) = result["attention"], result["linear"]
-    assert set(attention["share"]) == {"native", "sdpa"}
-    assert set(linear["share"]) == {"native", "torch", "onednn"}
-    assert all(rate > 0 for entry in (attention, linear) for rate in entry["gb_per_second"].values())
-
-
-def test_the_program_of_adaptive_sweeps_reads_a_full_grid(tmp_path: Path, run: Run) -> None:
-    spec = {
-        "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 4, "samples": 1,
-        "sampling": {"max_new_tokens": 250},
-        "settings": {"policy": "window", "kv_budget": 90, "ratio_over": "thinking"},
-        "axes": {"local_window": [8, 32], "ratio": [0.2, 0.8]},
-    }  # fmt: skip
-    sweep(make_plan(parse_spec(spec)), tmp_path, workers=1)
-    options = ("--orders", "2", "--margins", "30", "90")
-    strict, lax = run("adaptive.py", str(tmp_path), *options)["models"]["embedded:tiny-llama"]
-    for item in (strict, lax):
-        low, _, high = item["tokens_of_full_grid"]
-        assert 0 < low <= high <= 1
-        assert item["breaks_the_margin"] == 0
-    assert (strict["margin"], lax["margin"]) == (30, 90)
-    assert strict["full_grid"] is None or lax["full_grid"].startswith("window(")
-
-
 def test_more_gpus_take_less_time_in_the_model_of_a_published_grid(run: Run) -> None:
     result = run("scaling.py")
     hours = [result["hours"][gpus]["trees"] for gpus in ("1", "8", "64")]
     assert hours == sorted(hours, reverse=True)
     counted = kept("sweep_cost")["published"]["decoded_tokens"]
     assert result["tokens"] == {"separate": counted["separate"], "trees": counted["shared"]}
-
-
-def test_the_program_of_screens_reads_in_fewer_passes_than_decoding(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = {"demo-quick": recipes()["demo-quick"].replace("max_new_tokens: 700", "max_new_tokens: 300")}
-    monkeypatch.setattr("kvatlas.sweeps.spec.recipes", lambda: short)
-    grid = run("screening.py", "--spec", "demo-quick", "--problems", "1")["grid"]
-    assert grid["decoded"]["tokens"] > 0
-    assert 0 < grid["screened"]["passes"] < grid["decoded"]["passes"]
-    assert set(grid["rank_correlation_with_pass_at_1"]) == {"unchanged", "agreed", "top1", "likeness", "answer_kept"}
-
-
-def test_the_program_of_serving_compares_a_real_server_with_the_engine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its server and clients run in this process: others would spend seconds on importing torch."""
-    monkeypatch.syspath_prepend(BENCH)
-    serving = importlib.import_module("serving")
-
-    def clients(url: str, options: Any) -> dict[str, Any]:
-        texts = serving.questions(options.requests)
-        names = ("tokens", "seconds", "firsts")
-        return dict(zip(names, asyncio.run(serving.asked(url, texts, options.clients, options.tokens)), strict=True))
-
-    monkeypatch.setattr(serving, "clients_in_a_process", clients)
-    words = ["--clients", "4", "--requests", "8", "--tokens", "20", "--turns", "1"]
-    monkeypatch.setattr(sys, "argv", ["serving.py", *words])
-    with served(find(serving.MODEL), "dynts", **serving.SETTING) as url:
-        here = Mock(pid=os.getpid())
-        monkeypatch.setattr(serving, "serve", lambda _: (here, url))
-        serving.main()
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["tokens"] > 8
-    assert result["server_tokens_per_second"][0] > 0
-    assert result["processor_ratio"] > 0.05
-
-
-@pytest.mark.slow
-def test_the_program_of_verification_tells_a_lost_token_by_texts(tmp_path: Path, run: Run) -> None:
-    words = ["--texts", "--only", "newest token lost", "--text-problems", "12", "--text-sizes", "8", "--runs", "2"]
-    result = run("verify.py", "--folder", str(tmp_path), *words)["texts"]
-    assert result["largest_gaps"]["newest token lost"][0] == 0
-    assert result["simulated"]["newest token lost"]["8"] == {"alarm": 1, "before": 0, "after": 1}
 
 
 # The documents in bench/results are what documents quote.

@@ -69,10 +69,6 @@ def test_recipes_are_the_published_grid(name: str) -> None:
     assert {(entry.prompt, entry.grader) for entry in spec.benchmarks} == {("dynts", "dynts")}
 
 
-def test_the_budget_audit_says_which_prompt_it_is_of() -> None:
-    assert {entry.prompt for entry in read_spec(RECIPES / "budget_audit.yaml").benchmarks} == {"r1"}
-
-
 def test_the_recipe_of_triattention_has_its_budgets() -> None:
     from kvatlas.core import Sampling
     from kvatlas.sweeps import read_spec

@@ -54,7 +54,6 @@ DAMAGED: dict[str, tuple[list[Row], str]] = {
         [{"question": row["question"], "answer": row["answer"]} for row in CHOICES],
         "have a letter for a reference answer and no choices",
     ),
-    "an option twice": (first(CHOICES, options=lambda r: r["options"][:3] + r["options"][:1]), "have an option twice"),
     "an index from 1": (
         changed(CHOICES, answer=lambda r: "ABCD".index(r["answer"]) + 1),
         "expected one of its options",

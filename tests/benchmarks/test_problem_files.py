@@ -69,14 +69,6 @@ def only(path: Path, row: dict[str, Any]) -> Problem:
     return problem
 
 
-@pytest.mark.parametrize(
-    ("question", "answer"), [("problem", "final_answer"), ("Problem", "Answer"), ("prompt", "answer")]
-)
-def test_columns_are_found_by_their_usual_names(tmp_path: Path, question: str, answer: str) -> None:
-    problem = only(tmp_path / "mine.json", {question: "One and one?", answer: "$2$"})
-    assert (problem.question, problem.answer) == ("One and one?", "$2$")
-
-
 def test_columns_can_be_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(json.dumps({"text": "One and one?", "question": "no", "sum": 2}))
@@ -290,7 +282,6 @@ LAYOUTS: dict[str, tuple[dict[str, list[dict[str, Any]]], list[str]]] = {
         },
         ["2", "1,200"],
     ),
-    "HMMT25": ({"data/train-00000-of-00001.parquet": ARENA}, [r"\frac{1}{2}", "2,-2"]),
     "OLYMPIADBENCH": (
         {
             "OlympiadBench/OE_TO_maths_en_COMP/OE_TO_maths_en_COMP.parquet": [

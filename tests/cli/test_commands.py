@@ -175,19 +175,6 @@ def test_a_run_with_one_problem_or_all_alike_is_described(
     assert [str(item.message) for item in recwarn] == []
 
 
-def test_metrics_over_several_samples(kvatlas: Call, finished: Path, tmp_path: Path) -> None:
-    for metric in ("pass@1", "pass@2"):
-        out = kvatlas.succeed("describe", finished, "--metric", metric, "--json", err="")
-        assert json.loads(out)["maps"][0]["metric"] == metric
-    kvatlas.succeed("export", finished, "--metric", "pass@2", "--out", tmp_path / "m.csv")
-    assert "pass_at_2" in (tmp_path / "m.csv").read_text()
-    assert json.loads(kvatlas("describe", tmp_path / "m.csv", "--json")[1])["maps"][0]["metric"] == "pass@2"
-    assert "pass@5 needs 5 samples of every problem; the fewest that one has is 2" in kvatlas.refuse(
-        "describe", finished, "--metric", "pass@5"
-    )
-    assert "expected: pass@1, progress, pass@K" in kvatlas.refuse("describe", finished, "--metric", "speed")
-
-
 def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(
     write_spec: Callable[..., Path], tmp_path: Path, kvatlas: Call
 ) -> None:

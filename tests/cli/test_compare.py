@@ -53,20 +53,6 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert json.loads(said)["metric"] == "recall"
 
 
-def test_only_metrics_that_can_be_compared_are_listed(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    words = ("compare", run, chains(tmp_path / "chains"), "--out", tmp_path / "a.png")
-    # The chains are not graded by what mazes are, and have one sample.
-    for metric in ("recall", "beauty"):
-        assert f"Unknown metric '{metric}'; expected: pass@1, progress, and for maps" in kvatlas.refuse(
-            *words, "--metric", metric
-        )
-    err = kvatlas.refuse("compare", run, "--out", tmp_path / "a.png", "--metric", "beauty")
-    own = "precision, progress_valid, recall, valid"
-    assert f"expected: pass@1, progress, pass@K, maj@K (K up to 2), {own}, and" in err
-    for metric in ("pass@2", "precision"):
-        kvatlas.succeed("compare", run, "--out", tmp_path / "a.png", "--metric", metric)
-
-
 def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "curves.png"
     said = kvatlas.succeed("draw", "curves", run, "--out", out)

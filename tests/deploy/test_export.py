@@ -83,11 +83,8 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
     ("target", "changes", "named"),
     [
         ("tensorrt-llm", {"local_window": 64}, "local_window is 64 and can be 1"),
-        ("tensorrt-llm", {"scope": "layer"}, "scope is layer and can be head"),
         ("tensorrt-llm", {"every_from": "budget"}, "every_from is budget and can be prompt"),
-        ("triattention-vllm", {"reach": 1024}, "reach is 1024 and can be 65536"),
         ("r-kv-vllm", {"local_window": 100}, "local_window is 100 and can be 8"),
-        ("r-kv-vllm", {"threshold": 0.7}, "threshold is 0.7 and can be 0.5"),
         ("kvpress", {"keep_prompt": True}, "keep_prompt is True and can be False"),
     ],
 )

@@ -246,7 +246,6 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
     ("code", "headers", "body", "sentence"),
     [
         (401, {}, b"{}", "asks for a key in KVATLAS_API_KEY"),
-        (404, {}, b"no", "this is not an OpenAI-compatible API"),
         (302, {"Location": "http://127.0.0.1:1/"}, b"", "redirects to another address"),
         (200, {}, b"data: {\n\ndata: nonsense\n\n", "does not answer as an OpenAI-compatible API"),
         (200, {}, b'{"data": [{"id": "a"}, {"id": "b"}]}', "several models; name one with --served"),

@@ -101,15 +101,6 @@ def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_pat
     assert b"sk-not-a-real-key" not in b"".join(path.read_bytes() for path in (tmp_path / "run").iterdir())
 
 
-def test_any_benchmark_is_a_task() -> None:
-    from kvatlas.integrations.inspect_registry import benchmark
-
-    task = benchmark("CHAIN5", problems=7)
-    assert len(task.dataset) == 7
-    assert task.dataset[0].input == find("CHAIN5").problems(1)[0].question
-    assert task.metadata == {"kvatlas_benchmark": "CHAIN5", "kvatlas_version": find("CHAIN5").version}
-
-
 def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> None:
     from inspect_ai import Task
     from inspect_ai.dataset import Sample

@@ -164,18 +164,6 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path: Path) -> None:
         write_report(RunAnalysis(RunData.open(folder, partial=True)), tmp_path)
 
 
-def test_grids_of_any_shape_have_a_page(tmp_path: Path) -> None:
-    ratios = tuple(n / 20 for n in range(1, 9))
-    wide = [Setting.of("p q", local_window=w, ratio=r) for w in (8, 16) for r in ratios]
-    models, benchmarks = ["one", '数学 "m"'], [f"B '{n}' \"q\" ümlaut" for n in range(2)]
-    axes = (("local_window", (8, 16)), ("ratio", ratios))
-    plan = manifest(wide, models=models, benchmarks=benchmarks, baselines=(), problems=3, samples=1, axes=axes)
-    run = documents(report(tmp_path, plan, per_cell=1))["run"]
-    assert (run["models"], run["benchmarks"]) == (models, benchmarks)
-    assert [(len(item["rows"]), len(item["columns"])) for item in run["maps"]] == [(2, 8)] * 6
-    assert run["cells"][0]["difference"] is None
-
-
 @pytest.mark.parametrize(
     ("settings", "axes", "rows", "columns"),
     [
