@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from examples import Example, Scribe
 from vocabulary import words
 
-from kvatlas.benchmarks.seqbench import Instance, facts, format_plan
+from kvatlas.benchmarks.seqbench import Instance, format_plan
 
 RECAP_RATE = 0.25
 CHECK_RATE = 0.2
@@ -38,7 +38,7 @@ def maze_example(instance: Instance, rng: random.Random) -> Example:
     maze = instance.maze
     locked = next((frozenset(door[:2]) for door in maze.locked_doors), None)
     doors = Doors({room: list(beyond) for room, beyond in maze.doors.items()}, locked)
-    scribe = Scribe(facts(instance))
+    scribe = Scribe("\n".join(instance.facts))
     if locked is None:
         scribe.say("Bob", " at ", maze.start, " , ", "Alice", " at ", maze.goal, " .\n")
         _search(scribe, doors, maze.goal, maze.start, " to ", rng)
@@ -54,7 +54,7 @@ def maze_example(instance: Instance, rng: random.Random) -> Example:
 def maze_drill(instance: Instance, rng: random.Random) -> Example:
     """All doors of all rooms, one room after the other, without a search."""
     doors = instance.maze.doors
-    scribe = Scribe(facts(instance))
+    scribe = Scribe("\n".join(instance.facts))
     for room in rng.sample(list(doors), len(doors)):
         scribe.say("back to ", room, " : ")
         for i, other in enumerate(rng.sample(list(doors[room]), len(doors[room]))):

@@ -90,12 +90,9 @@ class Run:
         """The folder of the run."""
         return self.data.folder
 
-    def by(self, metric: str, *, partial: bool | None = None, fix: Mapping[str, Any] | None = None) -> Run:
-        """Return the same run by another metric; `partial` and `fix` as in `open_run`, None leaves them unchanged."""
-        changes: dict[str, Any] = {
-            name: value for name, value in (("partial", partial), ("fix", fix)) if value is not None
-        }
-        return Run(replace(self.data, metric=metric, **changes), self._scratch)
+    def by(self, metric: str) -> Run:
+        """Return the same run by another metric."""
+        return Run(replace(self.data, metric=metric), self._scratch)
 
     def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Heatmap]:
         """Return a map for each model, benchmark and policy with its plateau, or with `mean` the benchmarks' means."""

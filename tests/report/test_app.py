@@ -135,13 +135,16 @@ def test_long_traces_are_cut_and_said(tmp_path: Path) -> None:
     assert (len(item["text"]), item["more"]) == (TEXT_LIMIT, 200_000 - TEXT_LIMIT)
 
 
-def test_a_page_holds_all_traces_that_fit_else_some_of_each_cell(tmp_path: Path) -> None:
+def test_a_page_holds_all_traces_that_fit_else_some_of_each_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     analysis = RunAnalysis(RunData.open(store_run(tmp_path / "run", manifest(grid("dynts"), problems=3))))
     out = tmp_path / "report.html"
-    assert not write_report(analysis, out, per_cell=1, limit=9_000)
-    assert 5 < len(traces_of(documents(out))) <= 20
     assert write_report(analysis, out)
     assert len(traces_of(documents(out))) == 3 * 10 * 2 * 2
+    monkeypatch.setattr("kvatlas.report.app.page.TRACES_LIMIT", 9_000)
+    assert not write_report(analysis, out, per_cell=1)
+    assert 5 < len(traces_of(documents(out))) <= 20
 
 
 def test_a_partial_run_is_refused_or_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -34,7 +34,6 @@ def check(benchmark: Benchmark) -> Iterator[Finding]:
         yield _columns(benchmark)
         yield _published(benchmark, problems)
         yield _references(problems)
-        yield _choices(problems)
         yield _own_answers(benchmark, problems)
     else:
         yield Finding("problems", Check.OK, f"{len(problems)} problems (digest {_digest(problems)})")
@@ -120,20 +119,6 @@ def _references(problems: Problems) -> Finding:
 def _is_solution(answer: str) -> bool:
     sentences = len(re.findall(r"[a-z)$][.!?](?:\s|$)", answer))
     return r"\boxed" in answer or "####" in answer or (len(answer) > SOLUTION and sentences > 1)
-
-
-def _choices(problems: Problems) -> Finding:
-    """Look for empty or repeated options."""
-    name = "choices"
-    problems = [p for p in problems if p.about.get("choices")]
-    if not problems:
-        return Finding(name, Check.OK, "none: answers are compared by meaning")
-    doubtful = [p for p in problems if len(set(filter(None, p.about["choices"]))) < len(p.about["choices"])]
-    if doubtful:
-        return _fault(name, doubtful, problems, "have an option twice, or an empty one")
-    right = Counter(p.answer for p in problems)
-    shares = ", ".join(f"{letter} {count / len(problems):.0%}" for letter, count in sorted(right.items()))
-    return Finding(name, Check.OK, f"{len(problems)} problems with options; answers {shares}")
 
 
 def _own_answers(benchmark: Questions, problems: Problems) -> Finding:

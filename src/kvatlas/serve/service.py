@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,11 +94,6 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         )
     policy.check(model)
     return policy.on(model)
-
-
-def _names_a_file(item: Field[Any]) -> bool:
-    # Parameters that are words declare them; other texts are names of files.
-    return isinstance(item.default, str) and not item.metadata
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
@@ -278,9 +273,10 @@ class Service:
         own.pop("policy", None)
         if ".py:" in name and name != self.policy.name:
             raise KvatlasError(f"policy: {name!r} names a file, which requests may not.")
-        files = [item.name for item in parameters(policies.policies.get(name)) if _names_a_file(item)]
-        if refused := next((word for word in own if word in files), None):
-            raise KvatlasError(f"policy: {refused} names a file, which requests may not.")
+        for item in parameters(policies.policies.get(name)):
+            # Parameters that are words declare them; other texts are names of files.
+            if item.name in own and isinstance(item.default, str) and not item.metadata:
+                raise KvatlasError(f"policy: {item.name} names a file, which requests may not.")
         same = name == self.policy.name
         policy = find_policy(self.model, name, {**(self.policy.setting.values if same else {}), **own})
         if policy.observes and policy.observer != self.policy.observer:

@@ -34,12 +34,12 @@ from typing import Any, ClassVar
 
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.seqbench import plans
-from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Instance, MazeShape, draw, facts
+from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Instance, MazeShape, draw
 from kvatlas.benchmarks.seqbench.plans import Maze, Plan, follow, format_plan, judge, parse_plan, read_maze
 from kvatlas.benchmarks.tables import Row, read_rows
 from kvatlas.core import Grade, KvatlasError, Problem, Status, digest
 
-__all__ = ["Instance", "Maze", "MazeShape", "Plan", "SeqBench", "draw", "facts", "follow", "format_plan", "judge"]
+__all__ = ["Instance", "Maze", "MazeShape", "Plan", "SeqBench", "draw", "follow", "format_plan", "judge"]
 __all__ += ["parse_plan", "read_maze"]
 
 STANDARD_PROBLEMS = 300
@@ -184,7 +184,7 @@ class SeqBench(_Graded):
             "moves": instance.moves,
             "grid": f"{self.shape.columns}x{self.shape.rows}",
         }
-        return Problem(f"{self.name}-{index:04d}", facts(instance), format_plan(instance.plan), about)
+        return Problem(f"{self.name}-{index:04d}", "\n".join(instance.facts), format_plan(instance.plan), about)
 
     def prompt(self, problem: Problem) -> str:
         default = FORMATS["full" if self.full or not self.shape.small else "facts"]

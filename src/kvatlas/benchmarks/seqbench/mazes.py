@@ -104,11 +104,6 @@ class Instance:
         return sum(name == "move_to" for name, _ in self.plan)
 
 
-def facts(instance: Instance) -> str:
-    """Return the facts in words, one a line."""
-    return "\n".join(instance.facts)
-
-
 def draw(shape: MazeShape, rng: random.Random) -> Instance:
     """Return a random checked instance. Raises KvatlasError if many draws give none of that shape."""
     longest = 0

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvatlas.core import KvatlasError
 from kvatlas.figures import style
-from kvatlas.report.app.documents import MISSING, RIGHT, Json, maps_of
+from kvatlas.report.app.documents import Json, maps_of
 from kvatlas.report.app.run import AppRun, Place, address_name, trace_address
 from kvatlas.results.export import check_target, replacing
 from kvatlas.results.store import Store
@@ -111,17 +111,17 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, "utf-8", newline="")
 
 
-def write_report(analysis: RunAnalysis, out: Path, *, per_cell: int = 2, limit: int | None = None) -> bool:
+def write_report(analysis: RunAnalysis, out: Path, *, per_cell: int = 2) -> bool:
     """Write the app of a stored run to the HTML file `out`, whole or not at all; return True if it holds all traces.
 
-    All traces stand in the page if they fit into `limit` bytes (else `TRACES_LIMIT`); if not, `per_cell` of each cell
-    do. Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
+    All traces stand in the page if they fit into `TRACES_LIMIT` bytes; if not, the first `per_cell` of each cell do.
+    Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
     """
     check_page(out)
     if not maps_of(analysis):
         raise KvatlasError("The run has no settings that a report could show.")
     run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), analysis)
-    traces = _traces(run, per_cell, TRACES_LIMIT if limit is None else limit)
+    traces = _traces(run, per_cell)
     for trace, departs in zip(traces.values(), run.departures(list(traces), DEPARTURES), strict=True):
         if departs:
             trace["departs"] = departs
@@ -140,37 +140,19 @@ def check_page(out: Path) -> None:
         raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; the name must end in .html.")
 
 
-def _traces(run: AppRun, per_cell: int, limit: int) -> dict[Place, Json]:
-    """The page's traces, at most `limit` bytes of them."""
+def _traces(run: AppRun, per_cell: int) -> dict[Place, Json]:
+    """Return the page's traces, at most `TRACES_LIMIT` bytes of them."""
     tokens = sum(float(np.nansum(cell.traces["output_tokens"])) for cell in run.data.cells)
     # A token takes about seven bytes of the page; only where all may fit are all tried.
-    turns = chosen_traces(run, run.promised if per_cell and 7 * tokens < limit else per_cell)
+    most = run.promised if per_cell and 7 * tokens < TRACES_LIMIT else per_cell
+    turns = [list(run.places([number]))[:most] for number in range(len(run.marks))]
     traces: dict[Place, Json] = {}
     size = 0
     # In turns over the cells, so that a limit takes from all of them alike.
     for place in (place for turn in zip_longest(*turns) for place in turn if place is not None):
         document = run.trace(*place, whole=False)
         size += len(embedded(document).encode())
-        if size > limit:
+        if size > TRACES_LIMIT:
             break
         traces[place] = document
     return traces
-
-
-def chosen_traces(run: AppRun, per_cell: int) -> list[list[Place]]:
-    """Return at most `per_cell` traces of each cell: one that all cells of a table share, then one of another outcome.
-
-    The shared one is that on which the settings of the table disagree most, so that cells can be compared on it.
-    """
-    chosen = []
-    for table in run.tables:
-        letters = np.array([list(run.marks[number]) for number in table.rows])
-        right, there = letters == RIGHT, letters != MISSING
-        count, agreeing = there.sum(0), np.minimum(right.sum(0), there.sum(0) - right.sum(0))
-        shared = max(range(letters.shape[1]), key=lambda at: (agreeing[at], count[at]))
-        for number, own in zip(table.rows, right.tolist(), strict=True):
-            order = {place: place[1] * table.samples + place[2] for place in run.places([number])}
-            first = own[shared] if shared in order.values() else True
-            places = sorted(order, key=lambda place: (order[place] != shared, own[order[place]] == first, place))
-            chosen.append(places[:per_cell])
-    return chosen
