@@ -8,6 +8,7 @@ by problem.
 """
 
 import sys
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from kvatlas import models, policies
 from kvatlas.core import Setting
 from kvatlas.results import Store
 
-POLICIES = ("dynts", "rkv", "random", "window")
+POLICIES = ("dynts", "rkv", "random", "window", "full")
 
 
 def kib(model: str, settings: list[Setting]) -> dict[Setting, tuple[int, int]]:
@@ -34,10 +35,12 @@ def kib(model: str, settings: list[Setting]) -> dict[Setting, tuple[int, int]]:
 
 def main(run: str, model: str, figure: str, title: str) -> None:
     grades: dict[Setting, dict[tuple[str, str], bool]] = defaultdict(dict)
+    longest: dict[Setting, int] = defaultdict(int)
     with Store.open(Path(run)) as store:
         for _, trace in store.traces():
             if trace.model == model:
                 grades[trace.setting][trace.benchmark, trace.problem] = trace.grade.correct
+                longest[trace.setting] = max(longest[trace.setting], trace.usage.peak_kv_tokens or 0)
     full = Setting.of("full")
     problems = sorted(set.intersection(*map(set, grades.values())))
     print(f"{len(problems)} problems")
@@ -46,10 +49,18 @@ def main(run: str, model: str, figure: str, title: str) -> None:
     for setting, own in sorted(table.items(), key=lambda item: str(item[0])):
         low, high = np.quantile((own - table[full])[picks].mean(1), [0.025, 0.975])
         print(f"{own.mean():5.1f} {(own - table[full]).mean():6.1f} [{low:6.1f}, {high:6.1f}] {setting}")
-    sizes = kib(model, [setting for setting in table if setting.policy in POLICIES])
+    sizes = kib(model, [setting for setting in table if setting.policy != "full"])
+    # A packed full cache stands in the least panel in which its longest trace fits.
+    shape = models.find(model).shape
+    for panel in sorted({size for size, _ in sizes.values()}):
+        for setting in table:
+            token, beside = shape.kv_bytes(policies.of(setting).storage, 2)
+            room = int((1024 * panel - beside) // token)
+            if setting.policy == "full" and setting != full and setting not in sizes and longest[setting] <= room:
+                sizes[setting] = (panel, room)
     panels = sorted({size for size, _ in sizes.values()})
     sheet, axes = plt.subplots(
-        1, len(panels), figsize=(2.2 + 2.6 * len(panels), 3.6), sharey=True, squeeze=False, layout="constrained"
+        1, len(panels), figsize=(3.4 + 2.6 * len(panels), 3.6), sharey=True, squeeze=False, layout="constrained"
     )
     for axis, panel in zip(axes[0], panels, strict=True):
         tokens = {setting.on_axes["kv_bits"]: count for setting, (size, count) in sizes.items() if size == panel}
@@ -69,8 +80,9 @@ def main(run: str, model: str, figure: str, title: str) -> None:
         axis.set_xticks(range(len(tokens)), names, fontsize=8)
         axis.set(title=f"{panel:,} KiB a sequence", xlim=(-0.4, len(tokens) - 0.6), ylim=(0, 100))
     axes[0, 0].set_ylabel("Pass@1 in %")
-    axes[0, -1].legend(frameon=False, fontsize=8, loc="lower right")
-    sheet.suptitle(f"{model}: {title}", fontsize=11)
+    handles = {name: handle for axis in axes[0] for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    sheet.legend(handles.values(), handles.keys(), frameon=False, fontsize=8, loc="outside right center")
+    sheet.suptitle("\n".join(textwrap.wrap(f"{model}: {title}", 30 + 34 * len(panels))), fontsize=11)
     sheet.savefig(figure, dpi=110)
 
 
