@@ -156,10 +156,19 @@ def test_a_failed_engine_says_so_to_everyone(model: ModelHandle, loaded: Any) ->
     made.close()
 
 
-def test_values_that_a_policy_does_not_take_may_be_there_and_the_oracle_needs_a_sweep(model: ModelHandle) -> None:
-    assert find_policy(model, "full", {"kv_budget": 56, "local_window": None}).budget is None
+def test_the_full_cache_takes_bits_and_no_budget_and_the_oracle_needs_a_sweep(model: ModelHandle) -> None:
+    assert find_policy(model, "full", {"kv_bits": 8, "local_window": None}).storage.key_bits == 8
+    with pytest.raises(KvatlasError, match="full' has no parameter 'kv_budget'"):
+        find_policy(model, "full", {"kv_budget": 56})
     with pytest.raises(KvatlasError, match="which only a sweep has"):
         find_policy(model, "oracle", VALUES)
+
+
+def test_a_request_for_other_bits_than_the_servers_is_refused(service: Service) -> None:
+    """The engine keeps it for the end, so that it would wait for ever."""
+    assert service.policy_for({"policy": "full"}).storage == service.policy.storage
+    with pytest.raises(KvatlasError, match="'full' stores the cache in another form than this server"):
+        service.policy_for({"policy": "full", "kv_bits": 8})
 
 
 def test_room_and_sampling_are_checked(model: ModelHandle) -> None:

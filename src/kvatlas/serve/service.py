@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +83,6 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         for parameter, value in values.items()
         if value is not None
     }
-    if name == "full":
-        # Options of the other policies are ignored, so that one command line also serves the full cache.
-        shared = {field.name for field in fields(CompressingPolicy)}
-        given = {parameter: value for parameter, value in given.items() if parameter not in shared}
     policy = policies.of(Setting.of(name, **given))
     if Signal.ANSWER in policy.observes:
         raise KvatlasError(
@@ -265,7 +261,8 @@ class Service:
     def policy_for(self, values: Mapping[str, Any] | None) -> Policy:
         """Return the policy that a request names; parameters of the service's own method are its defaults.
 
-        Raises KvatlasError for a method with other signals than the engine collects, and for names of files.
+        Raises KvatlasError for a method with other signals than the engine collects, for other bits than those of the
+        service, and for names of files.
         """
         if not values:
             return self.policy
@@ -279,6 +276,12 @@ class Service:
                 raise KvatlasError(f"policy: {item.name} names a file, which requests may not.")
         same = name == self.policy.name
         policy = find_policy(self.model, name, {**(self.policy.setting.values if same else {}), **own})
+        if policy.storage != self.policy.storage:
+            # The engine would decode it after the last request, which a server does not have.
+            raise KvatlasError(
+                f"policy: {name!r} stores the cache in another form than this server; expected kv_bits, key_bits, "
+                f"value_bits, group and residual as in {self.policy.setting}."
+            )
         if policy.observes and policy.observer != self.policy.observer:
             raise KvatlasError(
                 f"policy: {name!r} needs signals that this server does not collect; expected {self.policy.name!r} with "
