@@ -35,7 +35,7 @@ def test_a_model_is_checked_line_by_line(kvatlas: Call) -> None:
     assert list(rows[0]) == ["name", "status", "message", "advice"]
     (unknown,) = [row for row in rows if row["name"] == "unknown tokens"]
     assert unknown["status"] == "failed"
-    assert "tokenizer_class" in unknown["advice"]
+    assert "smollm2-135m-think" in unknown["advice"]
 
 
 def test_the_exact_text_of_a_problem(kvatlas: Call, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:
     [
         (("--policy", "h2o@unknown", *GOOD), "Unknown preset 'h2o@unknown'; expected: dynts@dynts-paper"),
         (("--policy", "h2o@dynts-paper", *GOOD, "--set", "keep_prompt=true"), "fixes keep_prompt = False"),
-        (("--policy", "h2o", *GOOD, "--set", "scope=model"), "scope is 'model'; expected 'global', 'layer', 'head'"),
+        (("--policy", "h2o", *GOOD, "--set", "scope=model"), "scope is 'model'; expected 'head', 'global', 'layer'"),
         (("--policy", "rkv", *GOOD, "--set", "mix=2"), "mix is 2; expected a number from 0 to 1"),
         (("--policy", "dynts-bottom", *GOOD, "--set", "predictor=no.safetensors"), "there is no file"),
         (
