@@ -1,8 +1,12 @@
 """The command line, run in this process: a new one would spend seconds on importing torch."""
 
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +39,35 @@ class Call:
         code, out, err = self(*words)
         assert (code, out, err.count("kvatlas: ") or err.count("Invalid value")) == (2, "", 1), f"{out}\n{err}"
         return err
+
+
+#: Commands of `kvatlas` from the standard input, to what they return and print.
+COMMANDS = """
+import contextlib, io, json, sys
+from kvatlas import cli
+done = []
+for words in json.load(sys.stdin):
+    sys.argv = ["kvatlas", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code or 0
+    done.append((code, out.getvalue(), err.getvalue()))
+json.dump(done, sys.stdout)
+"""
+
+
+def run_apart(
+    commands: Iterable[str], folder: Path, python: object = sys.executable, **environment: str
+) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of commands, one after the other in a process of their own."""
+    done = subprocess.run(
+        [str(python), "-c", COMMANDS], cwd=folder, env=os.environ | environment,
+        input=json.dumps([words.split() for words in commands]), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [(code, out, err) for code, out, err in json.loads(done.stdout)]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import yaml
 from kvatlas import models
 from kvatlas.models import ModelHandle
 from tests.command_line import kvatlas, succeed
+from tests.stored import decode_run
 
 __all__ = ["kvatlas", "succeed"]
 
@@ -168,11 +169,7 @@ def spec_data(random_models: dict[str, ModelHandle]) -> Callable[..., dict[str, 
 @pytest.fixture(scope="session")
 def finished(spec_data: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The finished run of this sweep, decoded in this process; no test writes into it."""
-    from kvatlas.sweeps import make_plan, parse_spec, sweep
-
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    sweep(make_plan(parse_spec(spec_data())), folder, workers=1)
-    return folder
+    return decode_run(spec_data(), tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.fixture

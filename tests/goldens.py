@@ -5,7 +5,6 @@ on one kind of processor; on another one, record first on the tree to compare wi
 what differs from it and ends with exit code 1 if a number or a text of a figure does.
 """
 
-import base64
 import csv
 import gzip
 import hashlib
@@ -19,6 +18,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.report.pages import documents
 
 DATA = Path(__file__).parent / "data"
 FILE = DATA / "goldens.json.gz"
@@ -73,13 +74,11 @@ def exported(run: Path) -> dict[str, Any]:
 def report_numbers(run: Path, page: Path) -> dict[str, Any]:
     """The cells of a report and the outcomes of their traces."""
     kvatlas("view", run, "--out", page, "--traces", 0)
-    (found,) = re.findall(r'<script type="application/json" id="page">(.*?)</script>', page.read_text())
-    packed = json.loads(gzip.decompress(base64.b64decode(json.loads(found)["documents"])))
-    documents = {name.partition("/")[2]: document for name, document in packed.items()}
-    cells = {f"{cell['model']}|{cell['benchmark']}|{cell['name']}": cell for cell in documents["run"]["cells"]}
+    found = documents(page)
+    cells = {f"{cell['model']}|{cell['benchmark']}|{cell['name']}": cell for cell in found["run"]["cells"]}
     names, outcomes = list(cells), {}
-    for number, table in enumerate(documents["run"]["outcomes"]):
-        marks = documents[f"outcomes/{number}"]["marks"]
+    for number, table in enumerate(found["run"]["outcomes"]):
+        marks = found[f"outcomes/{number}"]["marks"]
         outcomes |= {names[cell]: letters for cell, letters in zip(table["rows"], marks, strict=True)}
     return {"cells": cells, "outcomes": outcomes}
 

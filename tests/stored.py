@@ -1,11 +1,25 @@
-"""Runs of synthetic traces in stores."""
+"""Runs in stores: of synthetic traces, and decoded ones."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kvatlas.core import Setting, Trace
 from kvatlas.results import Manifest, Store
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.stats.synthetic import traces
+
+
+def traces_of(folder: Path) -> list[Trace]:
+    """Return all traces of a run."""
+    with Store.open(folder) as store:
+        return [trace for _, trace in store.traces()]
+
+
+def decode_run(spec: dict[str, Any], folder: Path) -> Path:
+    """Decode the run of a spec in this process."""
+    sweep(make_plan(parse_spec(spec)), folder, workers=1)
+    return folder
 
 
 def store_run(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.spec import recipes
 from tests.demo_numbers import FILE, quotes
+from tests.stored import decode_run
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -95,7 +95,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("docs", "README.md"):
         (folder / name).symlink_to(ROOT / name)
     quick = yaml.safe_load(small(recipes()["demo-quick"]))
-    sweep(make_plan(parse_spec({**quick, "problems": 2})), folder / "runs" / "demo", workers=1)
+    decode_run({**quick, "problems": 2}, folder / "runs" / "demo")
     return folder
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +12,8 @@ from huggingface_hub import close_session, constants
 
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
+from tests.command_line import run_apart
 from tests.hub_server import hub
-from tests.packaging.environments import COMMANDS
 from tests.r1 import AIME, save_model
 
 
@@ -77,38 +75,26 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
         assert store.keys() == before
 
 
-NONE, R1 = ("run", "hf:owner/none", "CHAIN4"), ("run", "hf:owner/r1", "CHAIN4")
+#: By variables of the environment: commands, and what the hub's refusal of each says.
+REFUSED: dict[str, dict[str, str]] = {
+    "": {
+        "list benchmarks GPQA_D": "'Idavidrein/gpqa' is gated: accept its terms on http",
+        "list benchmarks AIME24": "'HuggingFaceH4/aime_2024' is not on http",
+        "list benchmarks MATH500": "holds no file test.jsonl; name a local file: MATH500@FILE",
+        "run hf:owner/none CHAIN4": "The model 'owner/none' is not on http",
+        "run hf:owner/r1 CHAIN4 --model-option revision=v9": "The model 'owner/r1' at revision 'v9' is not on http",
+    },
+    "HF_HUB_OFFLINE=1": {"run hf:owner/r1 CHAIN4": "HF_HUB_OFFLINE switches downloads off"},
+    "HF_ENDPOINT=http://127.0.0.1:9": {"run hf:owner/r1 CHAIN4": "cannot be reached; name a local"},
+    "HTTPS_PROXY=http://127.0.0.1:9": {"list benchmarks AIME24": "is not on http"},
+}
 
 
-@pytest.mark.parametrize(
-    ("more", "refused"),
-    [
-        (
-            {},
-            [
-                (("list", "benchmarks", "GPQA_D"), "'Idavidrein/gpqa' is gated: accept its terms on http"),
-                (("list", "benchmarks", "AIME24"), "'HuggingFaceH4/aime_2024' is not on http"),
-                (("list", "benchmarks", "MATH500"), "holds no file test.jsonl; name a local file: MATH500@FILE"),
-                (NONE, "The model 'owner/none' is not on http"),
-                (
-                    (*R1, "--model-option", "revision=v9"),
-                    "The model 'owner/r1' at revision 'v9' is not on http",
-                ),
-            ],
-        ),
-        ({"HF_HUB_OFFLINE": "1"}, [(R1, "HF_HUB_OFFLINE switches downloads off")]),
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [(R1, "cannot be reached; name a local")]),
-        ({"HTTPS_PROXY": "http://127.0.0.1:9"}, [(("list", "benchmarks", "AIME24"), "is not on http")]),
-    ],
-    ids=lambda item: " ".join(f"{name}={value}" for name, value in item.items()) if isinstance(item, dict) else "",
-)
+@pytest.mark.parametrize("variable", REFUSED)
 def test_what_the_hub_refuses_is_one_sentence_and_soon(
-    r1: ModelHandle,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    more: dict[str, str],
-    refused: list[tuple[tuple[str, ...], str]],
+    r1: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
+    refused, more = REFUSED[variable], dict([variable.split("=")] if variable else [])
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "README.md").write_text("nothing")
     monkeypatch.setattr("tests.hub_server.GATED", "Idavidrein/gpqa")
@@ -116,15 +102,10 @@ def test_what_the_hub_refuses_is_one_sentence_and_soon(
         monkeypatch.delenv(name)
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
         began = time.perf_counter()
-        commands = json.dumps([words for words, _ in refused])
-        process = subprocess.run(
-            [sys.executable, "-c", COMMANDS],
-            env=os.environ | {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), **more},
-            input=commands, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), **more}
+        done = run_apart(refused, tmp_path, **environment)
         took = time.perf_counter() - began
-    assert process.returncode == 0, process.stderr
-    for (code, out, err), (_, sentence) in zip(json.loads(process.stdout), refused, strict=True):
+    for (code, out, err), sentence in zip(done, refused.values(), strict=True):
         assert (code, out) == (2, "")
         assert sentence in err, err
         assert err.count("\n") == 1

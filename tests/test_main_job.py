@@ -1,12 +1,7 @@
 """The main job on an embedded model: forgetting matters, and learned importance knows what to keep."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from kvatlas.core import Trace
-from kvatlas.results import Manifest, Store
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.pairs import comparisons
 from kvatlas.stats.run_data import RunData
@@ -17,38 +12,31 @@ pytestmark = pytest.mark.slow
 BENCHMARKS = ["CHAIN10", "CHAIN11"]
 
 
-def spec(**changes: Any) -> dict[str, Any]:
-    """Corners of a grid at the demo's budget, on held-out problems: the predictor learned from others."""
-    return {
-        "models": ["embedded:tiny-qwen"],
-        "benchmarks": BENCHMARKS,
-        "problems": 24,
-        "samples": 1,
-        "sampling": {"max_new_tokens": 700},
-        "settings": [
-            {"policy": name, "kv_budget": 288, "ratio_over": "thinking"} for name in ("dynts", "random", "window")
-        ],
-        "axes": {"local_window": [16, 32], "ratio": [0.1, 0.5]},
-        **changes,
-    }
+#: Corners of a grid at the demo's budget, on held-out problems: the predictor learned from others.
+SPEC = {
+    "models": ["embedded:tiny-qwen"],
+    "benchmarks": BENCHMARKS,
+    "problems": 24,
+    "samples": 1,
+    "sampling": {"max_new_tokens": 700},
+    "settings": [
+        {"policy": name, "kv_budget": 288, "ratio_over": "thinking"} for name in ("dynts", "random", "window")
+    ],
+    "axes": {"local_window": [16, 32], "ratio": [0.1, 0.5]},
+}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, list[tuple[str, Trace]]]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     folder = tmp_path_factory.mktemp("main") / "run"
-    sweep(make_plan(parse_spec(spec())), folder)
-    return read(folder)
+    sweep(make_plan(parse_spec(SPEC)), folder)
+    return RunData.open(folder)
 
 
-def read(folder: Path) -> tuple[Manifest, list[tuple[str, Trace]]]:
-    with Store.open(folder) as store:
-        return store.manifest(), list(store.traces())
-
-
-def test_the_map_has_structure(run: tuple[Manifest, list[tuple[str, Trace]]]) -> None:
+def test_the_map_has_structure(run: RunData) -> None:
     """On two benchmarks the best cell of dynts is within 10 points of the full cache, its worst cell and every cell
     of window are 25 points below."""
-    maps = {(item.benchmark, item.policy): item for item in maps_of_run(RunData(*run))}
+    maps = {(item.benchmark, item.policy): item for item in maps_of_run(run)}
     for benchmark in BENCHMARKS:
         learned, window = maps[benchmark, "dynts"], maps[benchmark, "window"]
         full = learned.baselines["full"].estimate.value
@@ -58,9 +46,9 @@ def test_the_map_has_structure(run: tuple[Manifest, list[tuple[str, Trace]]]) ->
         assert max(cell.estimate.value for cell in window.cells.values()) <= full - 0.25
 
 
-def test_learned_importance_beats_random_and_window(run: tuple[Manifest, list[tuple[str, Trace]]]) -> None:
+def test_learned_importance_beats_random_and_window(run: RunData) -> None:
     """At equal budget, window and ratio, on the same problems, paired."""
-    by_name = {(c.first, c.second): c.difference for c in comparisons(RunData(*run)) if not c.note}
+    by_name = {(c.first, c.second): c.difference for c in comparisons(run) if not c.note}
     for rival in ("random", "window"):
         difference = by_name["dynts", rival]
         assert difference.value > 0.05

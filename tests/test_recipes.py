@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from kvatlas.core import Sampling, Status
-from kvatlas.results import Store
 from kvatlas.sweeps import read_spec
 from tests.r1 import AIME, save_model
+from tests.stored import traces_of
 
 RECIPES = Path(__file__).parents[1] / "src" / "kvatlas" / "sweeps"
 #: The published budget and windows are divided by this.
@@ -41,8 +41,7 @@ def test_a_recipe_runs_through_to_its_figure(tmp_path: Path, succeed: Callable[.
     assert plan["decoded_tokens"]["shared"] < plan["decoded_tokens"]["separate"]
 
     succeed("sweep", path, "--out", tmp_path / "run", "--workers", "1", "--quiet")
-    with Store.open(tmp_path / "run") as store:
-        traces = [trace for _, trace in store.traces()]
+    traces = traces_of(tmp_path / "run")
     assert len(traces) == plan["traces"]
     # What follows the end of thinking always stays, which none of these traces writes.
     long = [t for t in traces if t.setting.policy == "dynts" and t.usage.output_tokens > 500]
@@ -70,9 +69,6 @@ def test_recipes_are_the_published_grid(name: str) -> None:
 
 
 def test_the_recipe_of_triattention_has_its_budgets() -> None:
-    from kvatlas.core import Sampling
-    from kvatlas.sweeps import read_spec
-
     spec = read_spec(RECIPES / "triattention_qwen3.yaml")
     cells = [setting for setting, baseline in spec.cells() if not baseline]
     assert {(s.policy, s.values["kv_budget"], s.values["every"], s.values["local_window"]) for s in cells} == {

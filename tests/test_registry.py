@@ -1,7 +1,5 @@
 import json
 import os
-import subprocess
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 from kvatlas import registry
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
-from tests.packaging import environments
+from tests.command_line import run_apart
 
 
 def test_third_parties_are_found_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +95,7 @@ def done(broken: Path) -> dict[str, tuple[int, str, str]]:
     )
     paths = os.pathsep.join([str(broken), os.environ.get("PYTHONPATH", "")])
     words = [*WARNED, *REFUSED, *UNKNOWN]
-    process = subprocess.run(
-        [sys.executable, "-c", environments.COMMANDS], cwd=broken, env={**os.environ, "PYTHONPATH": paths},
-        input=json.dumps([line.split() for line in words]), capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return dict(zip(words, json.loads(process.stdout), strict=True))
+    return dict(zip(words, run_apart(words, broken, PYTHONPATH=paths), strict=True))
 
 
 @pytest.mark.parametrize(("words", "good"), [("list policies --json", "good"), ("list benchmarks --json", "WELL")])

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 from kvatlas.benchmarks import find
@@ -9,49 +10,32 @@ from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
 
-Solver = tuple[str, Setting]
-
 
 def maze_run(
     folder: Path,
-    solvers: Mapping[Solver, float],
+    solvers: Mapping[tuple[str, Setting], float],
     *,
     benchmark: str = "SEQBENCH-6x6-B1",
     problems: int = 150,
     samples: int = 2,
-    seed: int = 0,
 ) -> Path:
     """A finished run: `solvers` says for each model and setting the chance that an action goes wrong."""
-    benchmark_ = find(benchmark)
-    asked = benchmark_.problems(problems)
-    cells = [
-        Expected(
-            model,
-            benchmark_.name,
-            setting,
-            f"key {model}",
-            tuple(p.id for p in asked),
-            samples,
-            setting.policy == "full",
-        )
+    mazes = find(benchmark)
+    asked = mazes.problems(problems)
+    about = {problem.id: dict(problem.about) for problem in asked}
+    cells = tuple(
+        Expected(model, mazes.name, setting, f"key {model}", tuple(about), samples, setting.policy == "full")
         for model, setting in solvers
-    ]
-    about = {benchmark_.name: {problem.id: dict(problem.about) for problem in asked}}
+    )
+    usage = Usage(100, 50, 20, 150, 120.0, 0, 0.1)
     with Store.create(folder) as store:
-        store.put_manifest(Manifest((), tuple(cells), {}, {"kvatlas": "test"}, about))
-        for cell in cells:
-            for problem in asked:
-                for sample in range(samples):
-                    rng = random.Random(f"{seed} {cell.model} {cell.setting} {problem.id} {sample}")
-                    text = wander(problem.answer, solvers[cell.model, cell.setting], rng)
-                    grade = benchmark_.grade(problem, text) if text else Grade(False, 0.0, None, Status.TRUNCATED)
-                    usage = Usage(100, 50, 20, 150, 120.0, 0, 0.1)
-                    store.add(
-                        cell.run_key,
-                        Trace(
-                            cell.model, benchmark_.name, problem.id, sample, cell.setting, (1, 2), text, grade, usage
-                        ),
-                    )
+        store.put_manifest(Manifest((), cells, {}, {"kvatlas": "test"}, {mazes.name: about}))
+        for cell, problem, sample in product(cells, asked, range(samples)):
+            rng = random.Random(f"0 {cell.model} {cell.setting} {problem.id} {sample}")
+            text = wander(problem.answer, solvers[cell.model, cell.setting], rng)
+            grade = mazes.grade(problem, text) if text else Grade(False, 0.0, None, Status.TRUNCATED)
+            trace = Trace(cell.model, mazes.name, problem.id, sample, cell.setting, (1, 2), text, grade, usage)
+            store.add(cell.run_key, trace)
     return folder
 
 

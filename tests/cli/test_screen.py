@@ -7,6 +7,7 @@ from pathlib import Path
 from kvatlas.core import Status
 from kvatlas.results import Store
 from tests.command_line import Call
+from tests.stored import traces_of
 
 
 def test_a_grid_is_screened_and_drawn(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:
@@ -48,8 +49,7 @@ def test_traces_without_an_answer_keep_none_and_are_counted(kvatlas: Call, tmp_p
     out = tmp_path / "screened"
     code, _, said = kvatlas("sweep", tmp_path / "spec.yaml", "--screen", "--out", out, "--workers", 1)
     assert code == 0, said
-    with Store.open(out) as store:
-        records = [trace for _, trace in store.traces()]
+    records = traces_of(out)
     cut = {(t.benchmark, t.problem, t.sample) for t in records if t.tokens and t.grade.status is Status.TRUNCATED}
     lacking = sum(benchmark == "CHAIN4" for benchmark, _, _ in cut)
     assert len(cut) == lacking + 6

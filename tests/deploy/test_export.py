@@ -12,8 +12,8 @@ from kvatlas import models
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.deploy.export import TARGETS, export_setting
 from kvatlas.policies.triattention import load_statistics
-from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call
+from tests.stored import decode_run
 
 #: What each target can be told exactly.
 EXACT: dict[str, dict[str, Any]] = {
@@ -43,13 +43,9 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
     assert all(not item.changed for item in made.values())
     config = yaml.safe_load(made["tensorrt-llm"].text)
     assert config["kv_cache_compression_config"] == {
-        "algorithm": "triattention",
-        "budget": 2048,
-        "beta": 128,
-        "eviction_mode": "per_layer_perhead",
-        "normalize_scores": True,
-        "calibration_path": "stats.pt",
-    }
+        "algorithm": "triattention", "budget": 2048, "beta": 128, "eviction_mode": "per_layer_perhead",
+        "normalize_scores": True, "calibration_path": "stats.pt",
+    }  # fmt: skip
     assert config["kv_cache_config"]["use_kv_cache_manager_v2"] is True
     vllm = {
         "ENABLE_TRIATTENTION": "true",
@@ -86,6 +82,7 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
         ("tensorrt-llm", {"every_from": "budget"}, "every_from is budget and can be prompt"),
         ("r-kv-vllm", {"local_window": 100}, "local_window is 100 and can be 8"),
         ("kvpress", {"keep_prompt": True}, "keep_prompt is True and can be False"),
+        ("kvpress", {"kv_bits": 8}, "kv_bits is 8 and can be 16"),
     ],
 )
 def test_what_a_target_cannot_express_is_named_with_the_nearest(target: str, changes: Any, named: str) -> None:
@@ -114,22 +111,22 @@ def test_a_ratio_is_told_as_what_it_keeps() -> None:
         (Setting.of("full"), "triattention-vllm", "never compresses"),
         (window, "triattention-vllm", "has no policy 'window'; it has triattention"),
         (thinking, "vllm", "Unknown target 'vllm'; expected: tensorrt-llm"),
+        (setting("kvpress", kv_budget="12MiB"), "kvpress", "expected a number of tokens"),
     ]:
         with pytest.raises(KvatlasError, match=sentence):
             export_setting(asked, target)
 
 
 def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: Call, tmp_path: Path) -> None:
-    run, out = tmp_path / "run", tmp_path / "out"
+    out = tmp_path / "out"
     spec = {
         "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 2, "samples": 1,
         "settings": [{"policy": "triattention", "local_window": 8, "budget_over": "thinking"}],
         "axes": {"kv_budget": [16, 24], "every": [8]}, "sampling": {"max_new_tokens": 60},
     }  # fmt: skip
-    sweep(make_plan(parse_spec(spec)), run, workers=1)
+    run = decode_run(spec, tmp_path / "run")
     words = ("deploy", "export", run, "--out", out, "--policy", "triattention kv_budget=16")
-    code, _, err = kvatlas(*words, "--to", "triattention-vllm")
-    assert code == 0, err
+    kvatlas.succeed(*words, "--to", "triattention-vllm")
     text = (out / "triattention-vllm.sh").read_text()
     assert "# embedded:tiny-llama under triattention(" in text
     assert re.search(r"# CHAIN4: Pass@1 [\d.]+ % \(95 % CI [\d.]+ to [\d.]+\), n = 2", text)
@@ -144,17 +141,6 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
     assert set(head) == {"q_mean_real", "q_mean_imag", "q_abs_mean"}
     assert torch.equal(head["q_mean_imag"], ours["center_imag"][1, 2])
     assert torch.equal(head["q_abs_mean"], ours["norm"][1, 2])
-    code, _, err = kvatlas(*words, "--to", "tensorrt-llm")
-    assert code == 2
-    assert "local_window is 8 and can be 1" in err
-    assert kvatlas(*words, "--to", "tensorrt-llm", "--nearest")[0] == 0
+    assert "local_window is 8 and can be 1" in kvatlas.refuse(*words, "--to", "tensorrt-llm")
+    kvatlas.succeed(*words, "--to", "tensorrt-llm", "--nearest")
     assert "not that cell but the nearest" in (out / "tensorrt-llm.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"kv_bits": 8}, "kv_bits is 8 and can be 16"), ({"kv_budget": "12MiB"}, "expected a number of tokens")],
-)
-def test_bits_and_budgets_in_bytes_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(KvatlasError, match=words):
-        export_setting(setting("kvpress", **changes), "kvpress")

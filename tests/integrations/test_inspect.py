@@ -12,11 +12,21 @@ from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Status
 from kvatlas.results import Store
 from tests.command_line import Call
+from tests.stored import traces_of
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 
+from inspect_ai import Task
+from inspect_ai import eval as inspect_eval
+from inspect_ai.dataset import Sample
+from inspect_ai.log import read_eval_log, write_eval_log
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
+from inspect_ai.solver import TaskState
+
 from kvatlas.integrations import inspect_logs
 from kvatlas.integrations.inspect_logs import import_log
+from kvatlas.integrations.inspect_registry import benchmark
 
 pytestmark = pytest.mark.newest
 
@@ -25,11 +35,6 @@ NAME = "SEQBENCH-5x5"
 
 def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Path:
     """An Inspect log of the maze task, answered by these (text, stop reason), one problem each."""
-    from inspect_ai import eval as inspect_eval
-    from inspect_ai.model import ModelOutput, ModelUsage, get_model
-
-    from kvatlas.integrations.inspect_registry import benchmark
-
     outputs = [ModelOutput.from_content("mockllm/model", text, stop_reason=stop) for text, stop in answers]
     for output in outputs:
         output.usage = ModelUsage(input_tokens=100, output_tokens=40, total_tokens=140, reasoning_tokens=30)
@@ -44,11 +49,6 @@ def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Pa
         **changes,
     )
     return Path(log.location.removeprefix("file://"))
-
-
-def stored(run: Path) -> list[Any]:
-    with Store.open(run) as store:
-        return [trace for _, trace in store.traces()]
 
 
 def answers() -> list[tuple[str, str]]:
@@ -69,8 +69,6 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_inspect_shows_our_metrics(log: Path) -> None:
-    from inspect_ai.log import read_eval_log
-
     read = read_eval_log(str(log))
     assert (read.status, read.eval.task) == ("success", "kvatlas/benchmark")
     shown = {score.name: score.metrics["mean"].value for score in read.results.scores}
@@ -88,7 +86,7 @@ def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_pat
     import_log(log, tmp_path / "run")
     with Store.open(tmp_path / "run") as store:
         manifest = store.manifest()
-    traces = stored(tmp_path / "run")
+    traces = traces_of(tmp_path / "run")
     assert [cell.problems for cell in manifest.expected] == [tuple(p.id for p in find(NAME).problems(4))]
     assert manifest.about[NAME][f"{NAME}-0000"]["L"] == find(NAME).problems(1)[0].about["L"]
     assert manifest.provenance["imported"][f"mockllm/model {NAME}"]["sampling"] == {"temperature": 0.6}
@@ -101,16 +99,19 @@ def test_an_imported_log_stands_in_the_store_as_graded_traces(log: Path, tmp_pat
     assert b"sk-not-a-real-key" not in b"".join(path.read_bytes() for path in (tmp_path / "run").iterdir())
 
 
-def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> None:
-    from inspect_ai import Task
-    from inspect_ai.dataset import Sample
-    from inspect_ai.log import read_eval_log, write_eval_log
+def changed(log: Path, copy: Path, change: Callable[[Any], object]) -> Path:
+    read = read_eval_log(str(log))
+    change(read)
+    write_eval_log(read, str(copy))
+    return copy
 
+
+def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> None:
     def refused(path: Path, sentence: str, run: str = "run") -> None:
         with pytest.raises(KvatlasError, match=sentence):
             import_log(path, tmp_path / run)
 
-    other = run_task(tmp_path / "logs", [("4", "stop")], task=Task(dataset=[Sample("2 + 2?", target="4")], name="sums"))
+    other = run_task(tmp_path / "logs", [("4", "stop"), ("6", "stop")], task=sums(None))
     refused(other, "of the task 'sums' has no scores; `inspect score` adds them")
     refused(tmp_path / "none.eval", "is not there")
     (tmp_path / "text.eval").write_text("no log")
@@ -118,39 +119,31 @@ def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> No
     (tmp_path / "text.json").write_text("{}")
     refused(tmp_path / "text.json", "is no Inspect log")
 
-    def changed(name: str, change: Any) -> Path:
-        read = read_eval_log(str(log))
-        change(read)
-        write_eval_log(read, str(tmp_path / name))
-        return tmp_path / name
-
-    refused(changed("a.eval", lambda read: read.eval.metadata.update(kvatlas_version=99)), "asks version 99 of SEQB")
-    refused(changed("b.eval", lambda read: setattr(read.samples[0], "input", "Find Alice!")), "in another way than")
-    refused(changed("c.eval", lambda read: setattr(read.samples[0], "id", "x")), "asks 'x' in another way than")
-    refused(changed("d.eval", lambda read: read.samples.clear()), "has no samples")
-    refused(changed("f.eval", lambda read: setattr(read.samples[1], "total_time", -1.0)), r"took -1\.0 s .*; expected")
+    changes: list[tuple[str, Callable[[Any], object]]] = [
+        ("asks version 99 of SEQB", lambda read: read.eval.metadata.update(kvatlas_version=99)),
+        ("in another way than", lambda read: setattr(read.samples[0], "input", "Find Alice!")),
+        ("asks 'x' in another way than", lambda read: setattr(read.samples[0], "id", "x")),
+        ("has no samples", lambda read: read.samples.clear()),
+        (r"took -1\.0 s .*; expected", lambda read: setattr(read.samples[1], "total_time", -1.0)),
+    ]
+    for number, (sentence, change) in enumerate(changes):
+        refused(changed(log, tmp_path / f"{number}.eval", change), sentence)
 
     def two(read: Any) -> None:
         read.eval.model = "another/model"
         del read.samples[2:]
 
     import_log(log, tmp_path / "held")
-    refused(changed("e.eval", two), "holds other problems of SEQBENCH-5x5 than the log", "held")
+    refused(changed(log, tmp_path / "two.eval", two), "holds other problems of SEQBENCH-5x5 than the log", "held")
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
 def sums(scorers: Any, name: str = "sums") -> Any:
-    from inspect_ai import Task
-    from inspect_ai.dataset import Sample
-
     samples = [Sample("2 + 2?", target="4", id="two"), Sample("3 + 3?", target="6", id=3)]
     return Task(dataset=samples, scorer=scorers, name=name)
 
 
 def marked() -> Any:
-    from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
-    from inspect_ai.solver import TaskState
-
     @scorer(metrics={"*": [mean()]})
     def shares() -> Scorer:
         async def score(state: TaskState, target: Target) -> Score:
@@ -165,8 +158,6 @@ def marked() -> Any:
 def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
     tmp_path: Path, succeed: Callable[..., str], kvatlas: Call
 ) -> None:
-    from inspect_ai.scorer import includes
-
     replies = [("it is 4", "stop"), ("it is 5", "max_tokens")]
     first = run_task(tmp_path / "a", [*replies, *replies], task=sums(includes()), epochs=2)
     second = run_task(tmp_path / "b", replies, task=sums(marked(), "marks"))
@@ -176,7 +167,7 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
         f"{run}: 4 of 4 traces of mockllm/model on sums",
         f"{run}: 2 of 2 traces of mockllm/model on marks",
     ]
-    by_name = {(trace.benchmark, trace.problem, trace.sample): trace for trace in stored(run)}
+    by_name = {(trace.benchmark, trace.problem, trace.sample): trace for trace in traces_of(run)}
     assert {trace.setting for trace in by_name.values()} == {SERVED}
     right, cut, marked_cut = by_name["sums", "two", 0], by_name["sums", "3", 0], by_name["marks", "3", 0]
     assert (right.grade.correct, right.grade.answer) == (True, "it is 4")
@@ -194,26 +185,18 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
 
 
 def test_scores_that_are_no_shares_are_refused(tmp_path: Path) -> None:
-    from inspect_ai.log import read_eval_log, write_eval_log
-    from inspect_ai.scorer import includes
-
     log = run_task(tmp_path / "a", [("4", "stop"), ("6", "stop")], task=sums(includes()))
-    read = read_eval_log(str(log))
-    read.samples[0].scores["includes"].value = 7
-    write_eval_log(read, str(tmp_path / "b.eval"))
+
+    def scored(name: str, value: float) -> Path:
+        return changed(log, tmp_path / name, lambda read: setattr(read.samples[0].scores["includes"], "value", value))
+
     with pytest.raises(KvatlasError, match="of the log has the score 7; expected numbers from 0 to 1 and"):
-        import_log(tmp_path / "b.eval", tmp_path / "run")
-    read.samples[0].scores["includes"].value = float("nan")
-    write_eval_log(read, str(tmp_path / "c.json"))
-    cell, added = import_log(tmp_path / "c.json", tmp_path / "run")
+        import_log(scored("b.eval", 7), tmp_path / "run")
+    cell, added = import_log(scored("c.json", float("nan")), tmp_path / "run")
     assert (len(cell.problems), added) == (2, 1)
 
 
 def test_our_own_model_keeps_its_setting_and_its_costs(tmp_path: Path) -> None:
-    from inspect_ai import eval as inspect_eval
-    from inspect_ai.model import get_model
-    from inspect_ai.scorer import includes
-
     values = {"kv_budget": 24, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
     task = sums(includes())
     for sample in task.dataset:
@@ -224,7 +207,7 @@ def test_our_own_model_keeps_its_setting_and_its_costs(tmp_path: Path) -> None:
     assert (cell.model, cell.benchmark, added) == ("embedded:tiny-llama", "sums", 2)
     assert cell.setting.policy == "window"
     assert values.items() <= cell.setting.values.items()
-    usages = [trace.usage for trace in stored(tmp_path / "run")]
+    usages = [trace.usage for trace in traces_of(tmp_path / "run")]
     assert all(usage.compressions and usage.peak_kv_tokens == 24 for usage in usages if usage.output_tokens > 30)
     assert all(
         usage.mean_kv_tokens <= usage.peak_kv_tokens <= usage.prompt_tokens + usage.output_tokens for usage in usages

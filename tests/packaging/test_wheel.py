@@ -1,7 +1,9 @@
 """The built package can be installed and used, with a separate package that adds a policy and a benchmark."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -10,8 +12,9 @@ from pathlib import Path
 import hatch_build
 import pytest
 
-from tests.packaging.environments import ROOT, Environment, build
+from tests.command_line import run_apart
 
+ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
 #: A sweep of the policy and the benchmark of the plug-in, on both embedded models.
 SPEC = """
@@ -24,6 +27,22 @@ axes: {local_window: [4, 8], ratio: [0.2, 0.4]}
 """
 
 
+def output(folder: Path, *words: object, **environment: str) -> str:
+    """Return what a program prints in a folder, without a source tree on its path."""
+    done = subprocess.run(
+        [*map(str, words)], cwd=folder, env=os.environ | {"PYTHONPATH": ""} | environment, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(project: Path, out: Path, *options: str) -> dict[str, Path]:
+    """The sdist, and the wheel that is built from it, by their endings."""
+    output(ROOT, sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", out, project)
+    return {path.name.rpartition(".")[2]: path for path in out.iterdir()}
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """kvatlas' sdist (`gz`) and the wheel (`whl`) that is built from it."""
@@ -31,11 +50,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheels of kvatlas and of the plug-in in an empty environment that sees the dependencies."""
-    environment = Environment.made(tmp_path_factory.mktemp("environment") / "env")
-    environment.install(built["whl"], build(PLUGIN, tmp_path_factory.mktemp("plugin"), "--wheel")["whl"])
-    return environment
+def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment with the wheels of kvatlas and the plug-in, which sees what is installed here."""
+    folder = tmp_path_factory.mktemp("environment")
+    output(folder, sys.executable, "-m", "venv", "--without-pip", folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    places = [position for position in sys.path if position.endswith("-packages") and Path(position).is_dir()]
+    (packages / "dependencies.pth").write_text("".join(f"{position}\n" for position in places))
+    wheels = built["whl"], build(PLUGIN, tmp_path_factory.mktemp("plugin"), "--wheel")["whl"]
+    words = ("--python", folder / "bin" / "python", "install", "--no-deps", "--no-index", "--force-reinstall")
+    output(folder, sys.executable, "-m", "pip", *words, *wheels)
+    return folder / "bin"
 
 
 def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
@@ -75,20 +100,18 @@ def test_a_package_is_built_without_kernels_where_they_do_not_compile(
 
 
 @pytest.mark.slow
-def test_a_recipe_and_a_sweep_of_plugins_to_its_page_come_from_the_wheels(
-    installed: Environment, tmp_path: Path
-) -> None:
-    where = installed.run(tmp_path, "-c", "import kvatlas; print(kvatlas.__file__)").stdout
-    assert where.startswith(str(installed.folder))
+def test_a_recipe_and_a_sweep_of_plugins_to_its_page_come_from_the_wheels(installed: Path, tmp_path: Path) -> None:
+    where = output(tmp_path, installed / "python", "-c", "import kvatlas; print(kvatlas.__file__)")
+    assert where.startswith(str(installed.parent))
     (tmp_path / "spec.yaml").write_text(SPEC)
-    done = installed.commands(
-        tmp_path,
-        ["plan", "demo", "--tokens-per-second", "10000"],
-        ["sweep", "spec.yaml", "--out", "run", "--quiet", "--workers", "1"],
-        ["map", "run", "--out", "map.png"],
-        ["view", "run", "--out", "page.html"],
-        ["export", "run", "--format", "jsonl", "--out", "run.jsonl"],
+    commands = (
+        "plan demo --tokens-per-second 10000",
+        "sweep spec.yaml --out run --quiet --workers 1",
+        "map run --out map.png",
+        "view run --out page.html",
+        "export run --format jsonl --out run.jsonl",
     )
+    done = run_apart(commands, tmp_path, installed / "python", PYTHONPATH="")
     assert [code for code, _, _ in done] == [0] * 5, done
     assert "<html" in (tmp_path / "page.html").read_text()
     rows = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
@@ -101,7 +124,6 @@ def test_the_guides_show_the_files_of_the_plugin() -> None:
         assert (PLUGIN / "src" / "kvatlas_example" / file).read_text().strip() in text
 
 
-def test_the_command_and_its_completion(installed: Environment, tmp_path: Path) -> None:
-    script = installed.folder / "bin" / "kvatlas"
+def test_the_command_and_its_completion(installed: Path, tmp_path: Path) -> None:
     asked = {"_KVATLAS_COMPLETE": "complete_bash", "COMP_WORDS": "kvatlas s", "COMP_CWORD": "1"}
-    assert {"serve", "sweep"} <= set(installed.run(tmp_path, str(script), **asked).stdout.split())
+    assert {"serve", "sweep"} <= set(output(tmp_path, installed / "kvatlas", **asked).split())

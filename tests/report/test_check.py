@@ -11,8 +11,8 @@ import pytest
 from kvatlas.report.check import compare_maps, maps_as_text
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call
+from tests.stored import decode_run
 
 #: The rows of another reading of the R1-Llama figure: 500 to 3,000 tokens at ratios 0.1 and 0.5 on four benchmarks.
 CONFLICTING = Path(__file__).parents[1] / "data" / "conflicting_r1_llama.csv"
@@ -48,31 +48,23 @@ def test_a_map_agrees_with_itself_and_a_mean_that_fits_both_does_not_decide(maps
 def test_runs_are_compared_token_by_token(tmp_path: Path, kvatlas: Call) -> None:
     """A run made again in another folder holds the same tokens; a changed token and a missing trace are found."""
     spec = {
-        "models": ["embedded:tiny-llama"],
-        "benchmarks": ["CHAIN4"],
-        "problems": 2,
-        "samples": 2,
+        "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 2, "samples": 2,
         "sampling": {"temperature": 1.0, "max_new_tokens": 80},
         "settings": [{"policy": "window", "kv_budget": 64, "budget_over": "thinking"}],
         "axes": {"local_window": [4, 8], "every": [16]},
-    }
-    for name in ("first", "again"):
-        sweep(make_plan(parse_spec(spec)), tmp_path / name, workers=1)
-    code, out, err = kvatlas("compare", tmp_path / "first", tmp_path / "again")
-    assert (code, out) == (0, "All 12 common traces hold the same tokens.\n"), err
-    with Store.open(tmp_path / "first") as store:
+    }  # fmt: skip
+    first, again = (decode_run(spec, tmp_path / name) for name in ("first", "again"))
+    assert kvatlas.succeed("compare", first, again) == "All 12 common traces hold the same tokens.\n"
+    with Store.open(first) as store:
         store.copy(tmp_path / "changed")
         run_key, trace = next(iter(store.traces()))
     with Store.open(tmp_path / "changed") as store:
         store.add(run_key, replace(trace, tokens=array("i", [*trace.tokens[:-1], 5])))
     with sqlite3.connect(tmp_path / "changed" / "run.sqlite") as changed:
         changed.execute("DELETE FROM traces WHERE problem != ? AND sample = 1", (trace.problem,))
-    code, out, _ = kvatlas("compare", tmp_path / "first", tmp_path / "changed", "--json")
+    code, out, _ = kvatlas("compare", first, tmp_path / "changed", "--json")
     document = json.loads(out)
     assert (code, document["same"], document["common"], document["only"]) == (1, False, 9, [3, 0])
     (cell,) = document["differing"]
     assert cell["problems"] == [trace.problem]
-    assert (
-        f"other tokens on 1 problems ({trace.problem})"
-        in kvatlas("compare", tmp_path / "first", tmp_path / "changed")[1]
-    )
+    assert f"other tokens on 1 problems ({trace.problem})" in kvatlas("compare", first, tmp_path / "changed")[1]
