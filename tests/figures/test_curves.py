@@ -23,19 +23,20 @@ def budgets():
     ]
     plan = manifest(settings, axes=(("kv_budget", BUDGETS),), problems=8)
     chance = {"full": 0.9, "dynts": 0.7, "window": 0.3}
-    return plan, list(traces(plan, lambda setting: chance[setting.policy]))
+    stored = list(traces(plan, lambda setting: chance[setting.policy]))
+    return RunData(plan, stored), stored
 
 
 @pytest.fixture(scope="module")
 def policies():
     plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window", "数学")], axes=(), problems=8)
-    return plan, list(traces(plan))
+    return RunData(plan, traces(plan))
 
 
 def test_one_curve_for_each_model_benchmark_and_policy(budgets):
-    plan, stored = budgets
-    assert RunData(plan).is_line
-    curves = curves_of_run(RunData(plan, stored))
+    run, stored = budgets
+    assert run.is_line
+    curves = curves_of_run(run)
     assert [(curve.benchmark, curve.policy) for curve in curves] == [
         (benchmark, policy) for benchmark in ("CHAIN6", "CHAIN8") for policy in ("dynts", "window")
     ]
@@ -44,28 +45,22 @@ def test_one_curve_for_each_model_benchmark_and_policy(budgets):
         assert [value for value, _ in curve.points] == list(BUDGETS)
         assert list(curve.baselines) == ["full"]
         for budget, cell in curve.points:
-            own = [
-                t.grade.correct
-                for _, t in stored
-                if t.benchmark == curve.benchmark
-                and t.setting.policy == curve.policy
-                and t.setting.values["kv_budget"] == budget
-            ]
+            at = (curve.benchmark, Setting.of(curve.policy, kv_budget=budget, local_window=8))
+            own = [trace.grade.correct for _, trace in stored if (trace.benchmark, trace.setting) == at]
             assert cell.estimate.value == pytest.approx(sum(own) / len(own))
 
 
 def test_policies_alone_are_the_axis(policies):
-    plan, stored = policies
-    (item, _) = curves_of_run(RunData(plan, stored))
+    (item, _) = curves_of_run(policies)
     assert item.axis == POLICY
     assert [value for value, _ in item.points] == ["dynts", "window", "数学", "full"]
     twice = manifest([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1)
-    (first, _) = curves_of_run(RunData(twice, list(traces(twice))))
+    (first, _) = curves_of_run(RunData(twice, traces(twice)))
     assert [value for value, _ in first.points] == ["dynts(kv_budget=64)", "dynts(kv_budget=96)", "full"]
 
 
 def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
-    curves = curves_of_run(RunData(*budgets))
+    curves = curves_of_run(budgets[0])
     figure = line_figure(curves)
     assert {"tiny: Pass@1 by KV Budget", "CHAIN6", "CHAIN8"} <= set(words := texts(figure, tmp_path))
     axes = figure.axes[0]
@@ -82,7 +77,7 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
 
 
 def test_words_get_points_with_bars(policies):
-    figure = line_figure(curves_of_run(RunData(*policies)), look=Look(1, dark=True))
+    figure = line_figure(curves_of_run(policies), look=Look(1, dark=True))
     axes = figure.axes[0]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["dynts", "window", "数学", "full"]
     assert len(axes.containers) == 1

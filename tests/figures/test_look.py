@@ -1,4 +1,4 @@
-"""Shared parts of all figures: their options, the smallest type on paper, numbers as text."""
+"""Shared parts of all figures: options, type that is legible and neither overlaps nor leaves, numbers as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from kvatlas.core import SERVED, KvatlasError, Setting
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import style
 from kvatlas.figures.curves import depth_figure, line_figure
 from kvatlas.figures.heatmap import map_figure
@@ -21,46 +21,100 @@ from kvatlas.figures.pairwise import names_of, pairwise_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, Look, save
 from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import pairs_of, systems_of
+from kvatlas.stats.systems import ModelSetting, pairs_of
 from tests.figures.conftest import dense
 from tests.stats.synthetic import grid, manifest, traces
-from tests.wanderers import maze_run
 
-FULL = Setting.of("full")
-
-
-@pytest.fixture(scope="module")
-def mazes(tmp_path_factory):
-    solvers = {("A", FULL): 0.01, ("A", Setting.of("window", ratio=0.1)): 0.15, ("C", SERVED): 0.08}
-    return RunData.open(maze_run(tmp_path_factory.mktemp("look"), solvers, problems=30))
+POLICIES = ("dynts", "random", "window", "h2o")
+SYSTEMS = [
+    ModelSetting(
+        name,
+        Setting.of("dynts", local_window=500, ratio=0.3),
+        {("B", str(n)): {0: round((n * (own + 2) % 11) / 10, 1)} for n in range(40)},
+        {("B", str(n)): {"L": 5 + n // 4} for n in range(40)},
+    )
+    for own, name in enumerate(("R1-Llama", "R1-Llama-of-a-long-name", "R1-Qwen", "gpt-4o-mini"))
+]
 
 
 @pytest.fixture(scope="module")
 def line():
-    plan = manifest(grid("dynts", "random"), problems=4)
+    plan = manifest(grid(*POLICIES), problems=4)
     return curves_of_run(RunData(plan, list(traces(plan)), fix={"local_window": 16}))
 
 
-def figures(look: Look, llama, mazes, line) -> dict[str, Callable[[], Figure]]:
-    """Every kind of figure, drawn when called."""
-    success, progress = systems_of([mazes], "pass@1"), systems_of([mazes], "progress")
-    policies = [replace(llama[0], policy=policy) for policy in ("dynts", "random", "window", "h2o")]
+def figures(look: Look, llama, line, count: int = 3) -> dict[str, Callable[[], Figure]]:
+    """Every kind of figure, drawn when called; pairs and curves of so many systems."""
+    progress = SYSTEMS[:count]
+    success = [
+        replace(one, outcomes={key: {0: float(v[0] > 0.4)} for key, v in one.outcomes.items()}) for one in progress
+    ]
+    policies = [replace(llama[0], policy=policy) for policy in POLICIES]
     return {
         "series": lambda: map_figure(llama[:2], look=look),
         "policies": lambda: map_figure(policies, one_bar=True, look=look),
         "dense": lambda: map_figure([dense(12)], look=look),
         "line": lambda: line_figure(line, look=look),
-        "curves": lambda: depth_figure(success, progress, names_of(success), look=look)[0],
+        "curves": lambda: depth_figure(success, progress, names_of(progress), look=look)[0],
         "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", look=look),
     }
 
 
-@pytest.mark.parametrize("look", [Look(), Look(1, dark=True)], ids=["own width", "one column"])
-def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look, llama, mazes, line):
-    for kind, drawn in figures(look, llama, mazes, line).items():
+def faults(figure: Figure) -> list[str]:
+    """Texts that overlap another one, or leave the canvas, by more than a point."""
+    figure.set_dpi(72)
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+    boxes = [
+        (text.get_text(), text.get_window_extent())
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip()
+    ]
+    wide, high = figure.bbox.width + 1, figure.bbox.height + 1
+    out = [text for text, box in boxes if box.x0 < -1 or box.y0 < -1 or box.x1 > wide or box.y1 > high]
+    found = [f"{text!r} leaves the canvas" for text in out]
+    for number, (text, box) in enumerate(boxes):
+        for other, its in boxes[number + 1 :]:
+            across = min(box.x1, its.x1) - max(box.x0, its.x0)
+            if across > 1 and min(box.y1, its.y1) - max(box.y0, its.y0) > 1:
+                found.append(f"{text!r} overlaps {other!r}")
+    return found
+
+
+@pytest.mark.parametrize(("panels", "baselines"), [(1, 6), (3, 0), (5, 1), (8, 6)])
+def test_maps_have_no_overlaps(llama: list[Map], panels: int, baselines: int) -> None:
+    names = ("full", "window(local_window=500)", "streaming", "random", "h2o(kv_budget=5000)", "snapkv")[:baselines]
+    beside = dict.fromkeys(names, Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5)))
+    # Two rows say as much about texts as four.
+    low = [
+        replace(
+            map_,
+            model=model,
+            axes=(("local_window", (500, 1000)), map_.axes[1]),
+            cells={coord: cell for coord, cell in map_.cells.items() if coord[0] < 2000},
+            baselines=beside,
+        )
+        for model in ("R1-Llama", "R1-Qwen")
+        for map_ in llama
+    ]
+    for look in (Look(1), Look(2, intervals=True)):
+        assert faults(map_figure(low[:panels], look=look)) == [], look
+
+
+def test_names_of_narrow_columns_stand_apart(llama: list[Map]) -> None:
+    wide = tuple(n / 10_000 for n in range(1001, 1021))
+    cells = {(row, column): llama[0].cells[500, 0.1] for row in (1, 2) for column in wide}
+    narrow = replace(llama[0], axes=(("local_window", (1, 2)), ("ratio", wide)), cells=cells)
+    assert faults(map_figure([narrow], look=Look(2))) == []
+
+
+@pytest.mark.parametrize(("look", "count"), [(Look(), 3), (Look(1, dark=True), 4), (Look(2), 2)])
+def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: Look, count: int, llama, line):
+    for kind, drawn in figures(look, llama, line, count).items():
         figure = drawn()
         inches = figure.get_figwidth()
         assert inches == pytest.approx(look.width) if look.width else inches <= WIDTHS[2], kind
+        assert kind not in ("line", "curves", "pairs") or faults(figure) == [], kind
         FigureCanvasAgg(figure).draw()
         texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
         small = {text.get_text() for text in texts if text.get_fontsize() < LEAST_TYPE}
@@ -86,9 +140,9 @@ def _linear(channels):
     return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
 
 
-def test_all_figures_take_the_same_options(tmp_path: Path, llama, mazes, line):
+def test_all_figures_take_the_same_options(tmp_path: Path, llama, line):
     look = Look(dark=True, intervals=False)
-    made = figures(look, llama, mazes, line)
+    made = figures(look, llama, line)
     for kind in ("series", "line", "curves", "pairs"):
         figure = made[kind]()
         path, *_ = save(figure, tmp_path / "f.svg")

@@ -7,17 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from kvatlas import models
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import map_figure, plot
-from kvatlas.figures.panels import (
-    cost_of,
-    cost_panels,
-    data_csv,
-    difference_panels,
-    finding,
-    metric_panels,
-)
+from kvatlas.figures.panels import cost_of, cost_panels, data_csv, difference_panels, finding, metric_panels
 from kvatlas.figures.style import Look, save
 from kvatlas.report.map_figure import compare
 from kvatlas.results.csv_maps import read_maps
@@ -42,12 +36,12 @@ def means(llama):
 @pytest.fixture(scope="module")
 def run():
     plan = manifest(grid("dynts"))
-    stored = list(traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
-    return plan, stored, maps_of_run(RunData(plan, stored))
+    return RunData(plan, traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.2))
 
 
-def against_full(maps):
-    return compare(maps, [], "full", None)
+@pytest.fixture(scope="module")
+def maps(run):
+    return maps_of_run(run)
 
 
 def _scales(figure):
@@ -154,26 +148,18 @@ def test_faults_are_named(llama, draw, sentence):
         draw(llama)
 
 
-def test_a_map_that_can_show_nothing_says_so(run, tmp_path):
-    plan, stored, _ = run
-    flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in stored]
-    words = "VACUOUS: none of the 216 traces under a KV budget was compressed"
-    for panels in (
-        metric_panels(maps_of_run(RunData(plan, flat))),
-        cost_panels(maps_of_run(RunData(plan, flat)), "mean_kv_tokens"),
-    ):
+def test_a_map_that_can_show_nothing_says_so(tmp_path):
+    plan = manifest(grid("dynts"))
+    flat = [(key, replace(trace, usage=replace(trace.usage, compressions=0))) for key, trace in traces(plan)]
+    words, maps = "VACUOUS: none of the 216 traces under a KV budget was compressed", maps_of_run(RunData(plan, flat))
+    for panels in (metric_panels(maps), cost_panels(maps, "mean_kv_tokens")):
         assert all(panel.notes[0].text == words for panel in panels)
     assert words in " ".join(texts(plot(panels), tmp_path))
 
 
-def test_cost_maps_show_every_cost_of_a_run(run, tmp_path):
-    _, _, maps = run
-    for name, shown in (
-        ("mean_kv_tokens", "60"),
-        ("peak_kv_tokens", "96"),
-        ("output_tokens", "100"),
-        ("seconds", "100"),
-    ):
+def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
+    costs = {"mean_kv_tokens": "60", "peak_kv_tokens": "96", "output_tokens": "100", "seconds": "100"}
+    for name, shown in costs.items():
         result = texts(plot(cost_panels(maps, name)), tmp_path)
         assert result.count(shown) + result.count("61") >= 18, name
         assert cost_of(name, "").label[1:] in " ".join(result)
@@ -188,19 +174,16 @@ def test_cost_maps_show_every_cost_of_a_run(run, tmp_path):
 def test_kv_memory_reckons_with_the_model():
     cell = Cell(Setting.of("p"), Estimate(0.5, None, None, None, None), mean_kv_tokens=1024.0)
     map_ = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
-    from kvatlas import models
-
     (panel,) = cost_panels([map_], "kv_memory")
     assert panel.cells[1, 1].value == pytest.approx(models.find("embedded:tiny-llama").kv_bytes_per_token / 1024)
     assert (panel.unit, panel.cells[1, 1].text) == ("in MiB", f"{panel.cells[1, 1].value:.2f}")
 
 
-def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tmp_path):
-    plan, stored, maps = run
-    result = differences_of_run(RunData(plan, stored), "full")
+def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, maps, tmp_path):
+    result = differences_of_run(run, "full")
     assert set(result) == {("tiny", name, "dynts") for name in ("CHAIN6", "CHAIN8", "mean of 2")}
-    every = [*maps, *mean_maps(maps)]
-    panels = difference_panels(replace(against_full(every), differences=result))
+    against_full = compare([*maps, *mean_maps(maps)], [], "full", None)
+    panels = difference_panels(replace(against_full, differences=result))
     assert len(panels) == 3
     for panel in panels:
         for coord, shown in panel.cells.items():
@@ -222,14 +205,12 @@ def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, tm
 
 def test_differences_hold_over_all_cells_together(run):
     """A cell's interval is wider than alone, and so is that of the mean over benchmarks."""
-    plan, stored, _ = run
-    whole = RunData(plan, stored)
-    together = {name[1]: cells[8, 0.3] for name, cells in differences_of_run(whole, "full").items()}
+    together = {name[1]: cells[8, 0.3] for name, cells in differences_of_run(run, "full").items()}
     mean = together.pop("mean of 2")
     values = []
     for benchmark, contrast in together.items():
-        cells = [cell for cell in whole.cells if cell.expected.benchmark == benchmark]
-        (own,) = [cell for cell in cells if not cell.expected.baseline and cell.coord(whole.axes) == (8, 0.3)]
+        cells = [cell for cell in run.cells if cell.expected.benchmark == benchmark]
+        (own,) = [cell for cell in cells if not cell.expected.baseline and cell.coord(run.axes) == (8, 0.3)]
         (full,) = [cell for cell in cells if cell.expected.baseline]
         alone = paired_difference(*(cell.by_sample(cell.values()) for cell in (own, full)))
         assert contrast.value == pytest.approx(alone.value)
@@ -257,8 +238,7 @@ def test_policies_are_compared_cell_by_cell():
     assert differences_of_runs(whole, RunData(plan, stored, fix={}), lambda name: name._replace(model="x")) == {}
 
 
-def test_the_data_of_a_panel_is_what_it_prints(run):
-    _, _, maps = run
+def test_the_data_of_a_panel_is_what_it_prints(maps):
     plateau = frozenset({(8, 0.1)})
     panels = metric_panels([replace(map_, plateau=plateau if map_.benchmark == "CHAIN6" else None) for map_ in maps])
     rows = list(csv.DictReader(io.StringIO(data_csv(panels))))

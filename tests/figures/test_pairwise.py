@@ -10,7 +10,7 @@ import pytest
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
 from kvatlas.figures.curves import depth_figure, depth_text
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
-from kvatlas.stats.decay import PUBLISHED_L0, Decay, depth_curve
+from kvatlas.stats.decay import PUBLISHED_L0, Decay
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
 from tests.figures.conftest import texts
@@ -20,17 +20,13 @@ FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     solvers = {("A", FULL): 0.01, ("A", WINDOW): 0.15, ("B", FULL): 0.04, ("C", SERVED): 0.08}
-    return maze_run(tmp_path_factory.mktemp("pairs"), solvers)
+    return RunData.open(maze_run(tmp_path_factory.mktemp("pairs"), solvers))
 
 
-def systems(run: Path, metric: str = "progress") -> list[ModelSetting]:
-    return systems_of([RunData.open(run)], metric)
-
-
-def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> None:
-    four = systems(run)
+def test_four_systems_make_six_panels_in_two_rows(run: RunData, tmp_path: Path) -> None:
+    four = systems_of([run])
     pairs = pairs_of(four)
     figure = pairwise_figure(four, pairs, "progress", [Note(NoteKind.PARTIAL, "PARTIAL: one is missing")])
     panels = [axes for axes in figure.axes if axes.get_xlabel()]
@@ -54,8 +50,8 @@ def test_four_systems_make_six_panels_in_two_rows(run: Path, tmp_path: Path) -> 
     assert "150 problems in each panel" in shown
 
 
-def test_zero_and_one_are_bins_of_their_own_and_the_others_equal(run: Path, tmp_path: Path) -> None:
-    two = systems(run)[:2]
+def test_zero_and_one_are_bins_of_their_own_and_the_others_equal(run: RunData, tmp_path: Path) -> None:
+    two = systems_of([run])[:2]
     x = np.array([0.0, 0.0, 1e-6, 0.2, 0.2000001, 0.6, 0.9999, 1.0, 1.0, 1.0])
     pair = replace(pairs_of(two)[0][2], x=x, y=np.zeros(10))
     figure = pairwise_figure(two, [(0, 1, pair)], "progress")
@@ -88,8 +84,8 @@ def test_too_many_panels_are_refused() -> None:
         check_panels([many[0]] * 84)
 
 
-def test_curves_have_both_axes_fits_and_published_lines(run: Path, tmp_path: Path) -> None:
-    success, progress = systems(run, "pass@1"), systems(run)
+def test_curves_have_both_axes_fits_and_published_lines(run: RunData, tmp_path: Path) -> None:
+    success, progress = systems_of([run], "pass@1"), systems_of([run])
     figure, curves = depth_figure(success, progress, names_of(success))
     assert len(figure.axes) == 2
     shown = " ".join(texts(figure, tmp_path))
@@ -116,9 +112,5 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
     assert [level for level, _ in curves[0].points] == [0, 1, 2]
     assert curves[0].decay is None
     assert figure.axes[1].get_xlabel() == "Locked doors B"
-    with pytest.raises(KvatlasError, match="Unknown difficulty 'X'; expected L, B, N, S"):
-        depth_figure(merged["pass@1"], merged["progress"], ["A"], by="X")
-    with pytest.raises(KvatlasError, match=r"No benchmark of .* says the L of its problems"):
-        depth_curve(ModelSetting("a", FULL, {("CHAIN4", "1"): {0: 1.0}}), "L")
     with pytest.raises(KvatlasError, match="9 systems are too many"):
         depth_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
