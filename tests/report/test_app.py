@@ -23,6 +23,7 @@ from kvatlas.results import Manifest, Store
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import visible
+from tests.command_line import Call
 from tests.report.pages import documents
 from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import store_run
@@ -40,16 +41,12 @@ def traces_of(page: dict[str, Any]) -> list[dict[str, Any]]:
     return [document for name, document in page.items() if name.startswith("trace/")]
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report(tmp_path_factory.mktemp("page"), manifest(grid("dynts", "random")))
-
-
 # -- a report ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_holds_words_maps_comparisons_traces_and_provenance(page: Path) -> None:
-    found = documents(page)
+def test_it_holds_words_maps_comparisons_traces_and_provenance(tmp_path: Path) -> None:
+    found = documents(report(tmp_path, manifest(grid("dynts", "random"))))
+    assert {f"outcomes/{number}" for number in range(2)} | {f"cell/{number}" for number in range(38)} <= set(found)
     run, about, text = found["run"], found["about"], json.dumps([found["run"], found["about"]])
     assert (run["models"], run["benchmarks"], run["done"]) == (["tiny"], ["CHAIN6", "CHAIN8"], 912)
     for words in ("lose at most 3 points", "difference between", "key-tiny-CHAIN6", "0.1.0"):
@@ -74,26 +71,7 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(page: Path) -> No
     assert cell["low"] < cell["value"] < cell["high"]
 
 
-def test_outcomes_say_what_every_trace_came_to(tmp_path: Path) -> None:
-    found = documents(report(tmp_path, manifest(grid("dynts"), problems=3)))
-    tables = found["run"]["outcomes"]
-    assert [table["benchmark"] for table in tables] == ["CHAIN6", "CHAIN8"]
-    assert (tables[0]["problems"], tables[0]["samples"], len(tables[0]["rows"])) == (["p0", "p1", "p2"], 2, 10)
-    # The full cache first, then by the values of parameters: 8 before 16.
-    names = [found["run"]["cells"][cell]["short"] for cell in tables[0]["rows"]]
-    assert names[:2] == ["full", "dynts(local_window=8, ratio=0.1)"]
-    assert names[4] == "dynts(local_window=16, ratio=0.1)"
-    with Store.open(tmp_path / "run") as store:
-        stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
-    for number, table in enumerate(tables):
-        for cell, marks in zip(table["rows"], found[f"outcomes/{number}"]["marks"], strict=True):
-            name = found["run"]["cells"][cell]["name"]
-            wanted = [stored[table["benchmark"], name, p, s] for p in table["problems"] for s in range(2)]
-            assert marks == "".join("r" if item.grade.correct else "t" for item in wanted)
-            assert found[f"cell/{cell}"]["lengths"] == [item.usage.output_tokens for item in wanted]
-
-
-class _Tags(HTMLParser):
+class Tags(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[str] = []
@@ -105,34 +83,23 @@ class _Tags(HTMLParser):
         self.attributes += attrs
 
 
-def test_it_needs_no_network_and_runs_its_own_script_alone(page: Path) -> None:
-    html = page.read_text("utf-8")
-    tags = _Tags(html)
-    assert not {"link", "iframe", "object", "form", "img"} & set(tags.tags)
-    assert tags.tags.count("script") == 2
-    assert not [name for name, _ in tags.attributes if name.startswith("on") or name in ("style", "src")]
-    assert all(value and value.startswith("#") for name, value in tags.attributes if name == "href")
+def test_it_needs_no_network_and_hostile_text_is_inert_visible_and_cut(tmp_path: Path) -> None:
+    plan = manifest(grid("dynts"), models=("<script>m</script>",), benchmarks=('B"><script>',), problems=1, samples=1)
+    out = report(tmp_path, plan, lambda item: replace(item, text=HOSTILE + "y" * 200_000))
+    html = out.read_text("utf-8")
+    page = Tags(html)
+    assert not {"link", "iframe", "object", "form", "img"} & set(page.tags)
+    assert page.tags.count("script") == 2
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("style", "src")]
+    assert all(value and value.startswith("#") for name, value in page.attributes if name == "href")
     assert "https://" not in html
     assert html.replace("http://www.w3.org/2000/svg", "").count("http://") == 0
     assert re.search(r"default-src 'none'; style-src 'sha256-[\w+/=]+'; script-src 'sha256-[\w+/=]+'; base-uri", html)
-
-
-def test_hostile_text_is_inert_and_visible(tmp_path: Path) -> None:
-    plan = manifest(grid("dynts"), models=("<script>m</script>",), benchmarks=('B"><script>',))
-    out = report(tmp_path, plan, lambda item: replace(item, text=HOSTILE))
-    html = out.read_text("utf-8")
-    assert _Tags(html).tags.count("script") == 2
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", html)
-    text = traces_of(documents(out))[0]["text"]
-    assert text == visible(HOSTILE)
-    assert "⟨U+202E⟩evil⟨U+0000⟩⟨U+001B⟩[31m⟨U+2066⟩ {{ 7*7 }}" in text
-
-
-def test_long_traces_are_cut_and_said(tmp_path: Path) -> None:
-    plan = manifest(grid("dynts"), problems=1, samples=1)
-    out = report(tmp_path, plan, lambda item: replace(item, text="x" * 200_000))
-    item = traces_of(documents(out))[0]
-    assert (len(item["text"]), item["more"]) == (TEXT_LIMIT, 200_000 - TEXT_LIMIT)
+    trace = traces_of(documents(out))[0]
+    assert trace["text"] == visible(HOSTILE) + "y" * (TEXT_LIMIT - len(HOSTILE))
+    assert trace["more"] == len(HOSTILE) + 200_000 - TEXT_LIMIT
+    assert "⟨U+202E⟩evil⟨U+0000⟩⟨U+001B⟩[31m⟨U+2066⟩ {{ 7*7 }}" in trace["text"]
 
 
 def test_a_page_holds_all_traces_that_fit_else_some_of_each_cell(
@@ -195,18 +162,12 @@ def test_evictions_of_a_trace() -> None:
     assert evictions_of(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == never
 
 
-class Bytes:
-    """A tokenizer of bytes: characters beyond ASCII are several tokens."""
-
-    def decode(self, ids: list[int], **_: Any) -> str:
-        return bytes(ids).decode(errors="replace")
-
-
 @pytest.mark.parametrize("text", ["plain text", "数学 é 𝕏 mixed", "ends in é"])
 def test_texts_of_tokens_join_to_the_whole(text: str) -> None:
-    model: Any = SimpleNamespace(tokenizer=Bytes())
+    # A tokenizer of bytes: characters beyond ASCII are several tokens.
+    tokenizer: Any = SimpleNamespace(decode=lambda ids, **_: bytes(ids).decode(errors="replace"))
     tokens = tuple(text.encode())
-    texts = token_texts(model.tokenizer, tokens)
+    texts = token_texts(tokenizer, tokens)
     assert len(texts) == len(tokens)
     assert "".join(texts) == text
 
@@ -223,53 +184,41 @@ def test_what_is_gone_is_missing_and_no_error(spec: dict[str, Any]) -> None:
 Get = Callable[..., tuple[int, dict[str, str], str]]
 
 
-def opened(*folders: Path) -> list[AppRun]:
-    runs = open_runs(folders, {})
-    for run in runs:
-        with Store.open(run.folder) as store:
-            run.refresh(store)
-    return runs
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> AppRun:
     def again(item: Any) -> Any:
         return replace(item, text="Wait, again") if item.problem == "p1" and not item.grade.correct else item
 
     folder, plan = tmp_path_factory.mktemp("view") / "run", manifest(grid("dynts"), problems=2)
-    return opened(store_run(folder, plan, lambda one: 1.0 if one.policy == "full" else 0.5, again))[0]
+    store_run(folder, plan, lambda one: 1.0 if one.policy == "full" else 0.5, again)
+    (opened,) = open_runs([folder], {})
+    with Store.open(folder) as store:
+        opened.refresh(store)
+    return opened
 
 
 @pytest.fixture
-def served() -> Iterator[Callable[[AppRun], Get]]:
-    servers: list[Server] = []
+def get(run: AppRun) -> Iterator[Get]:
+    server = Server([run], token="right-token")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def serve(run: AppRun) -> Get:
-        server = Server([run], token="right-token")
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    def ask(path: str, host: str | None = "localhost", method: str = "GET") -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.putrequest(method, path, skip_host=True)
+        if host is not None:
+            connection.putheader("Host", host)
+        connection.endheaders()
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
 
-        def get(path: str, host: str | None = "localhost", method: str = "GET") -> tuple[int, dict[str, str], str]:
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-            connection.putrequest(method, path, skip_host=True)
-            if host is not None:
-                connection.putheader("Host", host)
-            connection.endheaders()
-            answer = connection.getresponse()
-            text = answer.read().decode()
-            connection.close()
-            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
-
-        return get
-
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    yield ask
+    server.shutdown()
+    server.server_close()
 
 
-def test_only_this_machine_and_the_token_get_an_answer(run: AppRun, served: Callable[[AppRun], Get]) -> None:
-    get = served(run)
+def test_only_this_machine_and_the_token_get_an_answer(get: Get) -> None:
     status, headers, text = get("/right-token/data/runs.json")
     assert (status, headers["content-type"]) == (200, "application/json; charset=utf-8")
     assert json.loads(text)[0]["name"] == "run"
@@ -294,18 +243,30 @@ def test_only_this_machine_and_the_token_get_an_answer(run: AppRun, served: Call
 
 def test_it_answers_what_the_store_holds(run: AppRun) -> None:
     with Store.open(run.folder) as store:
-        stored = {(key, t.setting, t.benchmark, t.problem, t.sample): t for key, t in store.traces()}
+        stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
     assert run.done == run.promised == len(stored) == run.summary()["done"]
     analysis = RunAnalysis(RunData.open(run.folder))
-    cells = {(map_.benchmark, cell.setting): cell for map_ in analysis.maps for cell in map_.cells.values()}
-    for number, item in enumerate(run.manifest.expected):
-        for place in run.places([number]):
-            trace = stored[item.run_key, item.setting, item.benchmark, f"p{place[1]}", place[2]]
-            assert run.mark(place) == ("r" if trace.grade.correct else "t")
-            assert run.trace(*place)["text"] == trace.text
-        if (item.benchmark, item.setting) in cells:
-            value = 100 * cells[item.benchmark, item.setting].estimate.value
-            assert run.document["cells"][number]["value"] == pytest.approx(value, abs=1e-3)
+    values = {
+        (map_.benchmark, str(cell.setting)): 100 * cell.estimate.value
+        for map_ in analysis.maps
+        for cell in map_.cells.values()
+    }
+    cells, tables = run.document["cells"], run.document["outcomes"]
+    assert [table["benchmark"] for table in tables] == ["CHAIN6", "CHAIN8"]
+    # The full cache first, then by the values of parameters: 8 before 16.
+    names = [cells[cell]["short"] for cell in tables[0]["rows"]]
+    assert names[:2] == ["full", "dynts(local_window=8, ratio=0.1)"]
+    assert names[4] == "dynts(local_window=16, ratio=0.1)"
+    for number, table in enumerate(tables):
+        assert (table["problems"], table["samples"], len(table["rows"])) == (("p0", "p1"), 2, 10)
+        for cell, marks in zip(table["rows"], run.outcomes(number)["marks"], strict=True):
+            name, places = cells[cell]["name"], list(run.places([cell]))
+            own = [stored[table["benchmark"], name, f"p{problem}", sample] for _, problem, sample in places]
+            assert marks == "".join(map(run.mark, places)) == "".join("r" if t.grade.correct else "t" for t in own)
+            assert [run.trace(*place)["text"] for place in places] == [trace.text for trace in own]
+            assert run.cell(cell)["lengths"] == [trace.usage.output_tokens for trace in own]
+            if name != "full":
+                assert cells[cell]["value"] == pytest.approx(values[table["benchmark"], name], abs=1e-3)
     assert len(run.document["cards"]) == len(analysis.choices) == 1
     assert run.document["finished"]
     assert len(run.about()["comparisons"]) == len(analysis.comparisons)
@@ -363,10 +324,9 @@ def test_it_follows_a_sweep_and_its_numbers_stay(tmp_path: Path) -> None:
 
 
 def test_a_bundle_holds_what_the_app_answers(
-    tmp_path: Path, run: AppRun, served: Callable[[AppRun], Get], succeed: Callable[..., str]
+    tmp_path: Path, run: AppRun, get: Get, succeed: Callable[..., str]
 ) -> None:
     said = succeed("view", str(run.folder), "--out", str(tmp_path / "site"))
-    get = served(run)
     files = sorted((tmp_path / "site" / "data").rglob("*.json"))
     assert f"{len(files) + 1:,} files" in said
     assert sum(path.parts[-4] == "trace" for path in files) == run.promised
@@ -378,9 +338,8 @@ def test_a_bundle_holds_what_the_app_answers(
         write_bundle([run], tmp_path / "site")
 
 
-def test_what_is_wrong_is_a_sentence(tmp_path: Path, kvatlas: Callable[..., Any], run: AppRun) -> None:
-    code, _, err = kvatlas("view", tmp_path / "none")
-    assert code == 2
+def test_what_is_wrong_is_a_sentence(tmp_path: Path, kvatlas: Call, run: AppRun) -> None:
+    err = kvatlas.refuse("view", tmp_path / "none")
     assert err == f"kvatlas: {str(tmp_path / 'none')!r} is no run: there is no run.sqlite in it.\n"
     with Server([]) as server, pytest.raises(KvatlasError, match="cannot be had; name another with --port"):
         Server([], server.server_port)

@@ -15,16 +15,16 @@ from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import parse_plan, read_maze
 from kvatlas.core import EvictionTrace, Grade, Status, Trace
+from kvatlas.models import ModelHandle
 from kvatlas.report.app.page import write_report
 from kvatlas.report.app.run import open_runs
 from kvatlas.report.app.server import Server
 from kvatlas.results import Store
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
-from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.report.pages import serious
 from tests.stats.synthetic import grid, manifest, traces
-from tests.stored import store_run
+from tests.stored import decode_run, store_run
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -116,31 +116,8 @@ def served(visit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         end()
 
 
-def go(page: Any, address: str, there: str) -> None:
-    """Lead to an address of the run, and wait for a heading that contains a text."""
-    page.evaluate("(address) => lead(`#/${state.runs[0].name}${address}`)", address)
-    heading(page, there)
-
-
 def heading(page: Any, text: str) -> None:
     page.wait_for_function("(text) => document.getElementById('heading').textContent.includes(text)", arg=text)
-
-
-def held(page: Any) -> list[dict[str, Any]]:
-    """The traces that a report holds."""
-    result: list[dict[str, Any]] = page.evaluate(
-        "Object.entries(documents).filter(([name]) => name.includes('/trace/')).map(([, trace]) => trace)"
-    )
-    return result
-
-
-def show(page: Any, shown: dict[str, Any], beside: str = "none") -> None:
-    """Lead to a trace."""
-    page.evaluate("([trace, beside]) => lead(traceAddress(trace, { beside }))", [shown, beside])
-    page.wait_for_function(
-        "(id) => ['cell', 'index', 'sample'].every((name) => state.trace?.[name] === id[name])", arg=shown
-    )
-    page.wait_for_selector("#trace .pair" if beside != "none" else "#trace pre")
 
 
 # -- a file ------------------------------------------------------------------------------------------------------------
@@ -164,8 +141,7 @@ def departing(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "settings": {"policy": "dynts", "kv_budget": 96, "ratio_over": "thinking"},
         "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
     }  # fmt: skip
-    sweep(make_plan(parse_spec(spec)), folder / "run", workers=1)
-    write_report(RunAnalysis(RunData.open(folder / "run")), folder / "report.html")
+    write_report(RunAnalysis(RunData.open(decode_run(spec, folder / "run"))), folder / "report.html")
     return folder / "report.html"
 
 
@@ -215,7 +191,6 @@ def draws_mazes(page: Any) -> None:
         }""",
         [problem.question, problem.answer],
     )
-    assert plan is not None
     walked = sum(name in ("start", "move_to") for name, _ in plan)
     assert drawn == [len(maze.rooms), len(maze.locked_doors), 1, walked]
     assert page.evaluate("mazeOf(state.runs[0].name, [])") is None
@@ -224,9 +199,8 @@ def draws_mazes(page: Any) -> None:
 def test_sort_filter_and_walk_from_a_problem_to_its_trace(opened: Callable[..., Any], real: Path) -> None:
     page = opened(real)
 
-    def names() -> list[str]:
-        texts: list[str] = page.locator("table.outcomes tbody th").all_inner_texts()
-        return texts
+    def names() -> Any:
+        return page.locator("table.outcomes tbody th").all_inner_texts()
 
     every = names()
     assert every == ["CHAIN4-0000", "CHAIN4-0001", "CHAIN4-0002"]
@@ -260,7 +234,10 @@ def test_what_the_full_cache_read_where_a_trace_departs_is_measured(
     with Store.open(departing.parent / "run") as store:
         stored = {(str(t.setting), t.problem): t for _, t in store.traces()}
     names = [cell["name"] for cell in page.evaluate("data.cells")]
-    shown = [one for one in held(page) if "departs" in one]
+    held = page.evaluate(
+        "Object.entries(documents).filter(([name]) => name.includes('/trace/')).map(([, trace]) => trace)"
+    )
+    shown = [one for one in held if "departs" in one]
     assert shown
     for one in shown:
         trace, full = stored[names[one["cell"]], one["problem"]], stored["full", one["problem"]]
@@ -268,7 +245,6 @@ def test_what_the_full_cache_read_where_a_trace_departs_is_measured(
         at = departs["at"]
         assert trace.tokens[:at] == full.tokens[:at]
         assert trace.tokens[at] != full.tokens[at]
-        assert trace.eviction_trace is not None
         prompt = trace.usage.prompt_tokens
         gone = {position for position, left in enumerate(trace.eviction_trace.left) if 0 < left <= at}
         assert {prompt + missed for missed, _ in departs["missed"]} <= gone
@@ -277,7 +253,11 @@ def test_what_the_full_cache_read_where_a_trace_departs_is_measured(
         first, part = departs["missed"][0]
         assert part == pytest.approx(max(paid[position] for position in gone if position >= prompt), abs=1e-3)
         assert part == pytest.approx(paid[prompt + first], abs=1e-3)
-    show(page, one)
+    page.evaluate("(trace) => lead(traceAddress(trace, { beside: 'none' }))", one)
+    page.wait_for_function(
+        "(id) => ['cell', 'index', 'sample'].every((name) => state.trace?.[name] === id[name])", arg=one
+    )
+    page.wait_for_selector("#trace pre")
     said = page.locator(".departure").inner_text()
     assert f"After {at} new tokens it departs" in said
     # All that the full cache reads there, rounded to tenths of a percent.
@@ -309,32 +289,25 @@ def attention_of_the_newest(trace: Trace, new: int) -> Any:
     return torch.stack([layer[0, :, -1] for layer in result]).mean((0, 1)).tolist()
 
 
-def hostile_run(folder: Path, text: str, name: str = "") -> Path:
-    plan = manifest(grid("dynts"), models=(f"m{name}",), benchmarks=(f"b{name}",), problems=2, samples=1)
-    evictions = EvictionTrace(1, (0,) * 22, (1,) * 22)
-
-    def harm(trace: Trace) -> Trace:
-        grade = Grade(trace.grade.correct, 1.0, text, Status.OK)
-        return replace(trace, text=text * 3, grade=grade, eviction_trace=evictions)
-
-    store_run(folder, plan, change=harm)
-    write_report(RunAnalysis(RunData.open(folder)), folder.parent / "report.html")
-    return folder
-
-
 def test_hostile_text_is_shown_and_does_nothing(
     opened: Callable[..., Any], served: Callable[..., Any], tmp_path: Path
 ) -> None:
-    folder = hostile_run(tmp_path / "<img src=x onerror=alert(1)>", HOSTILE, HOSTILE)
+    plan = manifest(grid("dynts"), models=(f"m{HOSTILE}",), benchmarks=(f"b{HOSTILE}",), problems=2, samples=1)
+    evictions = EvictionTrace(1, (0,) * 22, (1,) * 22)
+
+    def harm(trace: Trace) -> Trace:
+        grade = Grade(trace.grade.correct, 1.0, HOSTILE, Status.OK)
+        return replace(trace, text=HOSTILE * 3, grade=grade, eviction_trace=evictions)
+
+    folder = store_run(tmp_path / "<img src=x onerror=alert(1)>", plan, change=harm)
+    write_report(RunAnalysis(RunData.open(folder)), tmp_path / "report.html")
     for page in (opened(tmp_path / "report.html"), served([folder])):
         page.wait_for_function("() => state.runs.length === 1")
-        for address, there in {
-            "/maps": "Maps",
-            "/problem/0/1": "p1",
-            "/find?text=harmed": "Search",
-            "/cell/3": "b",
-        }.items():
-            go(page, address, there)
+        pages = {"/maps": "Maps", "/problem/0/1": "p1", "/find?text=harmed": "Search", "/cell/3": "b"}
+        for address, there in pages.items():
+            # Lead to the address, and wait for the heading of its page.
+            page.evaluate("(address) => lead(`#/${state.runs[0].name}${address}`)", address)
+            heading(page, there)
             assert page.locator("#failure").inner_text() == ""
         page.click("#list-rows a >> nth=0")
         page.wait_for_selector("#trace pre")
@@ -357,31 +330,21 @@ SPEC = {
 }  # fmt: skip
 
 
-def _words() -> tuple[int, ...]:
-    ids = models.find("embedded:tiny-llama").encode("a wants b : no , yes and so on to the end of it " * 12)
-    return tuple(ids[:80])
-
-
-WORDS = _words()
-
-
-def store_of(folder: Path) -> Path:
-    """A run whose traces have tokens of a real tokenizer and lose some of them on the way."""
-    plan = replace(manifest(grid("dynts"), models=("embedded:tiny-llama",), problems=4, samples=2), spec=SPEC)
-    return store_run(folder, plan, lambda setting: 0.9 if setting.policy == "full" else 0.5, with_tokens)
-
-
-def with_tokens(item: Any) -> Any:
-    full = item.setting.policy == "full"
-    words = WORDS if full else (*WORDS[:40], *reversed(WORDS[40:]))
-    left = tuple(60 if not full and position % 3 == 0 and position < 50 else 0 for position in range(98))
-    eviction_trace = EvictionTrace(1, left, tuple(int(not number) for number in left))
-    return replace(item, tokens=words[:79], text="so it goes", eviction_trace=eviction_trace)
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return store_of(tmp_path_factory.mktemp("served") / "a run")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_llama: ModelHandle) -> Path:
+    """A run whose traces have tokens of a real tokenizer and lose some of them on the way."""
+    words = tuple(tiny_llama.encode("a wants b : no , yes and so on to the end of it " * 12)[:80])
+
+    def with_tokens(item: Trace) -> Trace:
+        full = item.setting.policy == "full"
+        own = words if full else (*words[:40], *reversed(words[40:]))
+        left = tuple(60 if not full and position % 3 == 0 and position < 50 else 0 for position in range(98))
+        eviction_trace = EvictionTrace(1, left, tuple(int(not number) for number in left))
+        return replace(item, tokens=own[:79], text="so it goes", eviction_trace=eviction_trace)
+
+    plan = replace(manifest(grid("dynts"), models=("embedded:tiny-llama",), problems=4, samples=2), spec=SPEC)
+    folder = tmp_path_factory.mktemp("served") / "a run"
+    return store_run(folder, plan, lambda setting: 0.9 if setting.policy == "full" else 0.5, with_tokens)
 
 
 def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any], run: Path) -> None:
@@ -428,12 +391,9 @@ def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any
     assert other.locator("#trace .info").inner_text().startswith("token 5 ")
 
 
-WRONG = ("/nope", "/a-run/cell/x", "/a-run/nothing", "/a-run/map/99", "/%E0%A4%A")
-
-
 def test_wrong_addresses_say_so(served: Callable[..., Any], run: Path) -> None:
     page = served([run])
-    for address in WRONG:
+    for address in ("/nope", "/a-run/cell/x", "/a-run/nothing", "/a-run/map/99", "/%E0%A4%A"):
         page.evaluate(f"location.hash = '#{address}'")
         page.wait_for_function("() => document.getElementById('failure').textContent !== ''")
         page.evaluate("location.hash = '#/'")
@@ -506,7 +466,6 @@ def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: P
     tokens = page.locator(".pair section >> nth=0").locator(".token")
     with Store.open(run) as store:
         stored = next(trace for _, trace in store.traces() if trace.setting.policy == "dynts")
-    assert stored.eviction_trace is not None
     left = stored.eviction_trace.left[20:]
     for moment in (0, 59, 60, 30):
         slider.evaluate("(node, to) => { node.value = to; node.dispatchEvent(new Event('input')); }", moment)
