@@ -19,15 +19,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def chains(folder: Path) -> Path:
-    """A run on chains, which have no L, one sample each."""
+    """A run on chains, which have no L, one sample each; half of the traces of the window are missing."""
     problems = find("CHAIN4-8").problems(6)
     about = {"CHAIN4-8": {problem.id: dict(problem.about) for problem in problems}}
-    expected = Expected("A", "CHAIN4-8", FULL, "chains", tuple(about["CHAIN4-8"]), 1, True)
+    ids = tuple(about["CHAIN4-8"])
+    expected = tuple(Expected("A", "CHAIN4-8", one, "chains", ids, 1, one == FULL) for one in (FULL, WINDOW))
+    grade, usage = Grade(True, 1.0, "x", Status.OK), Usage(1, 1, 0, 2, 1, 0, 0)
     with Store.create(folder) as store:
-        store.put_manifest(Manifest((), (expected,), {}, {}, about))
-        for problem in problems:
-            grade, usage = Grade(True, 1.0, "x", Status.OK), Usage(1, 1, 0, 2, 1, 0, 0)
-            store.add("chains", Trace("A", "CHAIN4-8", problem.id, 0, FULL, (), "", grade, usage))
+        store.put_manifest(Manifest((), expected, {}, {}, about))
+        for setting, names in ((FULL, ids), (WINDOW, ids[:3])):
+            for name in names:
+                store.add("chains", Trace("A", "CHAIN4-8", name, 0, setting, (), "", grade, usage))
     return folder
 
 
@@ -68,23 +70,21 @@ def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, 
 
 
 def test_curves_leave_out_what_has_no_such_difficulty(kvatlas: Call, run: Path, tmp_path: Path) -> None:
-    words = (
-        "draw",
-        "curves",
-        run,
-        chains(tmp_path / "chains"),
-        "--policy",
-        "A full",
-        "--json",
-        "--out",
-        tmp_path / "a.svg",
-    )
+    other, full = chains(tmp_path / "chains"), ("--policy", "A full", "--out", tmp_path / "a.svg")
+    words = ("draw", "curves", run, other, *full, "--json")
     said = kvatlas.succeed(*words, err="")
     assert sum(point["problems"] for point in json.loads(said)["curves"][0]["points"]) == 40
     assert "CHAIN4-8 left out: the L of their problems is unknown" in (tmp_path / "a.svg").read_text()
     kvatlas.succeed(*words, "--by", "n")
-    err = kvatlas.refuse("draw", "curves", tmp_path / "chains", "--by", "L", "--out", tmp_path / "a.svg")
+    err = kvatlas.refuse("draw", "curves", other, "--by", "L", *full)
     assert err == "kvatlas: No benchmark of A says the L of its problems; there are: CHAIN4-8.\n"
+
+
+def test_missing_traces_are_refused_unless_asked_for(kvatlas: Call, tmp_path: Path) -> None:
+    words = ("draw", "curves", chains(tmp_path / "chains"), "--by", "n", "--out", tmp_path / "a.svg")
+    assert "3 of 12 traces are missing, in 1 of 2 cells" in kvatlas.refuse(*words)
+    kvatlas.succeed(*words, "--partial")
+    assert "PARTIAL: 3 of 12 traces are missing, in 1 cell" in (tmp_path / "a.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_curves_leave_out_what_has_no_such_difficulty(kvatlas: Call, run: Path, 
         (("compare", "RUN", "--policy", "A full"), "needs two or more systems; there is 1"),
         (("compare", "RUN", "--policy", "C"), "'C' fits none of the systems"),
         (("draw", "maze", "RUN"), "expected curves RUN..., got 'maze'"),
-        (("draw", "curves", "RUN", "--by", "Q"), "expected L, B, N, S, n"),
+        (("draw", "curves", "RUN", "--by", "Q"), "Unknown difficulty 'Q'; expected L, B, N, S, n"),
     ],
 )
 def test_wrong_input_is_one_sentence(

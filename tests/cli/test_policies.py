@@ -14,6 +14,7 @@ from tests.command_line import Call
 
 RUN = ("run", "embedded:tiny-llama", "CHAIN4", "--problems", "2")
 GOOD = ("--kv-budget", "80", "--local-window", "8", "--ratio", "0.3")
+TRIATTENTION = ("--policy", "triattention", *GOOD, "--set")
 
 
 def test_the_list_has_every_policy_with_what_a_user_asks_for(kvatlas: Call) -> None:
@@ -63,18 +64,9 @@ def test_a_preset_is_run_by_its_name(kvatlas: Call) -> None:
         (("--policy", "h2o", *GOOD, "--set", "scope=model"), "scope is 'model'; expected 'head', 'global', 'layer'"),
         (("--policy", "rkv", *GOOD, "--set", "mix=2"), "mix is 2; expected a number from 0 to 1"),
         (("--policy", "dynts-bottom", *GOOD, "--set", "predictor=no.safetensors"), "there is no file"),
-        (
-            ("--policy", "triattention", *GOOD, "--set", "statistics=no.safetensors"),
-            "made by `kvatlas predictor calibrate`",
-        ),
-        (
-            ("--policy", "triattention", *GOOD, "--set", "statistics=FOLDER/README"),
-            "cannot be read as those of queries",
-        ),
-        (
-            ("--policy", "triattention", *GOOD, "--set", "statistics=FOLDER/OTHER"),
-            "the model 'embedded:tiny-llama' has",
-        ),
+        ((*TRIATTENTION, "statistics=no.safetensors"), "made by `kvatlas predictor calibrate`"),
+        ((*TRIATTENTION, "statistics=FOLDER/README"), "cannot be read as those of queries"),
+        ((*TRIATTENTION, "statistics=FOLDER/OTHER"), "the model 'embedded:tiny-llama' has"),
     ],
 )
 def test_wrong_policies_are_refused_in_one_sentence(
@@ -98,9 +90,7 @@ def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path)
     half = tmp_path / "half.safetensors"
     kvatlas.succeed("predictor", "calibrate", half, *words, "--model-option", "dtype=bfloat16")
     assert not torch.equal(load_file(half)["norm"], load_file(file)["norm"])
-    assert "The model option dtype is 'float33'; expected auto, float32" in kvatlas.refuse(
-        "predictor", "calibrate", half, *words, "--model-option", "dtype=float33"
-    )
-    assert "name a file in an existing folder" in kvatlas.refuse(
-        "predictor", "calibrate", tmp_path / "nowhere" / "x", *words
-    )
+    err = kvatlas.refuse("predictor", "calibrate", half, *words, "--model-option", "dtype=float33")
+    assert "The model option dtype is 'float33'; expected auto, float32" in err
+    err = kvatlas.refuse("predictor", "calibrate", tmp_path / "nowhere" / "x", *words)
+    assert "name a file in an existing folder" in err

@@ -83,6 +83,7 @@ WORDS: dict[str, str] = {
     f"run {MODEL} file:a\udcff.csv": "",
     "map folder --out a.png": "is no run",
     f"map {QWEN} --out a.gif": "must end in",
+    f"map {QWEN} --out a.svg --metric passs": "shows pass@1 and no 'passs'",
     "map bad.csv --out a.png": "lacks 1 of 4 cells",
     f"describe {QWEN} {QWEN}": "was given twice",
     "export folder --format parquet": "parquet cannot go to standard output; name it with --out",

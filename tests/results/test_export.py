@@ -3,6 +3,7 @@
 import csv
 import json
 
+import pyarrow.parquet as pq
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status
@@ -12,6 +13,7 @@ from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, trace
 from tests.stored import store_run
+from tests.wanderers import maze_run
 
 pytestmark = pytest.mark.newest
 
@@ -38,8 +40,6 @@ def test_jsonl_has_one_object_per_trace(run, tmp_path):
 
 
 def test_parquet_has_the_same_rows(run, tmp_path):
-    import pyarrow.parquet as pq
-
     write_traces(run, "parquet", tmp_path / "t.parquet")
     with Store.open(run) as store:
         expected = [record(key, trace) for key, trace in store.traces()]
@@ -54,8 +54,6 @@ def test_parquet_has_the_same_rows(run, tmp_path):
 
 
 def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
-    import pyarrow.parquet as pq
-
     settings = [Setting.of("a", level=1, sample=1), Setting.of("b", level="high", sample=0.5)]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=1, baselines=())
     write_traces(store_run(tmp_path / "run", plan), "parquet", tmp_path / "t.parquet")
@@ -66,9 +64,7 @@ def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
 
 
 def test_csv_is_a_map_with_costs_and_baselines(run, tmp_path):
-    with Store.open(run) as store:
-        maps = maps_of_run(RunData(store.manifest(), store.traces(texts=False)))
-    write_maps(maps, tmp_path / "m.csv")
+    write_maps(maps_of_run(RunData.open(run)), tmp_path / "m.csv")
     rows = list(csv.DictReader((tmp_path / "m.csv").open(encoding="utf-8")))
     assert list(rows[0]) == [
         "model", "benchmark", "policy", "local_window", "ratio", "pass_at_1", "low", "high", "problems", "samples",
@@ -102,10 +98,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_further_metrics_are_columns(tmp_path):
-    import pyarrow.parquet as pq
-
-    from tests.wanderers import maze_run
-
     run = maze_run(tmp_path / "run", {("A", Setting.of("full")): 0.3}, problems=10)
     write_traces(run, "jsonl", tmp_path / "t.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text("utf-8").splitlines()]

@@ -4,16 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from kvatlas import benchmarks
 from kvatlas.benchmarks import find
-from kvatlas.cli import app
 from kvatlas.core import KvatlasError, Setting, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.regrade import regrade
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
+from tests.command_line import Call
 
 ROWS = [{"question": "One and two?", "answer": "3"}, {"question": "A half?", "answer": "0.5"}]
 #: By local window: the first cell boxes, the second only ends with its number, which the code of DynTS counts.
@@ -45,16 +44,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def command(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def test_regraded_verdicts_are_shown_where_they_are_asked_for_alone(run: Path, tmp_path: Path) -> None:
-    before = command("describe", run, "--json").stdout
-    assert "\n0 verdicts changed; " in command("grade", run).stdout
-    said = command("grade", run, "--grader", "dynts").stdout
+def test_regraded_verdicts_are_shown_where_they_are_asked_for_alone(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    before = kvatlas("describe", run, "--json")
+    assert "\n0 verdicts changed; " in kvatlas.succeed("grade", run)
+    said = kvatlas.succeed("grade", run, "--grader", "dynts")
     assert "\n2 verdicts changed; kvatlas map --metric graded:dynts draws" in said
-    assert command("describe", run, "--json").stdout == before
+    assert kvatlas("describe", run, "--json") == before
     cells = regrade(run, "dynts")
     changes = [(cell.before, cell.after, cell.to_right, cell.to_wrong) for cell in cells]
     assert changes == [(2, 2, 0, 0)] * 2 + [(1, 2, 1, 0)] * 2
@@ -64,7 +59,7 @@ def test_regraded_verdicts_are_shown_where_they_are_asked_for_alone(run: Path, t
     }  # fmt: skip
     assert {cell.estimate.value for cell in other.cells.values()} == {1.0}
     figure = tmp_path / "map.svg"
-    assert command("map", run, "--metric", "graded:dynts", "--out", figure).exit_code == 0
+    kvatlas.succeed("map", run, "--metric", "graded:dynts", "--out", figure)
     assert "Pass@1 by dynts" in figure.read_text()
 
 

@@ -116,12 +116,10 @@ def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Mode
         assert (choice.message.content, choice.message.reasoning_content) == (answer, thinking or None)
         assert choice.kvatlas["compressions"] == generation.usage.compressions
         assert choice.kvatlas["peak_kv_tokens"] == generation.usage.peak_kv_tokens
-    assert result.usage is not None
     assert result.usage.prompt_tokens == len(tiny_llama.encode(text))
     assert result.usage.completion_tokens == sum(len(generation.tokens) for generation in engine)
-    details = result.usage.completion_tokens_details
-    assert details is not None
-    assert details.reasoning_tokens == sum(generation.usage.thinking_tokens for generation in engine)
+    thought = sum(generation.usage.thinking_tokens for generation in engine)
+    assert result.usage.completion_tokens_details.reasoning_tokens == thought
 
 
 def test_a_request_names_its_own_policy(client: openai.OpenAI, server: str) -> None:
@@ -155,9 +153,8 @@ def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: 
     engine = expected(tiny_llama, questions(2), 60)
     assert [choice.text for choice in whole.choices] == [tiny_llama.text(generation.tokens) for generation in engine]
     ids = list(tiny_llama.tokens(prompts[0]))
-    assert client.completions.create(model=NAME, prompt=ids, seed=11, max_tokens=60).choices[0].text == (
-        whole.choices[0].text
-    )
+    again = client.completions.create(model=NAME, prompt=ids, seed=11, max_tokens=60)
+    assert again.choices[0].text == whole.choices[0].text
     stop = whole.choices[0].text[10:13]
     cut = client.completions.create(model=NAME, prompt=prompts[0], seed=11, max_tokens=60, stop=[stop, "never"])
     assert cut.choices[0].text == whole.choices[0].text.partition(stop)[0]
@@ -172,7 +169,6 @@ def test_completions_continue_texts_and_stop(client: openai.OpenAI, tiny_llama: 
         for choice in piece.choices:
             texts[choice.index] += choice.text
     assert texts == [choice.text.partition(stop)[0] for choice in whole.choices]
-    assert usage is not None
     assert usage.prompt_tokens == sum(len(tiny_llama.tokens(prompt)) for prompt in prompts)
 
 
@@ -223,7 +219,6 @@ def test_a_full_line_and_a_graceful_end(monkeypatch: pytest.MonkeyPatch) -> None
             body = json.loads(end.removeprefix("data: "))
             assert body["error"]["message"] == "The server has stopped before this answer was finished."
         assert server.process.wait(30) == -signal.SIGTERM
-        assert server.process.stdout is not None
         said = server.process.stdout.read().splitlines()
         assert said.count("Stopping: open answers have 0.2 s to finish.") == 1
         # Each request has a line; /health has none.
@@ -250,8 +245,7 @@ def test_logprobs_are_the_models_own(small: openai.OpenAI, plain: ModelHandle) -
 
     wanted: dict[str, Any] = {"model": NAME, "messages": ASKED, "seed": 5, "max_tokens": 12}
     (choice,) = small.chat.completions.create(logprobs=True, top_logprobs=3, **wanted).choices
-    assert choice.logprobs is not None
-    told = choice.logprobs.content or []
+    told = choice.logprobs.content
     assert "".join(item.token for item in told) == choice.message.content
     prompt = plain.encode("Is it so?")
     generation = plain.tokens(choice.message.content or "")
@@ -265,15 +259,14 @@ def test_logprobs_are_the_models_own(small: openai.OpenAI, plain: ModelHandle) -
                 row.topk(3).values.tolist(), abs=1e-3
             )
     stream = small.chat.completions.create(logprobs=True, top_logprobs=3, stream=True, **wanted)
-    pieces = [item for piece in stream for item in (piece.choices[0].logprobs or choice.logprobs.model_copy(
-        update={"content": []})).content or []]  # fmt: skip
+    parts = [piece.choices[0].logprobs for piece in stream]
+    pieces = [item for part in parts if part for item in part.content or ()]
     assert [(piece.token, piece.logprob) for piece in pieces] == [(item.token, item.logprob) for item in told]
     text = small.completions.create(model=NAME, prompt="It is", seed=5, max_tokens=8, logprobs=2).choices[0]
-    assert text.logprobs is not None
-    assert "".join(text.logprobs.tokens or []) == text.text
-    assert all(-math.inf < value <= 0 for value in text.logprobs.token_logprobs or [])
+    assert "".join(text.logprobs.tokens) == text.text
+    assert all(-math.inf < value <= 0 for value in text.logprobs.token_logprobs)
     # Two tokens may have one text.
-    assert {len(likely) for likely in text.logprobs.top_logprobs or []} <= {1, 2}
+    assert {len(likely) for likely in text.logprobs.top_logprobs} <= {1, 2}
 
 
 def test_harmless_fields_and_values_for_the_template(tmp_path: Path) -> None:

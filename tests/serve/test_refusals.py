@@ -27,20 +27,32 @@ def service(tiny_llama: ModelHandle) -> Service:
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("localhost:8000", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:8000", 200),
-        ("evil.example:8000", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("127.0.0.1@evil.example", 403),
-        ("[", 403),
-        ("", 403),
+        *((host, 200) for host in ("localhost:8000", "127.0.0.1", "[::1]:8000")),
+        *((host, 403) for host in ("evil.example:8000", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "[", "")),
     ],
 )
 def test_a_server_of_this_machine_answers_to_its_own_names_alone(service: Service, host: str, status: int) -> None:
     client = TestClient(application(service, "tiny", hosts=LOOPBACK))
     assert client.get("/v1/models", headers={"Host": host}).status_code == status
     assert TestClient(application(service, "tiny")).get("/v1/models", headers={"Host": host}).status_code == 200
+
+
+def send_parts(app: Any, headers: dict[str, str]) -> tuple[int, list[dict[str, Any]]]:
+    """Send a body without an end in parts of 1 MiB: how many of them were read, and what was answered."""
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": raw, "query_string": b""}
+    read, sent = 0, []
+
+    async def receive() -> dict[str, Any]:
+        nonlocal read
+        read += 1
+        return {"type": "http.request", "body": b" " * 2**20, "more_body": True}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    return read, sent
 
 
 @pytest.mark.parametrize(
@@ -54,38 +66,13 @@ def test_a_server_of_this_machine_answers_to_its_own_names_alone(service: Servic
 )
 def test_what_headers_show_is_refused_without_the_body(service: Service, headers: dict[str, str], status: int) -> None:
     app = application(service, "tiny", "sesame", hosts=("localhost",))
-    raw = [(name.lower().encode(), value.encode()) for name, value in ({"Host": "localhost"} | headers).items()]
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": raw, "query_string": b""}
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        raise AssertionError("the body was read")
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    assert sent[0]["status"] == status
+    read, sent = send_parts(app, {"Host": "localhost"} | headers)
+    assert (read, sent[0]["status"]) == (0, status)
 
 
 def test_a_body_without_a_length_is_read_no_further_than_the_limit(service: Service) -> None:
-    async def ask() -> tuple[int, list[dict[str, Any]]]:
-        count, sent = 0, []
-
-        async def receive() -> dict[str, Any]:
-            nonlocal count
-            count += 1
-            return {"type": "http.request", "body": b" " * 2**20, "more_body": True}
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b""}
-        await application(service, "tiny")(scope, receive, send)
-        return count, sent
-
-    count, (start, body) = asyncio.run(ask())
-    assert (count, start["status"], dict(start["headers"])[b"connection"]) == (5, 413, b"close")
+    read, (start, body) = send_parts(application(service, "tiny"), {})
+    assert (read, start["status"], dict(start["headers"])[b"connection"]) == (5, 413, b"close")
     assert b"The body is larger than 4,194,304 bytes, the limit." in body["body"]
 
 

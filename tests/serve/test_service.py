@@ -1,9 +1,7 @@
 """The asynchronous front: answers equal the engine's, the line is bounded, who goes leaves no row behind."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from kvatlas.serve.service import (
     RequestHandle,
     Service,
     find_policy,
-    follow,
     room_for,
     sampling_with,
     stream_of,
@@ -64,22 +61,6 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_pieces_are_the_tokens_as_they_come(service: Service, model: ModelHandle) -> None:
-    async def listen() -> list[list[list[int]]]:
-        handles = service.ask(asks(model, 3, max_new_tokens=150))
-        return await asyncio.gather(*(_collect(handle) for handle in handles))
-
-    async def _collect(handle: Any) -> list[list[int]]:
-        results = [(tokens, last) async for _, tokens, last in follow([handle])]
-        assert [last for _, last in results] == [False] * (len(results) - 1) + [True]
-        return [tokens for tokens, _ in results]
-
-    for pieces in asyncio.run(listen()):
-        assert len(pieces) > 3
-        assert all(later[: len(earlier)] == earlier for earlier, later in pairwise(pieces))
-        assert len(pieces[-1]) == 150
-
-
 def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: ModelHandle) -> None:
     import torch
 
@@ -87,7 +68,6 @@ def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: 
     handle = RequestHandle(ask, service)
     engines: list[int] = []
     for token in (5, 6, 7):
-        assert handle.recorder is not None
         handle.recorder([*handle.ask.prompt, *engines], torch.zeros(20))
         told = list(handle.tokens)
         engines.append(token)
@@ -176,8 +156,6 @@ def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
     assert room_for(model, policy, (1,) * 24, None) == 1000
     with pytest.raises(LengthError, match="has 1024 positions: a prompt of 24 tokens and 1001 new tokens are more"):
         room_for(model, policy, (1,) * 24, 1001)
-    with pytest.raises(KvatlasError, match="kv_budget 56 is too small for this prompt"):
-        room_for(model, policy, (1,) * 48, 1)
     with pytest.raises(KvatlasError, match="prompt is empty"):
         room_for(model, policy, (), 1)
     with pytest.raises(KvatlasError, match=r"top_p: expected a number in \(0, 1\], got 0"):

@@ -12,20 +12,6 @@ from kvatlas.stats.systems import choose, pair, systems_of
 from tests.stats.synthetic import grid, manifest, trace, traces
 
 
-def _chance(item):
-    return {"dynts": 0.7, "random": 0.3, "window": 0.2, "full": 0.9}[item.policy]
-
-
-def test_policies_meet_at_equal_parameters_pooled_over_benchmarks():
-    plan = manifest(grid("dynts", "random"))
-    between = [c for c in comparisons(RunData(plan, traces(plan, _chance))) if not c.note]
-    assert [(c.benchmark, c.first, c.second, c.cells) for c in between] == [("2 benchmarks", "dynts", "random", 18)]
-    difference = between[0].difference
-    assert (difference.problems, difference.pairs) == (24, 18 * 12 * 2)
-    assert difference.low < 0.4 < difference.high
-    assert difference.p < 0.001
-
-
 @pytest.fixture(scope="module")
 def unequal():
     """30 problems of CHAIN6, on which `dynts` is ahead of `random`, and 198 of CHAIN8, where it is behind."""
