@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import re
 import sqlite3
 import subprocess
@@ -127,9 +128,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str,
 
 def same(old: Any, new: Any) -> bool:
     """Compare numbers to nine digits, all else exactly."""
-    if isinstance(old, float) and isinstance(new, int | float):
-        return abs(old - new) <= 1e-9 * max(1, abs(old))
-    return bool(old == new)
+    numbers = isinstance(old, float) and isinstance(new, int | float)
+    return math.isclose(old, new, rel_tol=1e-9, abs_tol=1e-9) if numbers else bool(old == new)
 
 
 def main() -> None:

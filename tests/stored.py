@@ -1,11 +1,17 @@
-"""Runs in stores: of synthetic traces, and decoded ones."""
+"""Runs in stores: of synthetic traces, over mazes by solvers that lose their way, and decoded ones."""
 
-from collections.abc import Callable
+import random
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Setting, Trace
-from kvatlas.results import Manifest, Store
+from kvatlas.benchmarks import find
+from kvatlas.benchmarks.seqbench import format_plan, parse_plan
+from kvatlas.core import Grade, Setting, Status, Trace, Usage
+from kvatlas.results import Expected, Manifest, Store
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.stats.synthetic import traces
 
@@ -14,6 +20,12 @@ def traces_of(folder: Path) -> list[Trace]:
     """Return all traces of a run."""
     with Store.open(folder) as store:
         return [trace for _, trace in store.traces()]
+
+
+def change_store(folder: Path, statement: str) -> int:
+    """Run a statement on a run's file, as no store does; return the number of rows that it changed."""
+    with closing(sqlite3.connect(folder / "run.sqlite")) as connection, connection:
+        return connection.execute(statement).rowcount
 
 
 def decode_run(spec: dict[str, Any], folder: Path) -> Path:
@@ -33,3 +45,45 @@ def store_run(
         store.put_manifest(plan)
         store.add_all((key, change(trace)) for key, trace in traces(plan, chance))
     return folder
+
+
+def maze_run(
+    folder: Path,
+    solvers: Mapping[tuple[str, Setting], float],
+    *,
+    benchmark: str = "SEQBENCH-6x6-B1",
+    problems: int = 150,
+    samples: int = 2,
+) -> Path:
+    """A finished run: `solvers` says for each model and setting the chance that an action goes wrong."""
+    mazes = find(benchmark)
+    asked = mazes.problems(problems)
+    about = {problem.id: dict(problem.about) for problem in asked}
+    cells = tuple(
+        Expected(model, mazes.name, setting, f"key {model}", tuple(about), samples, setting.policy == "full")
+        for model, setting in solvers
+    )
+    usage = Usage(100, 50, 20, 150, 120.0, 0, 0.1)
+    with Store.create(folder) as store:
+        store.put_manifest(Manifest((), cells, {}, {"kvatlas": "test"}, {mazes.name: about}))
+        for cell, problem, sample in product(cells, asked, range(samples)):
+            rng = random.Random(f"0 {cell.model} {cell.setting} {problem.id} {sample}")
+            text = wander(problem.answer, solvers[cell.model, cell.setting], rng)
+            grade = mazes.grade(problem, text) if text else Grade(False, 0.0, None, Status.TRUNCATED)
+            trace = Trace(cell.model, mazes.name, problem.id, sample, cell.setting, (1, 2), text, grade, usage)
+            store.add(cell.run_key, trace)
+    return folder
+
+
+def wander(answer: str, chance: float, rng: random.Random) -> str:
+    """The plan up to its first slip, and something else instead; now and then nothing at all."""
+    plan = list(parse_plan(answer) or ())
+    for position in range(1, len(plan)):
+        if rng.random() < chance:
+            kind = rng.randrange(4)
+            if kind == 0:
+                return format_plan([*plan[:position], *plan[position + 1 :]])
+            if kind == 1:
+                return format_plan([*plan[:position], ("move_to", "Z9"), *plan[position:]])
+            return format_plan(plan[:position]) if kind == 2 else ""
+    return format_plan(plan)

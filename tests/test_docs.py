@@ -24,7 +24,7 @@ NOT_HERE = {
     "make demo": "runs in a fresh clone before each release",
     "make test": "is what runs this test",
     "make bench": "measures for minutes",
-    "make site": "is what tests/test_site.py builds",
+    "make site": "is what tests/test_documented.py builds",
     "kvatlas demo": "is `make demo`",
     "pip install": "needs the network",
     "git clone": "needs the network",

@@ -23,36 +23,29 @@ def r1(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
     return save_model("llama", tmp_path_factory.mktemp("r1") / "model", shards="100KB")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set in the layout of the hub's MATH-500."""
-    folder = tmp_path_factory.mktemp("data")
-    shutil.copy(AIME, folder / "test.jsonl")
-    return folder
-
-
 @pytest.fixture
-def uncached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let the hub's client of this process begin with an empty cache, without a proxy."""
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take what concerns the hub out of the environment."""
     for name in list(os.environ):
-        if name.lower().endswith("_proxy"):
+        if name == "HF_HUB_OFFLINE" or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
+    r1: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, succeed: Callable[..., str]
+) -> None:
+    # The hub's client of this process begins with an empty cache.
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     close_session()
-
-
-@pytest.mark.usefixtures("uncached")
-def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
-    r1: ModelHandle, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, succeed: Callable[..., str]
-) -> None:
+    # A data set in the layout of the hub's MATH-500.
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(AIME, data / "test.jsonl")
     path, out = tmp_path / "spec.json", tmp_path / "run"
-    spec = {
-        "models": [{"model": "hf:owner/r1", "name": "R1"}],
-        "benchmarks": ["MATH500"],
-        "samples": 1,
-        "sampling": {"max_new_tokens": 12},
-    }
+    spec = {"benchmarks": ["MATH500"], "samples": 1, "sampling": {"max_new_tokens": 12}}
+    spec["models"] = [{"model": "hf:owner/r1", "name": "R1"}]
     path.write_text(json.dumps(spec))
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": data}) as (endpoint, fetched):
         address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
@@ -90,6 +83,7 @@ REFUSED: dict[str, dict[str, str]] = {
 }
 
 
+@pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("variable", REFUSED)
 def test_what_the_hub_refuses_is_one_sentence_and_soon(
     r1: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -98,12 +92,9 @@ def test_what_the_hub_refuses_is_one_sentence_and_soon(
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "README.md").write_text("nothing")
     monkeypatch.setattr("tests.hub_server.GATED", "Idavidrein/gpqa")
-    for name in [name for name in os.environ if name == "HF_HUB_OFFLINE" or name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
         began = time.perf_counter()
-        environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), **more}
-        done = run_apart(refused, tmp_path, **environment)
+        done = run_apart(refused, tmp_path, **{"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), **more})
         took = time.perf_counter() - began
     for (code, out, err), sentence in zip(done, refused.values(), strict=True):
         assert (code, out) == (2, "")

@@ -1,7 +1,6 @@
 """One's own parts: policies of a file and of Python, chat templates, system messages, folders, recipes, GPUs."""
 
-from __future__ import annotations
-
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ import kvatlas
 from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.models import EMBEDDED
-from kvatlas.policies import CacheView, CompressingPolicy
+from kvatlas.policies import CompressingPolicy
 from kvatlas.sweeps import make_plan, parse_spec, read_spec
 from kvatlas.sweeps.executors import devices, shares, usual_workers
 from kvatlas.sweeps.worker import Job
 
-CODE = """
-from kvatlas.policies import CompressingPolicy
 
 class Newest(CompressingPolicy):
     name = "newest"
@@ -26,15 +23,10 @@ class Newest(CompressingPolicy):
 
     def score(self, cached):
         return cached.positions
-"""
 
 
-class Newest(CompressingPolicy):
-    name = "newest"
-    summary = "keeps the newest tokens"
-
-    def score(self, cached: CacheView) -> Any:
-        return cached.positions
+#: The same in a file.
+CODE = f"from kvatlas.policies import CompressingPolicy\n\n\n{inspect.getsource(Newest)}"
 
 
 def texts(policy: str, **options: Any) -> list[str]:
@@ -51,7 +43,7 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
     file = tmp_path / "mine.py"
     file.write_text(CODE)
     monkeypatch.setattr(policies.policies, "added", {})
-    expected = texts("window")
+    expected = texts("window", workers=1)
     assert texts(f"{file}:Newest", workers=2) == expected
     with pytest.raises(KvatlasError, match="Unknown policy 'newest'"):
         texts("newest")

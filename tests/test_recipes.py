@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,26 +13,18 @@ from tests.r1 import AIME, save_model
 from tests.stored import traces_of
 
 RECIPES = Path(__file__).parents[1] / "src" / "kvatlas" / "sweeps"
-#: The published budget and windows are divided by this.
-SCALE = 10
-
-
-def scaled(name: str, folder: Path, kind: str) -> dict[str, Any]:
-    """A recipe on a small model that thinks to the end: three real problems, one sample, all sizes divided by SCALE."""
-    spec: dict[str, Any] = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
-    spec["models"][0] |= {"model": save_model(kind, folder).name, "dtype": "float32", "think_close": "</never>"}
-    published, *_ = spec["benchmarks"]
-    spec["benchmarks"] = [published | {"file": str(AIME)}]
-    spec["samples"] = 1
-    spec["sampling"]["max_new_tokens"] = 600
-    spec["settings"][0] |= {"kv_budget": 5000 // SCALE, "predictor": ""}
-    spec["axes"]["local_window"] = [window // SCALE for window in spec["axes"]["local_window"]]
-    return spec
 
 
 def test_a_recipe_runs_through_to_its_figure(tmp_path: Path, succeed: Callable[..., str]) -> None:
-    path = tmp_path / "recipe.yaml"
-    spec = scaled("dynts_r1_qwen", tmp_path / "model", "qwen2")
+    """On a small model that thinks to the end: three real problems, one sample, a tenth of all sizes."""
+    path, model = tmp_path / "recipe.yaml", save_model("qwen2", tmp_path / "model")
+    spec = yaml.safe_load((RECIPES / "dynts_r1_qwen.yaml").read_text())
+    spec["models"][0] |= {"model": model.name, "dtype": "float32", "think_close": "</never>"}
+    spec["benchmarks"] = [spec["benchmarks"][0] | {"file": str(AIME)}]
+    spec["samples"] = 1
+    spec["sampling"]["max_new_tokens"] = 600
+    spec["settings"][0] |= {"kv_budget": 500, "predictor": ""}
+    spec["axes"]["local_window"] = [window // 10 for window in spec["axes"]["local_window"]]
     path.write_text(yaml.safe_dump(spec))
     plan = json.loads(succeed("plan", path, "--json", "--memory", "1", "--tokens-per-second", "1000"))
     assert (plan["settings"], plan["traces"]) == (21, 21 * 3)

@@ -1,5 +1,6 @@
 """Hostile text, in names and in what models wrote, on its way to a terminal, a figure, a table and a log."""
 
+import json
 import os
 import pty
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from kvatlas import cli
@@ -100,14 +102,8 @@ def test_no_command_sends_hostile_text_to_a_terminal(
     terminal: Callable[..., str], run: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     file, spec = tmp_path / "mine.json", tmp_path / "spec.yaml"
-    file.write_text(
-        f'[{{"question": "{HOSTILE}?", "answer": "7{HOSTILE}"}}]'.replace("\x1b", "\\u001b").replace("\x07", "\\u0007")
-    )
-    spec.write_text(
-        f'models: ["hf:{HOSTILE}"]\nbenchmarks: [CHAIN4]\n'.replace("\x1b", "\\e")
-        .replace("\x07", "\\a")
-        .replace("\x9b", "\\x9b")
-    )
+    file.write_text(json.dumps([{"question": f"{HOSTILE}?", "answer": f"7{HOSTILE}"}]))
+    spec.write_text(yaml.safe_dump({"models": [f"hf:{HOSTILE}"], "benchmarks": ["CHAIN4"]}))
     names = {"RUN": run, "OUT": tmp_path / "a.svg", "file:FILE": f"file:{file}", "SPEC": spec}
     said = terminal(command(*(names.get(word, word) for word in words)))
     assert "⟨U+001B⟩" in said or r"\x1b" in said

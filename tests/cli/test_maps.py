@@ -10,8 +10,7 @@ from kvatlas.results import Manifest
 from kvatlas.stats.metrics import COSTS, METRICS
 from tests.command_line import Call
 from tests.stats.synthetic import grid, manifest
-from tests.stored import store_run
-from tests.wanderers import maze_run
+from tests.stored import maze_run, store_run
 
 
 def store(folder: Path, plan: Manifest, factor: float = 1.0) -> Path:

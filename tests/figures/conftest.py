@@ -1,7 +1,5 @@
 """The published maps of R1-Llama, and the texts of a figure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree
 

@@ -1,5 +1,6 @@
-"""Our tasks under Inspect and its logs in our stores: with scripted answers, and against a real server on loopback."""
+"""Under Inspect: our tasks with scripted answers, its logs in our stores, and our models as `kvatlas/MODEL`."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,11 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
-from kvatlas.core import SERVED, KvatlasError, Status
+from kvatlas.core import SERVED, KvatlasError, Sampling, Status
+from kvatlas.models import ModelHandle
 from kvatlas.results import Store
+from kvatlas.serve.text import split_text
+from tests.by_the_engine import VALUES, generations, questions
 from tests.command_line import Call
 from tests.stored import traces_of
 
@@ -20,7 +24,7 @@ from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log, write_eval_log
-from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.model import GenerateConfig, ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
 from inspect_ai.solver import TaskState
 
@@ -30,7 +34,7 @@ from kvatlas.integrations.inspect_registry import benchmark
 
 pytestmark = pytest.mark.newest
 
-NAME = "SEQBENCH-5x5"
+NAME, OWN = "SEQBENCH-5x5", "kvatlas/embedded:tiny-llama"
 
 
 def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Path:
@@ -51,21 +55,18 @@ def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Pa
     return Path(log.location.removeprefix("file://"))
 
 
-def answers() -> list[tuple[str, str]]:
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first, second, third, *_ = find(NAME).problems(4)
     lost = list(parse_plan(second.answer))
     lost[1] = ("move_to", "Z1")
-    return [
+    answers = [
         (f"<think>[1]</think>\n{first.answer}", "stop"),
         (format_plan(lost), "stop"),
         (third.answer, "max_tokens"),
         ("<think>I never stop to think", "stop"),
     ]
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_task(tmp_path_factory.mktemp("logs"), answers(), temperature=0.6)
+    return run_task(tmp_path_factory.mktemp("logs"), answers, temperature=0.6)
 
 
 def test_inspect_shows_our_metrics(log: Path) -> None:
@@ -201,7 +202,7 @@ def test_our_own_model_keeps_its_setting_and_its_costs(tmp_path: Path) -> None:
     task = sums(includes())
     for sample in task.dataset:
         sample.input = f"a = {sample.target} . ? a"
-    model = get_model("kvatlas/embedded:tiny-llama", memoize=False, policy="window", **values)
+    model = get_model(OWN, memoize=False, policy="window", **values)
     (log,) = inspect_eval(task, model=model, log_dir=str(tmp_path), display="none", max_tokens=40)
     cell, added = import_log(Path(log.location.removeprefix("file://")), tmp_path / "run")
     assert (cell.model, cell.benchmark, added) == ("embedded:tiny-llama", "sums", 2)
@@ -222,3 +223,48 @@ def test_a_log_that_unpacks_to_too_much_is_refused_unread(
     with pytest.raises(KvatlasError, match=r"holds [\d,]+ bytes; expected up to 5,000"):
         import_log(log, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_concurrent_requests_get_the_engines_answers(tiny_llama: ModelHandle) -> None:
+    texts = questions(4)
+
+    async def ask() -> list[Any]:
+        config = GenerateConfig(temperature=0.9, max_tokens=60)
+        async with get_model(OWN, config=config, memoize=False, policy="dynts", seed=4, **VALUES) as model:
+            assert model.api.max_connections() == 32
+            first = await asyncio.gather(*(model.generate(text) for text in texts))
+            return [*first, *await asyncio.gather(*(model.generate(text) for text in texts))]
+
+    outputs = asyncio.run(ask())
+    # The second time that a prompt is asked it gets its second sample.
+    prompts = [tiny_llama.encode(text) for text in texts * 2]
+    expected = generations(tiny_llama, prompts, Sampling(temperature=0.9, max_new_tokens=60), 4)
+    for output, generation in zip(outputs, expected, strict=True):
+        thinking, answer = split_text(tiny_llama, generation.tokens)
+        assert output.completion == answer
+        message = output.choices[0].message
+        assert [part.reasoning for part in message.content if part.type == "reasoning"] == [thinking]
+        assert output.stop_reason == ("stop" if generation.finished else "max_tokens")
+        assert output.usage.output_tokens == len(generation.tokens)
+        assert output.usage.reasoning_tokens == generation.usage.thinking_tokens
+        assert output.metadata["compressions"] == generation.usage.compressions
+
+
+def test_choices_stops_lengths_and_refusals() -> None:
+    (text,) = questions(1)
+
+    async def ask() -> None:
+        async with get_model(OWN, memoize=False, batch_size=4) as model:
+            output = await model.generate(text, config=GenerateConfig(num_choices=3, seed=1, max_tokens=9))
+            assert len(output.choices) == 3
+            assert output.stop_reason == "max_tokens"
+            long = await model.generate("w " * 2000)
+            assert (long.stop_reason, long.completion) == ("model_length", "")
+            with pytest.raises(KvatlasError, match="logprobs is set; kvatlas models do not honour it"):
+                await model.generate(text, config=GenerateConfig(logprobs=True))
+
+    asyncio.run(ask())
+    with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
+        get_model(OWN, memoize=False, policy="window", depth=3, **VALUES)
+    with pytest.raises(KvatlasError, match="Unknown model 'gpt'"):
+        get_model("kvatlas/gpt", memoize=False)

@@ -1,11 +1,9 @@
-"""A page as tests read it: its documents, and what axe-core finds in it."""
+"""A page as tests read it."""
 
 import base64
 import gzip
 import json
 import re
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,3 @@ def documents(path: Path) -> dict[str, Any]:
     )
     every = json.loads(gzip.decompress(base64.b64decode(json.loads(page)["documents"])))
     return {name.partition("/")[2] or name: document for name, document in every.items()}
-
-
-@cache
-def _source() -> str:
-    return (files("axe_playwright_python") / "axe.min.js").read_text()
-
-
-def serious(page: Any) -> list[list[str]]:
-    """Return the faults that axe-core calls serious or critical: rule, first node, what to do."""
-    page.evaluate(_source())
-    result: list[list[str]] = page.evaluate(
-        "axe.run({ resultTypes: ['violations'] }).then((all) => all.violations"
-        ".filter((one) => ['serious', 'critical'].includes(one.impact))"
-        ".map((one) => [one.id, one.nodes[0].html.slice(0, 160), one.nodes[0].failureSummary]))"
-    )
-    return result

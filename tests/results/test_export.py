@@ -12,8 +12,7 @@ from kvatlas.results.export import csv_text, record, replacing, write_maps, writ
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, trace
-from tests.stored import store_run
-from tests.wanderers import maze_run
+from tests.stored import maze_run, store_run
 
 pytestmark = pytest.mark.newest
 

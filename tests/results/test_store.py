@@ -1,4 +1,9 @@
-import sqlite3
+"""Stores: what is added comes back; damaged, locked, copied while they are written, on a read-only medium."""
+
+import os
+import random
+import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,6 +11,7 @@ import pytest
 
 from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
+from tests.stored import change_store
 
 SETTING = Setting.of("window", kv_budget=64, local_window=8, ratio=0.1)
 TRACE = Trace(
@@ -80,9 +86,7 @@ def test_no_run_and_an_empty_run_are_told_apart(tmp_path: Path) -> None:
 def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     Store.create(tmp_path).close()
     path = tmp_path / "run.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=99")
-    connection.close()
+    change_store(tmp_path, "PRAGMA user_version=99")
     before = path.read_bytes()
     for attempt in (Store.create, Store.open):
         with pytest.raises(KvatlasError, match="has version 99, this kvatlas reads version 5"):
@@ -95,3 +99,111 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     for attempt in (Store.create, Store.open):
         with pytest.raises(KvatlasError, match="cannot be used"):
             attempt(tmp_path)
+
+
+COUNT = 60
+
+
+def filled(folder: Path) -> dict[int, Trace]:
+    """A store of traces that differ, closed; what it holds by sample."""
+    with Store.create(folder, {"torch": "2.0"}) as store:
+        store.put_manifest(manifest())
+        for sample in range(COUNT):
+            store.add("key", replace(TRACE, sample=sample, text=random.Random(sample).randbytes(900).hex()))
+    with Store.open(folder) as store:
+        return {trace.sample: trace for _, trace in store.traces()}
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    """Bytes overwritten, or the end cut off: what is read is what was written, or a sentence says so; no copy of it."""
+    sound = filled(tmp_path / "run")
+    path, rng = tmp_path / "run" / "run.sqlite", random.Random(0)
+    whole = path.read_bytes()
+    said: list[str] = []
+    for number in range(20):
+        data = bytearray(whole)
+        if number % 4:
+            position = rng.randrange(100, len(data) - 400)
+            size = rng.choice([1, 20, 400])
+            data[position : position + size] = rng.randbytes(size)
+        else:
+            data = data[: rng.randrange(len(data))]
+        path.write_bytes(data)
+        try:
+            with Store.open(tmp_path / "run") as store:
+                assert {trace.sample: trace for _, trace in store.traces()} == sound
+                assert (
+                    len(list(store.traces(texts=False))) == len(store.keys()) == sum(map(len, store.columns())) == COUNT
+                )
+                assert store.manifest() == manifest()
+                assert store.copy(tmp_path / f"kept-{number}") == COUNT
+        except KvatlasError as error:
+            said.append(str(error))
+    # Where the first page is gone nothing can be read.
+    assert all(any(word in item for word in ("is damaged", "cannot be used", "has version 0")) for item in said)
+    assert len(said) > 10
+
+
+@pytest.mark.parametrize(
+    ("change", "read", "sentence"),
+    [
+        ("UPDATE traces SET correct = 0 WHERE sample = 7", "traces", "sample 7 of CHAIN8-0001 .*"),
+        ("UPDATE records SET record = zeroblob(length(record)) WHERE trace = 8", "columns", "trace 8"),
+        ("UPDATE records SET metrics = zeroblob(16) WHERE trace = 8", "columns", "trace 8"),
+        ("UPDATE names SET text = 'dynts' WHERE text LIKE '%window%'", "columns", "name 2"),
+        ("DELETE FROM names WHERE id = 3", "columns", "name 4"),
+        ("DELETE FROM records WHERE trace = 8", "columns", "60 traces are stored and 59"),
+    ],
+)
+def test_one_wrong_trace_is_named(tmp_path: Path, change: str, read: str, sentence: str) -> None:
+    """A trace's texts, with all that is known of it, and its columns are two copies with checksums of their own."""
+    filled(tmp_path / "run")
+    assert change_store(tmp_path / "run", change) == 1
+    wrong = pytest.raises(KvatlasError, match=rf"is damaged \({sentence}.*\)\. Take a copy of it")
+    with Store.open(tmp_path / "run") as store, wrong:
+        list(store.columns() if read == "columns" else store.traces(texts=False))
+
+
+def test_the_file_alone_holds_what_was_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 4 MB of traces stood in the log beside it: a copy of the file had no tables, and "version 0"."""
+    monkeypatch.setattr("kvatlas.results.store.CHECKPOINT", 0.0)
+    for copied in ("before", "after"):
+        (tmp_path / copied).mkdir()
+    with Store.create(tmp_path / "run") as store:
+        shutil.copy(tmp_path / "run" / "run.sqlite", tmp_path / "before")
+        store.add("key", TRACE)
+        shutil.copy(tmp_path / "run" / "run.sqlite", tmp_path / "after")
+        assert store.copy(tmp_path / "whole") == 1
+    for copied, count in (("before", 0), ("after", 1), ("whole", 1)):
+        with Store.open(tmp_path / copied) as store:
+            assert len(store.keys()) == count
+
+
+def test_a_second_writer_is_refused_and_the_first_named(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "run"):
+        with pytest.raises(KvatlasError, match=f"being written by process {os.getpid()} on "):
+            Store.create(tmp_path / "run")
+        with Store.open(tmp_path / "run") as reader:
+            assert reader.keys() == set()
+    Store.create(tmp_path / "run").close()
+
+
+def test_a_finished_run_is_read_where_nobody_may_write() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)
+        run = Path(scratch) / "run"
+        sound = filled(run)
+        for path in (*run.iterdir(), run):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        user = os.geteuid()
+        if user == 0:  # to whom nothing is forbidden
+            os.seteuid(65534)
+        try:
+            with pytest.raises(OSError, match="denied"):
+                (run / "x").touch()
+            with Store.open(run) as store:
+                assert {trace.sample: trace for _, trace in store.traces()} == sound
+                assert store.manifest() == manifest()
+        finally:
+            os.seteuid(user)
+            run.chmod(0o755)

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -18,14 +17,6 @@ from kvatlas.serve.app import application
 from kvatlas.serve.service import Service, find_policy
 
 
-@dataclass
-class Running:
-    """The process and where it listens."""
-
-    process: subprocess.Popen[str]
-    url: str
-
-
 def metrics(url: str) -> dict[str, float]:
     """Samples of /metrics by name, labels included."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
@@ -33,11 +24,10 @@ def metrics(url: str) -> dict[str, float]:
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[Running]:
-    """`kvatlas serve` with these arguments on a free port, ended with the block."""
+def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`kvatlas serve` with these arguments on a free port, ended with the block: the process and its address."""
     command = [sys.executable, "-m", "kvatlas", "serve", *words, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
     try:
         # Whatever else it says first, until it ends: a line that was not waited for must not make this wait for ever.
         said = []
@@ -47,7 +37,7 @@ def serving(*words: str) -> Iterator[Running]:
                 break
         else:
             raise AssertionError("".join(said))
-        yield Running(process, match_[0])
+        yield process, match_[0]
     finally:
         process.terminate()
         process.wait(60)

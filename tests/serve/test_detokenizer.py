@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,17 +33,13 @@ def test_text_in_pieces_is_the_text(tokens: list[int], cuts: list[int], ends: bo
     assert "".join([*texts, decoder.decode(tokens, last=True)]) == MODEL.text(tokens)
 
 
-def bytes_model() -> Any:
-    """A tokenizer of bytes, as byte-level tokenizers behave within a character."""
-    decode = lambda ids, **_: bytes(ids).decode("utf-8", "replace")  # noqa: E731
-    return SimpleNamespace(stops=frozenset(), thinking=None, tokenizer=SimpleNamespace(decode=decode))
-
-
 @given(st.text(max_size=12), st.lists(st.integers(0, 40), max_size=8))
 @settings(max_examples=200, deadline=None)
 def test_no_character_is_torn(text: str, cuts: list[int]) -> None:
-    tokens = list(text.encode())
-    decoder = Detokenizer(bytes_model(), split=False)
+    # A tokenizer of bytes, as byte-level tokenizers behave within a character.
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: bytes(ids).decode("utf-8", "replace"))
+    model, tokens = SimpleNamespace(stops=frozenset(), thinking=None, tokenizer=tokenizer), list(text.encode())
+    decoder = Detokenizer(model, split=False)
     texts = [decoder.decode(tokens[:cut]) for cut in sorted(min(cut, len(tokens)) for cut in cuts)]
     assert "".join([*texts, decoder.decode(tokens, last=True)]) == text
     assert all("\N{REPLACEMENT CHARACTER}" not in text for text in texts) or "\N{REPLACEMENT CHARACTER}" in text

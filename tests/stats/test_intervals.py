@@ -1,12 +1,14 @@
-"""Estimates and limits of means: coverage, by hand, and over benchmarks."""
+"""Estimates and limits of means, by hand, over benchmarks, and their coverage; pass@k and maj@k."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from scorio import eval as scorio
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.stats.intervals import (
@@ -23,8 +25,7 @@ from kvatlas.stats.intervals import (
     with_binomial_bounds,
     yes_no_interval,
 )
-
-ONE = np.zeros(40, int)
+from kvatlas.stats.metrics import RIGHT, Rule, majority, rule
 
 
 @pytest.mark.parametrize(("right", "n"), [(30, 30), (1, 30), (15, 30), (0, 12), (499, 500), (1, 1)])
@@ -163,3 +164,64 @@ def test_bounds_are_filled_in_and_said_where_limits_are_unknown():
     assert filled.baselines["full"].estimate.high == pytest.approx(yes_no_interval(0.5, 30)[1])
     assert filled.notes == (BINOMIAL_NOTE,)
     assert rest == known
+
+
+GRADES = {
+    "a": [1.0, 0, 0, 1, 0, 0],
+    "b": [0.0] * 6,
+    "c": [1.0] * 6,
+    "d": [0.0, 0, 0, 0, 0, 1],
+    "e": [1.0, 1, 1, 0, 1, 0],
+}
+MATRIX = np.array(list(GRADES.values()), int)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 6])
+def test_pass_at_k_is_the_share_of_subsets_and_scorios(k):
+    shares = [np.mean([any(subset) for subset in combinations(stored, k)]) for stored in GRADES.values()]
+    assert Rule("pass", k).values(GRADES, {}) == pytest.approx(shares)
+    estimate = Rule("pass", k).estimate(GRADES, {})
+    assert estimate.value == pytest.approx(float(scorio.pass_at_k(MATRIX, k)))
+    assert 0 <= estimate.low < estimate.value < estimate.high <= 1
+    assert (estimate.problems, estimate.samples) == (5, 6)
+
+
+def _by_hand(votes, k):
+    won = []
+    for subset in combinations(votes, k):
+        counts = {vote: subset.count(vote) for vote in subset if vote is not None}
+        best = max(counts.values(), default=0)
+        first = [vote for vote, count in counts.items() if count == best]
+        won.append((RIGHT in first) / len(first) if first else 0.0)
+    return float(np.mean(won))
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        [RIGHT, RIGHT, "7", "7", "8", None],
+        [RIGHT, "7", "7", "7", "7", "7"],
+        [None] * 6,
+        [RIGHT] * 6,
+        ["7", "8", "9", RIGHT, None, None],
+    ],
+)
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 6])
+def test_the_majority_is_that_of_all_subsets(votes, k):
+    assert majority(votes, k) == pytest.approx(_by_hand(votes, k))
+
+
+def test_names_and_too_few_samples():
+    assert rule("pass@4") == Rule("pass", 4)
+    assert [rule(name) for name in ("pass@1", "progress", "pass@0", "maj@", "pass@-1")] == [None] * 5
+    with pytest.raises(KvatlasError, match="maj@7 needs 7 samples of every problem; the fewest that one has is 6"):
+        Rule("maj", 7).estimate(GRADES, {})
+
+
+def test_intervals_of_pass_at_k_hold_where_rare_problems_decide_the_mean():
+    rng = np.random.default_rng(3)
+    wrong = 64 - rng.binomial(64, rng.random((3_000, 30)))
+    values = 1 - np.prod([np.maximum(wrong - i, 0) / (64 - i) for i in range(16)], axis=0)
+    truth = 16 / 17
+    low, high = interval(values)
+    assert 0.95 < np.mean((low <= truth) & (truth <= high)) < 0.99

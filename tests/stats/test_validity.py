@@ -1,7 +1,5 @@
 """Validity of traces: nothing is recommended where nothing was compressed, answered or different."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,7 @@
-"""Pairwise maps, curves and mazes read back: axes, texts, colour where there are data and white elsewhere."""
+"""Pairwise maps and curves read back: axes, texts, bins, bands, and colour where there are data."""
 
+import csv
+import io
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +10,16 @@ import numpy as np
 import pytest
 
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
-from kvatlas.figures.curves import depth_figure, depth_text
+from kvatlas.figures.curves import data_csv, depth_figure, depth_text, line_figure
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
+from kvatlas.figures.style import Look, save
 from kvatlas.stats.decay import PUBLISHED_L0, Decay
+from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
 from tests.figures.conftest import texts
-from tests.wanderers import maze_run
+from tests.stats.synthetic import manifest, traces
+from tests.stored import maze_run
 
 FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
 
@@ -22,7 +27,7 @@ FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     solvers = {("A", FULL): 0.01, ("A", WINDOW): 0.15, ("B", FULL): 0.04, ("C", SERVED): 0.08}
-    return RunData.open(maze_run(tmp_path_factory.mktemp("pairs"), solvers))
+    return RunData.open(maze_run(tmp_path_factory.mktemp("pairs"), solvers, problems=90))
 
 
 def test_four_systems_make_six_panels_in_two_rows(run: RunData, tmp_path: Path) -> None:
@@ -47,7 +52,7 @@ def test_four_systems_make_six_panels_in_two_rows(run: RunData, tmp_path: Path) 
         assert f"{ahead} ahead by {100 * abs(result.difference.value):.0f} points ± " in shown
         assert f"above the line {100 * result.above:.0f} %, below {100 * result.below:.0f} %" in shown
     assert "PARTIAL: one is missing" in shown
-    assert "150 problems in each panel" in shown
+    assert "90 problems in each panel" in shown
 
 
 def test_zero_and_one_are_bins_of_their_own_and_the_others_equal(run: RunData, tmp_path: Path) -> None:
@@ -91,7 +96,7 @@ def test_curves_have_both_axes_fits_and_published_lines(run: RunData, tmp_path: 
     shown = " ".join(texts(figure, tmp_path))
     for fitted in curves:
         assert fitted.decay.low < fitted.decay.depth < fitted.decay.high
-        assert sum(estimate.problems for _, estimate in fitted.points) == 150
+        assert sum(estimate.problems for _, estimate in fitted.points) == 90
         assert all(a[0] < b[0] for a, b in zip(fitted.points, fitted.points[1:], strict=False))
         assert f"L0 {depth_text(fitted.decay)}".split(" (")[0] in shown
     assert depth_text(Decay(40.2, 36.07, 99.94, 9, 9)) == "40.2 (36.1–99.9)"
@@ -114,3 +119,77 @@ def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:
     assert figure.axes[1].get_xlabel() == "Locked doors B"
     with pytest.raises(KvatlasError, match="9 systems are too many"):
         depth_figure(merged["pass@1"] * 9, merged["progress"] * 9, ["A"] * 9)
+
+
+# Runs with one axis, or none.
+
+BUDGETS = (64, 96, 128)
+
+
+@pytest.fixture(scope="module")
+def budgets():
+    settings = [
+        Setting.of(policy, kv_budget=budget, local_window=8) for policy in ("dynts", "window") for budget in BUDGETS
+    ]
+    plan = manifest(settings, axes=(("kv_budget", BUDGETS),), problems=8)
+    chance = {"full": 0.9, "dynts": 0.7, "window": 0.3}
+    stored = list(traces(plan, lambda setting: chance[setting.policy]))
+    return RunData(plan, stored), stored
+
+
+@pytest.fixture(scope="module")
+def policies():
+    plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window", "数学")], axes=(), problems=8)
+    return RunData(plan, traces(plan))
+
+
+def test_one_curve_for_each_model_benchmark_and_policy(budgets):
+    run, stored = budgets
+    assert run.is_line
+    curves = curves_of_run(run)
+    assert [(curve.benchmark, curve.policy) for curve in curves] == [
+        (benchmark, policy) for benchmark in ("CHAIN6", "CHAIN8") for policy in ("dynts", "window")
+    ]
+    for curve in curves:
+        assert curve.axis == "kv_budget"
+        assert [value for value, _ in curve.points] == list(BUDGETS)
+        assert list(curve.baselines) == ["full"]
+        for budget, cell in curve.points:
+            at = (curve.benchmark, Setting.of(curve.policy, kv_budget=budget, local_window=8))
+            own = [trace.grade.correct for _, trace in stored if (trace.benchmark, trace.setting) == at]
+            assert cell.estimate.value == pytest.approx(sum(own) / len(own))
+
+
+def test_policies_alone_are_the_axis(policies):
+    (item, _) = curves_of_run(policies)
+    assert item.axis == POLICY
+    assert [value for value, _ in item.points] == ["dynts", "window", "数学", "full"]
+    twice = manifest([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1)
+    (first, _) = curves_of_run(RunData(twice, traces(twice)))
+    assert [value for value, _ in first.points] == ["dynts(kv_budget=64)", "dynts(kv_budget=96)", "full"]
+
+
+def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
+    curves = curves_of_run(budgets[0])
+    figure = line_figure(curves)
+    assert {"tiny: Pass@1 by KV Budget", "CHAIN6", "CHAIN8"} <= set(words := texts(figure, tmp_path))
+    axes = figure.axes[0]
+    assert len(axes.collections) == 2
+    assert [words.count(name) for name in ("dynts", "window", "full")] == [2, 2, 2]
+    low = [100 * cell.estimate.low for _, cell in curves[0].points]
+    corners = {tuple(round(v, 3) for v in point) for point in axes.collections[0].get_paths()[0].vertices}
+    assert {(float(b), round(v, 3)) for b, v in zip(BUDGETS, low, strict=True)} <= corners
+    path, data = save(figure, tmp_path / "c.svg", data=data_csv(curves))
+    assert "KV Budget" in path.read_text()
+    rows = list(csv.DictReader(io.StringIO(data.read_text())))
+    assert len(rows) == 2 * 2 * 3 + 4
+    assert float(rows[0]["value"]) == pytest.approx(100 * curves[0].points[0][1].estimate.value, abs=1e-3)
+
+
+def test_words_get_points_with_bars(policies):
+    figure = line_figure(curves_of_run(policies), look=Look(1, dark=True))
+    axes = figure.axes[0]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["dynts", "window", "数学", "full"]
+    assert len(axes.containers) == 1
+    assert figure.get_figwidth() == 3.35
+    assert len({round(a.get_position().x0, 3) for a in figure.axes}) == 1

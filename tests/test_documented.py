@@ -1,18 +1,23 @@
-"""Commands, options and extras that documents and sentences of the package name are there."""
+"""What documents, sentences and programs name is there: commands, options, extras, imports, pages of the site."""
 
 import ast
+import importlib
+import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from kvatlas import cli
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
 #: Options of other programs that pages and sentences name.
 OTHERS = {
@@ -85,3 +90,42 @@ def test_options_that_a_sentence_names_are_those_of_a_command() -> None:
     }
     assert len(named) > 10
     assert named <= OPTIONS | OTHERS
+
+
+PROGRAMS = sorted(path for folder in ("bench", "docs", "examples", "recipes") for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_program_imports_of_the_package_is_there(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "kvatlas":
+            module = importlib.import_module(str(node.module))
+            missing = [
+                name.name
+                for name in node.names
+                if not hasattr(module, name.name) and not importlib.util.find_spec(f"{node.module}.{name.name}")
+            ]
+            assert not missing, f"{node.module} has no {missing}"
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name.partition(".")[0] == "kvatlas":
+                    importlib.import_module(name.name)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    listed = re.findall(r"[\w-]+\.md", yaml.safe_dump(nav))
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_site_builds_in_strict_mode(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert pages <= {path.parent.name for path in (tmp_path / "site").rglob("index.html")}
+    api = (tmp_path / "site" / "api" / "index.html").read_text()
+    for name in ("kvatlas.serve.service.Service.ask", "kvatlas.engine.engine.Engine.run", "kvatlas.core.Usage"):
+        assert f'id="{name}"' in api
+    text = re.sub(r"<[^>]+>", "", api)
+    assert "kv_budget" in text
