@@ -52,7 +52,7 @@ def maze_run(
     solvers: Mapping[tuple[str, Setting], float],
     *,
     benchmark: str = "SEQBENCH-6x6-B1",
-    problems: int = 150,
+    problems: int,
     samples: int = 2,
 ) -> Path:
     """A finished run: `solvers` says for each model and setting the chance that an action goes wrong."""

@@ -1,4 +1,4 @@
-"""What documents, sentences and programs name is there: commands, options, extras, imports, pages of the site."""
+"""Documents, sentences and programs name what is there: commands, options, extras, imports, pages of the site."""
 
 import ast
 import importlib
