@@ -44,6 +44,8 @@ def test_metrics_of_a_benchmark_are_shares_that_vary(run: RunData) -> None:
 def test_metrics_of_several_samples_are_made_by_problem(run: RunData) -> None:
     for plain, best in zip(systems_of([run], "pass@1"), systems_of([run], "pass@2"), strict=True):
         assert best.means() == {position: max(samples.values()) for position, samples in plain.outcomes.items()}
+    with pytest.raises(KvatlasError, match="maj@3 needs 3 samples of every problem; the fewest that one has is 2"):
+        systems_of([run], "maj@3")[0].means()
 
 
 def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
