@@ -59,12 +59,13 @@ def save_random_model(kind: str, folder: Path) -> ModelHandle:
         "pad_token_id": source.tokenizer.pad_token_id,
         "bos_token_id": None,
     }
-    windows = {
-        "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]
-    }  # fmt: skip
     special: dict[str, dict[str, Any]] = {
         "mistral": {"sliding_window": WINDOW},
-        "gemma3": windows | {"query_pre_attn_scalar": 16},
+        "gemma3": {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 16,
+        },
         "phi3": {"sliding_window": None},
         "gemma2": {
             "sliding_window": WINDOW,
@@ -72,7 +73,12 @@ def save_random_model(kind: str, folder: Path) -> ModelHandle:
             "attn_logit_softcapping": 3.0,
             "final_logit_softcapping": None,
         },
-        "gpt_oss": windows | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "gpt_oss": {
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
         "deepseek_v3": {
             "num_key_value_heads": 4,
             "head_dim": 8,

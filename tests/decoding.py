@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
 from typing import Any
 
 from kvatlas import models, policies
@@ -52,5 +51,14 @@ def run(
 
 
 def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
-    usage = attrgetter("usage.compressions", "usage.peak_kv_tokens", "usage.mean_kv_tokens")
-    return {(g.key, g.policy.setting.id): (g.tokens, g.finished, g.thinking_end, *usage(g)) for g in generations}
+    return {
+        (g.key, g.policy.setting.id): (
+            g.tokens,
+            g.finished,
+            g.thinking_end,
+            g.usage.compressions,
+            g.usage.peak_kv_tokens,
+            g.usage.mean_kv_tokens,
+        )
+        for g in generations
+    }

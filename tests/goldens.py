@@ -5,6 +5,7 @@ on one kind of processor; on another one, record first on the tree to compare wi
 what differs from it and ends with exit code 1 if a number or a text of a figure does.
 """
 
+import base64
 import csv
 import gzip
 import hashlib
@@ -19,8 +20,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from tests.report.pages import documents
 
 DATA = Path(__file__).parent / "data"
 FILE = DATA / "goldens.json.gz"
@@ -70,6 +69,13 @@ def exported(run: Path) -> dict[str, Any]:
     for trace in by_name.values():
         trace["text"] = digest(str(trace.get("text")))
     return {"csv": {str(n): row for n, row in enumerate(maps)}, "jsonl": by_name}
+
+
+def documents(page: Path) -> dict[str, Any]:
+    """Return the documents of a report by their addresses within its run."""
+    (found,) = re.findall(r'<script type="application/json" id="page">(.*?)</script>', page.read_text("utf-8"), re.S)
+    every = json.loads(gzip.decompress(base64.b64decode(json.loads(found)["documents"])))
+    return {name.partition("/")[2] or name: document for name, document in every.items()}
 
 
 def report_numbers(run: Path, page: Path) -> dict[str, Any]:

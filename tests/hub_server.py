@@ -2,9 +2,13 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+from huggingface_hub import close_session, constants
 
 from tests.web_server import answering
 
@@ -59,3 +63,17 @@ def info(folder: Path, id_: str, rest: list[str]) -> object:
             entry["lfs"] = {"sha256": sha, "size": path.stat().st_size, "pointerSize": 134}
         siblings.append(entry)
     return {"id": id_, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None:
+    """Let the hub's client of this process ask this hub, with an empty cache and without a proxy."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    close_session()

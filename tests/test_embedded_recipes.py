@@ -34,14 +34,6 @@ def recipes() -> SimpleNamespace:
     return SimpleNamespace(chain=chain_traces, maze=maze_traces, masks=masks, vocabulary=vocabulary, accuracy=accuracy)
 
 
-def examples(recipes: SimpleNamespace, seed: int) -> list:
-    rng = random.Random(seed)
-    mazes = [
-        draw_maze(MazeShape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng) for side, keys in ((4, 0), (5, 1))
-    ]
-    return [recipes.chain.chain_example(9, rng), *(recipes.maze.maze_example(maze, rng) for maze in mazes)]
-
-
 @pytest.mark.parametrize("name", ["CHAIN10", "SEQBENCH-4x4", "SEQBENCH-5x5-B1"])
 def test_training_prompts_are_what_the_benchmark_asks(recipes: SimpleNamespace, name: str) -> None:
     """Word by word the same vocabulary: no unknown token, and joining gives the text again."""
@@ -76,8 +68,10 @@ def test_reference_solutions_of_chains_are_graded_right(recipes: SimpleNamespace
 
 
 def test_holes_spare_the_prompt_the_newest_tokens_and_what_is_not_yet_evicted(recipes: SimpleNamespace) -> None:
-    batch = examples(recipes, 4)
-    hidden = 0
+    rng, hidden = random.Random(4), 0
+    shapes = [MazeShape(side, side, doors=keys, noise=1.0, shuffle=1.0) for side, keys in ((4, 0), (5, 1))]
+    mazes = [draw_maze(shape, rng) for shape in shapes]
+    batch = [recipes.chain.chain_example(9, rng), *(recipes.maze.maze_example(maze, rng) for maze in mazes)]
     for seed in range(12):
         mask = recipes.masks.batch_mask(batch, kv_heads=2, groups=2, rng=random.Random(seed))
         for visible, example in zip(mask, batch, strict=True):

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from huggingface_hub import close_session, constants
+from huggingface_hub import constants
 
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from tests.command_line import run_apart
-from tests.hub_server import hub
+from tests.hub_server import connect, hub
 from tests.r1 import AIME, save_model
 
 
@@ -23,22 +23,9 @@ def r1(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
     return save_model("llama", tmp_path_factory.mktemp("r1") / "model", shards="100KB")
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take what concerns the hub out of the environment."""
-    for name in list(os.environ):
-        if name == "HF_HUB_OFFLINE" or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-
-
-@pytest.mark.usefixtures("environment")
 def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
     r1: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, succeed: Callable[..., str]
 ) -> None:
-    # The hub's client of this process begins with an empty cache.
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    close_session()
     # A data set in the layout of the hub's MATH-500.
     data = tmp_path / "data"
     data.mkdir()
@@ -48,10 +35,7 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
     spec["models"] = [{"model": "hf:owner/r1", "name": "R1"}]
     path.write_text(json.dumps(spec))
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": data}) as (endpoint, fetched):
-        address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        connect(monkeypatch, endpoint, tmp_path / "cache")
         assert json.loads(succeed("plan", path, "--tokens-per-second", 100, "--json"))["traces"] == 3
         # A plan fetches no weights; a sweep does, every shard once.
         assert not [name for name in fetched if name.startswith("model-")]
@@ -83,7 +67,6 @@ REFUSED: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("variable", REFUSED)
 def test_what_the_hub_refuses_is_one_sentence_and_soon(
     r1: ModelHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -92,6 +75,8 @@ def test_what_the_hub_refuses_is_one_sentence_and_soon(
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "README.md").write_text("nothing")
     monkeypatch.setattr("tests.hub_server.GATED", "Idavidrein/gpqa")
+    for name in [name for name in os.environ if name == "HF_HUB_OFFLINE" or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": tmp_path / "empty"}) as (endpoint, _):
         began = time.perf_counter()
         done = run_apart(refused, tmp_path, **{"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), **more})

@@ -24,7 +24,7 @@ from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import visible
 from tests.command_line import Call
-from tests.report.pages import documents
+from tests.goldens import documents
 from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import store_run
 
