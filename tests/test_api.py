@@ -15,14 +15,10 @@ from tests.stored import store_run
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> kvatlas.Run:
     chances = {"dynts": 0.8, "random": 0.3, "full": 0.9}
     plan = manifest(grid("dynts", "random"))
-    return store_run(tmp_path_factory.mktemp("api") / "run", plan, lambda setting: chances[setting.policy])
-
-
-@pytest.fixture(scope="module")
-def run(folder: Path) -> kvatlas.Run:
+    folder = store_run(tmp_path_factory.mktemp("api") / "run", plan, lambda setting: chances[setting.policy])
     return kvatlas.open_run(str(folder))
 
 

@@ -12,13 +12,12 @@ import pytest
 BENCH = Path(__file__).parents[1] / "bench"
 
 
-#: Name and words of a program to the document that it prints.
 Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a program in this process: a new one would spend seconds on importing torch."""
+    """Runs a program in this process and returns the document that it prints."""
 
     def call(name: str, *words: str) -> dict[str, Any]:
         monkeypatch.syspath_prepend(BENCH)

@@ -27,7 +27,6 @@ SPEC: dict[str, Any] = {
     "settings": [{"policy": "window", **{name: SETTING[name] for name in ("kv_budget", "ratio_over")}}],
     "axes": {"local_window": [16, 32], "ratio": [0.3]},
 }
-CELL = ("--policy", "window local_window=16")
 #: A run whose problems are all compressed, with the served cell, another one and one that draws.
 LONG: dict[str, Any] = {
     **SPEC,
@@ -63,7 +62,7 @@ def verify(kvatlas: Call, tmp_path: Path) -> Call:
     """Verifies an endpoint against a run; its answers go to `tmp_path / "out"`."""
 
     def call(url: object, run: Path, *words: object) -> tuple[int, str, str]:
-        cell = () if "--policy" in words else CELL
+        cell = () if "--policy" in words else ("--policy", "window local_window=16")
         return kvatlas("deploy", "verify", url, "--against", run, "--out", tmp_path / "out", *cell, *words)
 
     return call

@@ -129,9 +129,7 @@ def test_what_does_not_vary_has_no_correlation() -> None:
 DEPTHS = np.arange(5, 105, 5)
 
 
-def simulate(
-    generator: np.random.Generator, depth: float, samples: int, spread: float
-) -> tuple[dict[int, list[float]], dict[int, float]]:
+def simulate(generator: np.random.Generator, depth: float, samples: int, spread: float) -> tuple[dict, dict]:
     """Ten problems at each depth; `spread` makes problems of one depth unlike, so that their samples agree."""
     outcomes, depths = {}, {}
     for i, at in enumerate(np.repeat(DEPTHS, 10)):
