@@ -266,15 +266,16 @@ def test_progress_is_1_only_for_solved_plans(instance: Instance, data: st.DataOb
         elif plan:
             plan[position] = data.draw(st.sampled_from(instance.plan))
     verdict = judge(instance.maze, instance.plan, tuple(plan))
-    assert verdict.solved == (tuple(plan) == instance.plan)
-    assert (verdict.progress == 1) == verdict.solved
-    assert (verdict.progress_valid == 1) == verdict.valid
-    assert verdict.solved <= verdict.valid
-    assert (verdict.first_error == NO_ERROR) == verdict.solved
-    assert verdict.first_error in (*ERRORS, NO_ERROR)
-    assert 0 <= verdict.first_error_index <= len(plan)
+    valid, progress_valid, error = (verdict.metrics[name] for name in ("valid", "progress_valid", "first_error"))
+    assert verdict.correct == (tuple(plan) == instance.plan)
+    assert (verdict.progress == 1) == verdict.correct
+    assert (progress_valid == 1) == valid
+    assert verdict.correct <= valid
+    assert (error == NO_ERROR) == verdict.correct
+    assert error in (*ERRORS, NO_ERROR)
+    assert 0 <= verdict.metrics["first_error_index"] <= len(plan)
     # What equals the reference can be done: legal leading actions are never fewer than those.
-    assert verdict.progress_valid >= verdict.progress
+    assert progress_valid >= verdict.progress
 
 
 def rows(count: int = 3) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -85,9 +85,7 @@ class _Graded:
             return Grade(False, 0.0, None, Status.NO_ANSWER, dict(_NO_PLAN))
         reference = parse_plan(problem.answer)
         assert reference is not None, "a reference answer is a plan"
-        metrics = asdict(judge(read_maze(problem.question.splitlines()), reference, plan))
-        metrics["valid"] = float(metrics["valid"])
-        return Grade(metrics.pop("solved"), metrics.pop("progress"), format_plan(plan), Status.OK, metrics)
+        return judge(read_maze(problem.question.splitlines()), reference, plan)
 
 
 @dataclass(frozen=True)
