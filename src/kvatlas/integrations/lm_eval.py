@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +21,7 @@ from tqdm import tqdm
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Options, find
-from kvatlas.serve.service import find_policy, room_for, sampling_with, stream_of
+from kvatlas.serve.service import model_and_policy, room_for, sampling_with, stream_of
 from kvatlas.serve.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -60,16 +57,10 @@ class SelectedLM(HFLM):
         add_bos_token: bool = False,
         **arguments: Any,
     ) -> None:
-        names = {field.name for field in fields(Options)} - {"device"}
-        options = {name: value for name, value in arguments.items() if name in names}
         # The harness passes cuda:0 by default, also on machines without a GPU.
         if device and torch.cuda.is_available():
-            options["device"] = device
-        self.atlas = find(pretrained, **options)
-        self.atlas.check()
-        for note in self.atlas.notes:
-            _log.warning(note)
-        self.policy = find_policy(self.atlas, policy, {n: v for n, v in arguments.items() if n not in names})
+            arguments["device"] = device
+        self.atlas, self.policy = model_and_policy(pretrained, policy, arguments)
         # 1 is the harness's default.
         self.rows = ROWS if str(batch_size) in ("1", "auto") else int(batch_size)
         self.seed, self.new_tokens = seed, max_gen_toks
@@ -104,7 +95,7 @@ class SelectedLM(HFLM):
                 stream_of(self.seed, prompt, seen[prompt]),
                 (self.policy,),
                 sampling=sampling,
-                stopping_criterion=_until(until) if stop else None,
+                stopping_criterion=until.stops if stop else None,
             )
             seen[prompt] += 1
             work.append((request_, text))
@@ -149,14 +140,6 @@ class SelectedLM(HFLM):
             _log.warning(
                 "Log-likelihoods are of the full cache: nothing is generated, so %s never compresses.", self.policy.name
             )
-
-
-def _until(text: Detokenizer) -> Callable[[Sequence[int]], bool]:
-    def stopping_criterion(tokens: Sequence[int]) -> bool:
-        text.push(tokens)
-        return text.stopped
-
-    return stopping_criterion
 
 
 if __name__ == "__main__":

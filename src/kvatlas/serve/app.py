@@ -58,25 +58,19 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         docs_url=None,
         redoc_url=None,
     )
-    add_error_handlers(app)
     handler = CompletionHandler(service, name)
-    _add_endpoints(app, handler)
+    add_error_handlers(app)
     app.add_middleware(Gate, api_key=api_key, hosts=hosts, on_response=handler.metrics.note)
-    return app
-
-
-def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
-    service = handler.service
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await handler.serve("chat", body, request, await handler.read(handler.chat_asks, body))
+        return await handler.serve(body, request, handler.chat_asks)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they are, without a chat template."""
-        return await handler.serve("completions", body, request, await handler.read(handler.completion_asks, body))
+        return await handler.serve(body, request, handler.completion_asks)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -101,6 +95,8 @@ def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
         """Report metrics in the format of Prometheus."""
         text = generate_latest(handler.metrics.registry)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
 
 
 class Metrics(Collector):
@@ -167,10 +163,6 @@ class CompletionHandler:
         """Raise 404 for another model."""
         if model is not None and model != self.name:
             raise HTTPException(404, f"There is no model {model!r}; expected {self.name!r}.")
-
-    async def read(self, asks: Callable[[Body], list[GenerationRequest]], body: Body) -> list[GenerationRequest]:
-        """Return the requests of a body, read beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, asks, body)
 
     def _check_size(self, lengths: Sequence[int], choices: int | None) -> None:
         """Raise KvatlasError for too many answers, and for prompts with too many characters."""
@@ -243,10 +235,11 @@ class CompletionHandler:
             for each in streams
         ]
 
-    async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
+    async def serve(self, body: Body, request: Request, asks: Callable[[Body], list[GenerationRequest]]) -> Response:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""
-        handles = self.service.ask(asks)
-        chat = endpoint == "chat"
+        handles = self.service.ask(await asyncio.get_running_loop().run_in_executor(self._reader, asks, body))
+        chat = isinstance(body, ChatRequest)
+        endpoint = "chat" if chat else "completions"
         shape = AnswerFormat(chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), self.name)
         began = time.perf_counter()
         if body.stream:
@@ -318,18 +311,18 @@ class _Stream(StreamingResponse):
 async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:
     """Wait for an answer; return False and cancel it if the client disconnects before."""
 
-    async def gone() -> None:
+    async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-
-    left = asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            return False
-        answer.result()
-        return True
-    finally:
-        left.cancel()
         answer.cancel()
-        await asyncio.gather(left, answer, return_exceptions=True)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        await answer
+        return True
+    except asyncio.CancelledError:
+        if watching.done():
+            return False
+        raise
+    finally:
+        watching.cancel()

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
-from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle, Options, find
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
 from kvatlas.serve.text import Detokenizer, LogprobRecorder
@@ -70,6 +71,19 @@ class GenerationRequest:
     def detokenizer(self, model: ModelHandle) -> Detokenizer:
         """Return a new detokenizer for its tokens."""
         return Detokenizer(model, self.stop, self.split, self.opened)
+
+
+def model_and_policy(name: str, policy: str, arguments: Mapping[str, Any]) -> tuple[ModelHandle, Policy]:
+    """Return a model and the policy for it; `arguments` are options of the model and parameters of the policy.
+
+    Notes on the model are logged. Raises KvatlasError for a faulty model, and as `find_policy`.
+    """
+    options = {field.name: arguments[field.name] for field in fields(Options) if field.name in arguments}
+    model = find(name, **options)
+    model.check()
+    for sentence in model.notes:
+        logging.getLogger("kvatlas").warning(sentence)
+    return model, find_policy(model, policy, {key: arguments[key] for key in arguments if key not in options})
 
 
 def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy:
@@ -168,9 +182,7 @@ class RequestHandle:
         if self.recorder is not None:
             self.recorder.note(tokens[-1])
         self._tokens, self._noted = tokens, len(tokens)
-        if self.ask.stop and not self._gone:
-            self._text.push(tokens)
-        return self._gone or self._text.stopped
+        return self._gone or (bool(self.ask.stop) and self._text.stops(tokens))
 
     async def finished(self) -> Generation[RequestHandle]:
         """Wait for the generation; cancelling the waiting task cancels the request."""
