@@ -6,7 +6,6 @@ The first grade of a trace stays; the new verdict is a further metric, `graded:N
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,12 +60,13 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
         manifest = store.manifest()
         if manifest.screened:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
-        handles, by_name = _models(manifest), _benchmarks(manifest, grader)
+        handles = models.available(manifest.spec.get("models", ()))
+        by_name = _benchmarks(manifest, grader)
         limit = manifest.spec.get("problems")
         problems = {
             (name, problem.id): problem for name, benchmark in by_name.items() for problem in benchmark.problems(limit)
         }
-        cells: dict[tuple[str, str, str], Regraded] = {}
+        cells: dict[tuple[str, str, Setting], Regraded] = {}
         grades: dict[tuple[str, str, str], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
         for run_key, trace in store.traces():
@@ -85,8 +85,8 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
                 after = grades[given].correct and grades[given].status is Status.OK
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
-            cell_key = trace.model, trace.benchmark, trace.setting.id
-            cell = cells.setdefault(cell_key, Regraded(trace.model, trace.benchmark, trace.setting))
+            name = trace.model, trace.benchmark, trace.setting
+            cell = cells.setdefault(name, Regraded(*name))
             before = trace.grade.correct and trace.grade.status is Status.OK
             cell.traces += 1
             cell.before += before
@@ -98,16 +98,6 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
     with Store.create(folder) as store:
         store.put_metrics(metrics)
     return list(cells.values())
-
-
-def _models(manifest: Manifest) -> Mapping[str, ModelHandle]:
-    """Return the models that are available; their tokenizers find the end of thinking."""
-    by_name = {}
-    for entry in manifest.spec.get("models", ()):
-        with suppress(KvatlasError):
-            model = models.find(**entry)
-            by_name[model.name] = model
-    return by_name
 
 
 def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
