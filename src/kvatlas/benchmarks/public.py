@@ -84,7 +84,8 @@ class Questions:
                 f"Unknown prompt format {self.prompt_format!r}; expected {', '.join(FORMATS)} and any text with "
                 "{question}."
             )
-        answers.check_grader(self.grader)
+        if self.grader not in answers.GRADERS:
+            raise KvatlasError(f"Unknown grader {self.grader!r}; expected {', '.join(answers.GRADERS)}.")
         for name, _ in self.columns:
             if name not in ("question", "answer", "options"):
                 raise KvatlasError(f"Unknown column {name!r} of {self.name}; expected question, answer, options.")

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
-from kvatlas.benchmarks.answers import OWN, check_grader
+from kvatlas.benchmarks.answers import OWN
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace
 from kvatlas.models import ModelHandle
@@ -55,7 +55,6 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
 
     Raises KvatlasError if problems of the run are missing, or if its benchmarks have only one grader.
     """
-    check_grader(grader)
     with Store.open(folder) as store:
         manifest = store.manifest()
         if manifest.screened:
@@ -107,16 +106,15 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
     graded: dict[str, Benchmark] = {}
     for benchmark in (benchmarks.find(**entry) for entry in entries):
-        if not isinstance(benchmark, Questions):
-            if grader != OWN:
-                raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
-            graded[benchmark.name] = benchmark
-            continue
-        before, now = recorded.get(benchmark.name, []), benchmarks.identity(benchmark)
-        # Name, version, prompt format, its version, digest of the problems.
-        if len(before) > 4 and before[4] != now[4]:
-            raise KvatlasError(f"The problems of {benchmark.name} are not those that the run was made with.")
-        graded[benchmark.name] = replace(benchmark, grader=grader)
+        if isinstance(benchmark, Questions):
+            before, now = recorded.get(benchmark.name, []), benchmarks.identity(benchmark)
+            # Name, version, prompt format, its version, digest of the problems.
+            if len(before) > 4 and before[4] != now[4]:
+                raise KvatlasError(f"The problems of {benchmark.name} are not those that the run was made with.")
+            benchmark = replace(benchmark, grader=grader)
+        elif grader != OWN:
+            raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
+        graded[benchmark.name] = benchmark
     return graded
 
 

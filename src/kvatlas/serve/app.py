@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from kvatlas import __version__
@@ -245,52 +247,50 @@ class CompletionHandler:
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
             return _Stream(self._events(endpoint, shape, handles, with_usage, began), handles)
-        outcome = "gone"
         try:
-            if not await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles))):
-                return Response(status_code=499)
-            outcome = "ok"
-            return JSONResponse(shape.whole(handles))
-        except ClosedError:
-            outcome = "stopped"
-            raise
-        finally:
-            self._note(endpoint, outcome, began, handles)
+            with self._counted(endpoint, began):
+                await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles)))
+                return JSONResponse(shape.whole(handles))
+        except ClientDisconnect:
+            return Response(status_code=499)
 
     async def _events(
         self, endpoint: str, shape: AnswerFormat, handles: list[RequestHandle], with_usage: bool, began: float
     ) -> AsyncIterator[bytes]:
-        outcome = "gone"
         texts = [handle.ask.detokenizer(handle.model) for handle in handles]
         sent, offsets, first = [0] * len(handles), [0] * len(handles), True
         try:
-            for index in range(len(handles) if shape.chat else 0):
-                yield shape.begin(index)
-            async for index, tokens, last in follow(handles):
-                if first:
-                    self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
-                first, handle, (thinking, answer) = False, handles[index], texts[index].push(tokens, last)
-                if thinking or answer:
-                    yield shape.news(index, handle, (thinking, answer), tokens, sent[index], offsets[index])
-                    sent[index], offsets[index] = len(tokens), offsets[index] + len(answer)
-                if last:
-                    yield shape.end(index, handle)
-            if with_usage:
-                yield shape.piece([], usage=usage_of(handles))
-            outcome = "ok"
+            with self._counted(endpoint, began):
+                for index in range(len(handles) if shape.chat else 0):
+                    yield shape.begin(index)
+                async for index, tokens, last in follow(handles):
+                    if first:
+                        self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
+                    first, handle, (thinking, answer) = False, handles[index], texts[index].push(tokens, last)
+                    if thinking or answer:
+                        yield shape.news(index, handle, (thinking, answer), tokens, sent[index], offsets[index])
+                        sent[index], offsets[index] = len(tokens), offsets[index] + len(answer)
+                    if last:
+                        yield shape.end(index, handle)
+                if with_usage:
+                    yield shape.piece([], usage=usage_of(handles))
             yield shape.done
         except ClosedError as closed:
-            outcome = "stopped"
             yield event(error(str(closed), "server_error"))
-        finally:
-            self._note(endpoint, outcome, began, handles)
 
-    def _note(self, endpoint: str, outcome: str, began: float, handles: list[RequestHandle]) -> None:
-        if outcome != "ok":
-            for handle in handles:
-                handle.cancel()
-        self.metrics.answered.labels(endpoint, outcome).inc()
-        self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
+    @contextmanager
+    def _counted(self, endpoint: str, began: float) -> Iterator[None]:
+        """Count a request by how it ends, and measure its time."""
+        outcome = "gone"
+        try:
+            yield
+            outcome = "ok"
+        except ClosedError:
+            outcome = "stopped"
+            raise
+        finally:
+            self.metrics.answered.labels(endpoint, outcome).inc()
+            self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
 
 
 class _Stream(StreamingResponse):
@@ -308,8 +308,8 @@ class _Stream(StreamingResponse):
                 handle.cancel()
 
 
-async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:
-    """Wait for an answer; return False and cancel it if the client disconnects before."""
+async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> None:
+    """Wait for an answer; if the client disconnects before, cancel it and raise ClientDisconnect."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -319,10 +319,9 @@ async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:
     watching = asyncio.ensure_future(watch())
     try:
         await answer
-        return True
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
         if watching.done():
-            return False
+            raise ClientDisconnect from error
         raise
     finally:
         watching.cancel()

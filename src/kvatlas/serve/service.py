@@ -278,8 +278,8 @@ class Service:
         """
         if not values:
             return self.policy
-        name, own = str(values.get("policy", self.policy.name)), {**values}
-        own.pop("policy", None)
+        own = dict(values)
+        name = str(own.pop("policy", self.policy.name))
         if ".py:" in name and name != self.policy.name:
             raise KvatlasError(f"policy: {name!r} names a file, which requests may not.")
         for item in parameters(policies.policies.get(name)):
