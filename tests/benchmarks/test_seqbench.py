@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import Instance, MazeShape, draw, follow, format_plan, judge, parse_plan, read_maze
-from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, shortest
+from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, depth, shortest
 from kvatlas.core import KvatlasError, Problem, Status
 
 FACTS = """\
@@ -207,7 +207,7 @@ def instances(draw_value: Any) -> Instance:
 @often
 @given(instances())
 def test_every_instance_is_what_its_shape_says(instance: Instance) -> None:
-    moves, doors = instance.moves, instance.doors
+    doors, moves = depth(instance.plan)
     assert len(instance.plan) == moves + 2 + 3 * doors
     assert instance.plan[0] == ("start", instance.maze.start)
     assert instance.plan[-1] == ("rescue", "Alice")
@@ -217,7 +217,7 @@ def test_every_instance_is_what_its_shape_says(instance: Instance) -> None:
     assert len(set(instance.facts)) == len(instance.facts)
     # Without any one key there is no way.
     needed = [key for name, key in instance.plan if name == "use_key"]
-    assert len(set(needed)) == instance.doors
+    assert len(set(needed)) == doors
     assert {shortest(stated, without=key) for key in needed} <= {(0, 0)}
     spare = {key for key, _ in stated.keys} - set(needed)
     assert {shortest(stated, without=key) for key in spare} <= {shortest(stated)}

@@ -133,9 +133,8 @@ class SelectedModel(inspect.ModelAPI):
         seed = self.seed if config.seed is None else config.seed
         requests = []
         for _ in range(config.num_choices or 1):
-            stream = service.stream_of(seed, prompt, self._requests[prompt])
+            stream = service.next_stream(seed, prompt, self._requests)
             requests.append(service.GenerationRequest(prompt, sampling, stream, tuple(config.stop_seqs or ())))
-            self._requests[prompt] += 1
         handles = self.service.ask(requests)
         await asyncio.gather(*(handle.finished() for handle in handles))
         usages = [handle.generation.result().usage for handle in handles]

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.serve.service import model_and_policy, room_for, sampling_with, stream_of
+from kvatlas.serve.service import model_and_policy, next_stream, room_for, sampling_with
 from kvatlas.serve.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -92,12 +92,11 @@ class SelectedLM(HFLM):
             request_ = Request(
                 number,
                 prompt,
-                stream_of(self.seed, prompt, seen[prompt]),
+                next_stream(self.seed, prompt, seen),
                 (self.policy,),
                 sampling=sampling,
                 stopping_criterion=until.stops if stop else None,
             )
-            seen[prompt] += 1
             work.append((request_, text))
         answers = [""] * len(work)
         engine = Engine(self.atlas, self.model, [self.policy], Sampling(), min(self.rows, max(1, len(work))))

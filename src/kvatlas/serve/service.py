@@ -11,7 +11,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
@@ -111,6 +111,12 @@ def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
     if seed is None:
         return secrets.randbits(63)
     return stream_key("ask", seed, " ".join(map(str, prompt)), sample)
+
+
+def next_stream(seed: int, prompt: tuple[int, ...], seen: Counter[tuple[int, ...]]) -> int:
+    """Return the random stream of the next answer to a prompt, and count it in `seen`."""
+    seen[prompt] += 1
+    return stream_of(seed, prompt, seen[prompt] - 1)
 
 
 def sampling_with(sampling: Sampling, **changes: Any) -> Sampling:

@@ -174,12 +174,13 @@ class SeqBench(_Graded):
     def problem(self, index: int) -> Problem:
         """Return the problem of that index: `question` holds the facts, `about` the depth of the maze."""
         instance = draw(self.shape, random.Random(f"kvatlas seqbench {self._maze} test {index}"))
+        doors, moves = plans.depth(instance.plan)
         about = {
             "L": len(instance.plan),
-            "B": instance.doors,
+            "B": doors,
             "N": self.shape.noise,
             "S": self.shape.shuffle,
-            "moves": instance.moves,
+            "moves": moves,
             "grid": f"{self.shape.columns}x{self.shape.rows}",
         }
         return Problem(f"{self.name}-{index:04d}", "\n".join(instance.facts), format_plan(instance.plan), about)
@@ -250,14 +251,9 @@ def _problem(row: Row, where: str) -> Problem:
     done, error_class = follow(maze, plan)
     if error_class != plans.NO_ERROR:
         raise KvatlasError(f"{where} has a completion that fails at action {done + 1} ({error_class}).")
-    depth = _object(row.get("complexity_parameters"))
-    actions = [action for action, _ in plan]
-    about = {
-        "L": len(plan),
-        "B": int(depth.get("backtracking_count_B", actions.count("use_key"))),
-        "moves": actions.count("move_to"),
-        **({"N": depth["noise_ratio_N"]} if "noise_ratio_N" in depth else {}),
-    }
+    stated, (doors, moves) = _object(row.get("complexity_parameters")), plans.depth(plan)
+    about = {"L": len(plan), "B": int(stated.get("backtracking_count_B", doors)), "moves": moves}
+    about |= {"N": stated["noise_ratio_N"]} if "noise_ratio_N" in stated else {}
     return Problem(str(row["instance_id"]), "\n".join(sentences), format_plan(plan), about)
 
 

@@ -98,16 +98,6 @@ class Instance:
     facts: tuple[str, ...]
     supporting: int
 
-    @property
-    def doors(self) -> int:
-        """B: locked doors on the optimal path."""
-        return sum(name == "use_key" for name, _ in self.plan)
-
-    @property
-    def moves(self) -> int:
-        """m: rooms entered on the optimal path."""
-        return sum(name == "move_to" for name, _ in self.plan)
-
 
 def draw(shape: MazeShape, rng: random.Random) -> Instance:
     """Return a random checked instance. Raises KvatlasError if many draws give none of that shape."""

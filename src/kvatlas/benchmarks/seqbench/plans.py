@@ -94,6 +94,12 @@ def read_maze(sentences: Iterable[str]) -> Maze:
     )
 
 
+def depth(plan: Plan) -> tuple[int, int]:
+    """Return the numbers of locked doors (B) and moves (m) on the way of a plan."""
+    names = [name for name, _ in plan]
+    return names.count("use_key"), names.count("move_to")
+
+
 def format_plan(plan: Sequence[Action]) -> str:
     """Return the answer format: a Python list of tuples, as `[('start', 'F6'), ('move_to', 'E6')]`."""
     return str([tuple(action) for action in plan])
