@@ -155,12 +155,7 @@ def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
 
 def algebra(text: str) -> str:
     """Return a tidy answer for math-verify: mixed fractions as sums, thousands without commas."""
-
-    def as_sum(match: re.Match[str]) -> str:
-        sign, whole, top, bottom = _mixed(match)
-        return rf"{sign}({whole}+\frac{{{top}}}{{{bottom}}})"
-
-    return without_thousands(_MIXED.sub(as_sum, text))
+    return without_thousands(_MIXED.sub(lambda match: r"{}({}+\frac{{{}}}{{{}}})".format(*_mixed(match)), text))
 
 
 #: Names of units, each with its other spellings; a plural s may follow each that has more than two letters.

@@ -8,7 +8,8 @@ The engine decodes; transformers prepares prompts, generation config, logits pro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,8 +84,8 @@ def generate(
             prompt,
             next_stream(seed or 0, prompt, seen),
             (setting,),
-            stopping_criterion=_stopping_criterion(prompt, criteria, input_ids.device) if criteria else None,
-            logits_processor=_logits_processor(own) if own else None,
+            stopping_criterion=partial(_stops, criteria, prompt, input_ids.device) if criteria else None,
+            logits_processor=partial(_processed, own) if own else None,
         )
         for row, prompt in enumerate(prompts)
     ]
@@ -161,25 +162,17 @@ def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Seq
     )
 
 
-def _stopping_criterion(
-    prompt: tuple[int, ...], criteria: Sequence[Any], device: torch.device
-) -> Callable[[Sequence[int]], bool]:
-    def stopping_criterion(tokens: Sequence[int]) -> bool:
-        ids = torch.tensor([[*prompt, *tokens]], device=device)
-        return any(bool(criterion(ids, None).all()) for criterion in criteria)
-
-    return stopping_criterion
+def _stops(criteria: Sequence[Any], prompt: tuple[int, ...], device: torch.device, tokens: Sequence[int]) -> bool:
+    ids = torch.tensor([[*prompt, *tokens]], device=device)
+    return any(bool(criterion(ids, None).all()) for criterion in criteria)
 
 
-def _logits_processor(processors: Sequence[Any]) -> Callable[[Sequence[int], Tensor], Tensor]:
-    def logits_processor(tokens: Sequence[int], logits: Tensor) -> Tensor:
-        ids = torch.tensor([tokens], device=logits.device)
-        scores = logits[None].float().clone()
-        for processor in processors:
-            scores = processor(ids, scores)
-        return scores[0]
-
-    return logits_processor
+def _processed(processors: Sequence[Any], tokens: Sequence[int], logits: Tensor) -> Tensor:
+    ids = torch.tensor([tokens], device=logits.device)
+    scores = logits[None].float().clone()
+    for processor in processors:
+        scores = processor(ids, scores)
+    return scores[0]
 
 
 def _sequences(input_ids: Tensor, written: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
