@@ -299,10 +299,9 @@ class Store:
         """Return one whole trace; KeyError if it is missing."""
         with self._damage_sentences():
             row = self._connection.execute(f"{self._select(_ALL)} WHERE {_KEY}", key).fetchone()
-            trace = None if row is None else self._trace(row)
-        if trace is None:
-            raise KeyError(key)
-        return trace
+            if row is not None:
+                return self._trace(row)
+        raise KeyError(key)
 
     def copy(self, folder: Path) -> int:
         """Copy the run into a new folder and return the number of traces; the run may be written meanwhile.

@@ -27,7 +27,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,32 +60,23 @@ _FACT = re.compile(
     rf"|Key \d+ is in room {_ROOM}\."
     rf"|[A-Z][A-Za-z_-]* is in room {_ROOM}\."
 )
-#: The metrics of an answer without a plan.
-_NO_PLAN: Mapping[str, float | str] = {
-    **dict.fromkeys(("valid", "progress_valid", "precision", "recall"), 0.0),
-    **{"first_error": "no_answer", "first_error_index": 0},
-}
-
-
-@cache
-def template() -> str:
-    """Return the part before the facts in `seqbench/v1`: task, guidance and worked examples."""
-    return (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
+#: The part before the facts in `seqbench/v1`: task, guidance and worked examples.
+TEMPLATE = (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
 
 
 class _Graded:
     """The prompt and the grading of every maze."""
 
     def prompt(self, problem: Problem) -> str:
-        return f"{template()}{problem.question}\n\nPlan:"
+        return f"{TEMPLATE}{problem.question}\n\nPlan:"
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        plan = parse_plan(answer)
-        if plan is None:
-            return Grade(False, 0.0, None, Status.NO_ANSWER, dict(_NO_PLAN))
-        reference = parse_plan(problem.answer)
+        plan, reference = parse_plan(answer), parse_plan(problem.answer)
         assert reference is not None, "a reference answer is a plan"
-        return judge(read_maze(problem.question.splitlines()), reference, plan)
+        grade = judge(read_maze(problem.question.splitlines()), reference, plan or ())
+        if plan is None:
+            return Grade(False, 0.0, None, Status.NO_ANSWER, {**grade.metrics, "first_error": "no_answer"})
+        return grade
 
 
 @dataclass(frozen=True)
@@ -154,7 +145,7 @@ class SeqBench(_Graded):
 
     def for_model(self, reads: Callable[[str], bool]) -> Benchmark:
         """Return the same benchmark with the full prompt as default if the model can read it."""
-        return replace(self, full=reads(template()))
+        return replace(self, full=reads(TEMPLATE))
 
     @property
     def identity(self) -> list[Any]:
