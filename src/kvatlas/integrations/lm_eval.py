@@ -82,31 +82,24 @@ class SelectedLM(HFLM):
         Raises KvatlasError for unsupported generation arguments.
         """
         seen: Counter[tuple[int, ...]] = Counter()
-        work: list[tuple[Request[int], Detokenizer]] = []
+        work = []
         for number, request in enumerate(requests):
             context, arguments = request.args
             prompt = tuple(self.tok_encode(context))
             sampling, stop = self._sampling(prompt, arguments)
             opened = context.rstrip().endswith(self.atlas.thinking.open or "\0")
             text, until = (Detokenizer(self.atlas, stop, opened=opened) for _ in range(2))
-            request_ = Request(
-                number,
-                prompt,
-                next_stream(self.seed, prompt, seen),
-                (self.policy,),
-                sampling=sampling,
-                stopping_criterion=until.stops if stop else None,
-            )
-            work.append((request_, text))
+            stream, stops = next_stream(self.seed, prompt, seen), until.stops if stop else None
+            policies = (self.policy,)
+            work.append(Request((number, text), prompt, stream, policies, sampling=sampling, stopping_criterion=stops))
         answers = [""] * len(work)
         engine = Engine(self.atlas, self.model, [self.policy], Sampling(), min(self.rows, max(1, len(work))))
-        generations = engine.run(request for request, _ in work)
-        for generation in tqdm(generations, total=len(work), disable=disable_tqdm, desc="generate_until"):
-            _, text = work[generation.key]
+        for generation in tqdm(engine.run(work), total=len(work), disable=disable_tqdm, desc="generate_until"):
+            number, text = generation.key
             _, answer = text.push(generation.tokens, last=True)
             # Tasks do not expect the space between thinking and answer.
-            answers[generation.key] = answer.lstrip() if self.atlas.thinking.close else answer
-            self.cache_hook.add_partial("generate_until", requests[generation.key].args, answers[generation.key])
+            answers[number] = answer.lstrip() if self.atlas.thinking.close else answer
+            self.cache_hook.add_partial("generate_until", requests[number].args, answers[number])
         return answers
 
     def _sampling(self, prompt: tuple[int, ...], arguments: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:

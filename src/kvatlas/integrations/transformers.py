@@ -77,7 +77,7 @@ def generate(
         seed = int(torch.randint(2**62, ()).item())
     seen: Counter[tuple[int, ...]] = Counter()
     visible = _visible(input_ids, prepared)
-    prompts = [tuple(tokens[own].tolist()) for tokens, own in zip(input_ids, visible, strict=True)]
+    prompts = [tuple(tokens[mask].tolist()) for tokens, mask in zip(input_ids, visible, strict=True)]
     requests = [
         Request(
             row,

@@ -133,10 +133,7 @@ def _cell(
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {column} is {fields[column]}; expected a percentage from 0 to 100.")
     known = SOURCES.get(fields["benchmark"])
-    numbers: dict[str, Any] = {
-        "problems": defaults.get("problems", known.size if known else None),
-        "samples": defaults.get("samples"),
-    }
+    numbers: dict[str, Any] = {"problems": known.size if known else None, "samples": None, **defaults}
     numbers |= {name: _number(where, name, fields[name]) for name in EXTRAS if fields.get(name)}
     low, high = (numbers[limit] / 100 if limit in numbers else None for limit in ("low", "high"))
     policy = fields.get("policy") or defaults.get("policy", "")

@@ -137,7 +137,10 @@ class Store:
             self._checkpoint()
 
     def manifest(self, empty: Manifest | None = None) -> Manifest:
-        """Return the manifest, of a store without a sweep `empty`; KvatlasError without that, or for a damaged one."""
+        """Return the manifest, or `empty` for a store without a sweep.
+
+        Raises KvatlasError for a damaged manifest, and for a store without a sweep if `empty` is None.
+        """
         with self._damage_sentences():
             entries = dict(self._connection.execute("SELECT name, value FROM meta WHERE name LIKE 'manifest%'"))
             if "manifest" not in entries:
