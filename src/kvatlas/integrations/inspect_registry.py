@@ -131,11 +131,9 @@ class SelectedModel(inspect.ModelAPI):
             max_new_tokens=min(room, config.max_tokens or room),
         )
         seed = self.seed if config.seed is None else config.seed
-        requests = []
-        for _ in range(config.num_choices or 1):
-            stream = service.next_stream(seed, prompt, self._requests)
-            requests.append(service.GenerationRequest(prompt, sampling, stream, tuple(config.stop_seqs or ())))
-        handles = self.service.ask(requests)
+        stop = tuple(config.stop_seqs or ())
+        streams = [service.next_stream(seed, prompt, self._requests) for _ in range(config.num_choices or 1)]
+        handles = self.service.ask(service.GenerationRequest(prompt, sampling, stream, stop) for stream in streams)
         await asyncio.gather(*(handle.finished() for handle in handles))
         usages = [handle.generation.result().usage for handle in handles]
         read, wrote = usages[0].prompt_tokens, sum(usage.output_tokens for usage in usages)

@@ -29,10 +29,8 @@ class AnswerFormat:
         thinking, answer = handle.text()
         logprobs = self._logprobs(handle, handle.generation.result().tokens, 0, 0, bool(answer))
         about = {"finish_reason": handle.reason(), "logprobs": logprobs, "kvatlas": _cache_usage(handle)}
-        if not self.chat:
-            return {"index": index, "text": answer, **about}
         message = {"role": "assistant", "content": answer, "reasoning_content": thinking or None, "refusal": None}
-        return {"index": index, "message": message, **about}
+        return {"index": index, **({"message": message} if self.chat else {"text": answer}), **about}
 
     def piece(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """Return one event of a stream."""
