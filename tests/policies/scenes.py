@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvatlas import policies
+from kvatlas.core import Setting
 from kvatlas.models import Shape
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, Step, select_tokens
 
@@ -21,7 +23,14 @@ SCALING = (0.25, 0.6)
 Score = Callable[[CacheView, int, int, int], float]
 
 
-def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None, **changes: Any) -> CacheView:
+def make(name: str, **changes: Any) -> CompressingPolicy:
+    """A policy that keeps the 10 newest tokens, and 20 of the 50 older ones."""
+    policy = policies.of(Setting.of(name, **{"kv_budget": CACHED, "local_window": 10, "ratio": 0.4, **changes}))
+    assert isinstance(policy, CompressingPolicy)
+    return policy
+
+
+def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None) -> CacheView:
     """A cache that lost some of its thinking tokens before, each head others if the scope is that narrow."""
     random = torch.Generator().manual_seed(seed)
     layers, heads = policy.scope.width(SHAPE)
@@ -43,8 +52,8 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
     values = drawn(SHAPE.kv_heads, CACHED, SHAPE.head_dim)
     queries = drawn(SHAPE.heads, policy.queries, SHAPE.head_dim)
     tokens = torch.randint(60, 100, (LENGTH,), generator=random)
-    result = CacheView(
-        model=changes.pop("model", SimpleNamespace(shape=SHAPE)),
+    return CacheView(
+        model=SimpleNamespace(shape=SHAPE),
         positions=positions,
         prompt_length=PROMPT,
         thinking_end=None,
@@ -54,19 +63,17 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
         key=keys.__getitem__,
         value=values.__getitem__,
         query=queries.__getitem__,
-        window=changes.pop("window", lambda _: None),
+        window=lambda _: None,
         scaling=SCALING.__getitem__,
         tokens=lambda: tokens,
     )
-    assert not changes
-    return result
 
 
 def expected(policy: CompressingPolicy, cached: CacheView, score: Score) -> list[list[list[int]]]:
     """Slots that stay by layer and head: the published rule, one token at a time."""
     return [
         [
-            _rule(policy, cached.positions[layer, head].tolist(), scores, cached.prompt_length)
+            rule(policy, cached.positions[layer, head].tolist(), scores, cached.prompt_length)
             for head, scores in enumerate(rows)
         ]
         for layer, rows in enumerate(shared_scores(cached, score))
@@ -107,7 +114,8 @@ def places(policy: CompressingPolicy, positions: list[int], prompt: int) -> tupl
     return certain, max(0, room)
 
 
-def _rule(policy: CompressingPolicy, positions: list[int], scores: list[float], prompt: int) -> list[int]:
+def rule(policy: CompressingPolicy, positions: list[int], scores: list[float], prompt: int) -> list[int]:
+    """Slots that stay, one token at a time."""
     certain, room = places(policy, positions, prompt)
     older = range(len(positions) - policy.local_window)
     others = sorted((slot for slot in older if slot not in certain), key=lambda slot: scores[slot], reverse=True)

@@ -141,22 +141,6 @@ def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
     assert phased.setting.values["every_from"] == "start"
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ({"every": True}, "every is True; expected an integer"),
-        ({"every": 8, "ratio": 0.3}, "ratio is 0.3 beside every 8; leave ratio out"),
-        ({"every": 8, "ratio_over": "older"}, "ratio_over is 'older' beside every 8"),
-        ({"ratio": 0.3, "every_from": "start"}, "every_from is 'start' without every"),
-        ({"ratio": 0.3, "budget_over": "thinking", "keep_prompt": False}, "budget_over is 'thinking' and keep_prompt"),
-        ({"every": 8, "budget_over": "thinking", "strict_budget": True}, "strict_budget is true and budget_over"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(KvatlasError, match=sentence):
-        policies.of(Setting.of("window", kv_budget=64, local_window=4, **values))
-
-
 def test_the_audit_and_the_plan_reckon_in_these_terms(spec_data: Callable[..., dict[str, Any]]) -> None:
     def of(**values: Any) -> CompressingPolicy:
         result = policies.of(Setting.of("window", kv_budget=64, local_window=4, every=16, **values))

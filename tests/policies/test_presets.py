@@ -18,17 +18,10 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, CacheView, CompressingPolicy, select_tokens
 from tests.policies import formulas
-from tests.policies.scenes import SHAPE, assert_keeps, scene
+from tests.policies.scenes import SHAPE, assert_keeps, make, scene
 
-COMMON = {"kv_budget": 60, "local_window": 10, "ratio": 0.4}
 #: Of 60 cached tokens 50 are older than the local window: 20 of them stay.
 OLDER, ROOM = 50, 20
-
-
-def make(name: str, **changes: Any) -> CompressingPolicy:
-    policy = policies.of(Setting.of(name, **{**COMMON, **changes}))
-    assert isinstance(policy, CompressingPolicy)
-    return policy
 
 
 def kept(policy: CompressingPolicy, cached: CacheView) -> list[int]:
@@ -45,7 +38,7 @@ def highest(scores: list[float], room: int = ROOM) -> list[int]:
 
 def test_what_the_presets_resolve_to() -> None:
     for name, preset in PRESETS.items():
-        item = policies.of(Setting.of(name, **{**COMMON, **({"local_window": 8} if "rkv" in name else {})}))
+        item = make(name, **({"local_window": 8} if "rkv" in name else {}))
         assert isinstance(item, policies.policies.get(preset.policy))
         assert all(getattr(item, key) == value for key, value in dict(preset.values).items())
         assert item.setting.policy == name
@@ -106,7 +99,7 @@ def test_sepllm_of_dynts_keeps_the_newest_single_separators_and_nothing_else(
     """min(number of separators, int(ratio * older)) of them, from the right, the prompt's among them; alone in a batch
     nothing is filled up."""
     policy = make("sepllm@dynts-paper", ratio=ratio)
-    cached = scene(policy, 1, model=tiny_llama)
+    cached = replace(scene(policy, 1), model=tiny_llama)
     tokens = cached.tokens().clone()
     dot = next(token for token in range(1000) if tiny_llama.tokenizer.decode([token]) == ".")
     tokens[::4] = dot

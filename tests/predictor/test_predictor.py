@@ -115,14 +115,6 @@ def test_targets_and_weights_of_the_authors_losses() -> None:
     assert constant == pytest.approx((2.0 + 5 * 4.5 + 5.0) / 7, abs=0.1)
 
 
-EMPTY = Examples(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
-
-
-def examples_of(traces: list[tuple[torch.Tensor, torch.Tensor]]) -> Examples:
-    numbers = torch.arange(len(traces)).repeat_interleave(len(traces[0][1]))
-    return Examples(torch.cat([hidden for hidden, _ in traces]), torch.cat([label for _, label in traces]), numbers)
-
-
 def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     results = []
@@ -140,10 +132,11 @@ def counted(traces: int = 5) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "states.safetensors"
     hidden_states.write(file, counted(), {"model": "m"})
-    result, wanted = hidden_states.read(file), examples_of(parts())
+    result = hidden_states.read(file)
     assert result.hidden.dtype is torch.float16
-    for name in ("hidden", "label", "trace"):
-        assert torch.equal(getattr(result, name), getattr(wanted, name))
+    for written, wanted in zip((result.hidden, result.label), zip(*parts(), strict=True), strict=True):
+        assert torch.equal(written, torch.cat(wanted))
+    assert torch.equal(result.trace, torch.arange(5).repeat_interleave(40))
     assert result.thinking is not None
     assert result.thinking.tolist() == [100, 101, 102, 103, 104]
     assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
@@ -178,17 +171,16 @@ def test_sampling_keeps_pairs_order_and_range() -> None:
 
 
 def test_a_head_keeps_its_provenance_and_is_judged_on_its_own_width(tmp_path: Path) -> None:
-    data = examples_of(parts())
+    data = _synthetic(0, traces=5)
     head = train(data, steps=20, batch=64)
     path = tmp_path / "deep" / "head.safetensors"
     save_head(path, head, {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}})
     assert provenance_of(path) == {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}}
     assert json.loads(json.dumps(provenance_of(path)))
-    wide = examples_of([(torch.zeros(4, 9), torch.ones(4))])
-    with pytest.raises(KvatlasError, match="is for a hidden size of 8, the model has 9"):
-        evaluate(head, wide)
+    with pytest.raises(KvatlasError, match="is for a hidden size of 16, the model has 9"):
+        evaluate(head, replace(data, hidden=torch.zeros(len(data.label), 9)))
     with pytest.raises(KvatlasError, match="nothing to be judged on"):
-        evaluate(head, EMPTY)
+        evaluate(head, Examples(torch.zeros(0, 16), torch.zeros(0), torch.zeros(0, dtype=torch.long)))
 
 
 @pytest.mark.parametrize(("kind", "part"), [("llama", "q_proj"), ("qwen2", "q_proj"), ("qwen3", "q_norm")])

@@ -63,8 +63,7 @@ def test_settings_that_break_the_margin_get_fewer_problems(adaptive: tuple[Path,
 
 
 def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path, list[str]]) -> None:
-    with Store.open(adaptive[0]) as store:
-        maps = maps_of_run(RunData(store.manifest(), store.traces(texts=False)))
+    maps = maps_of_run(RunData.open(adaptive[0]))
     assert all("adaptive: cells have" in map_.notes[0].text for map_ in maps)
     for map_ in maps:
         good, bad = (max((map_.cells[w, n].estimate for w in (4, 8)), key=lambda e: e.problems) for n in (400, 72))
@@ -90,9 +89,7 @@ def test_its_description_says_what_each_setting_loses(adaptive: tuple[Path, list
 
 def test_the_map_of_its_means_outlines_the_settings_that_keep_the_margin(adaptive: tuple[Path, list[str]]) -> None:
     """Those of single benchmarks have no outline: settings are dropped on the mean."""
-    with Store.open(adaptive[0]) as store:
-        manifest, traces = store.manifest(), list(store.traces(texts=False))
-    analysis = RunAnalysis(RunData(manifest, traces))
+    analysis = RunAnalysis(RunData.open(adaptive[0]))
     ((outlined),) = [panel.outlined for panel in metric_panels(analysis.means)]
     assert outlined
     assert {budget for _, budget in outlined} == {400}

@@ -27,20 +27,11 @@ from kvatlas.sweeps.learning import Material, learn
 from kvatlas.sweeps.worker import Job, decode, fitting
 from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu
-from tests.sweeps.conftest import contents
+from tests.sweeps.conftest import contents, job
 
 __all__ = ["gpu"]
 
 Build = Callable[..., dict[str, Any]]
-
-
-def job(data: dict[str, Any], **changes: Any) -> Job:
-    plan = make_plan(parse_spec(data))
-    (model,) = plan.models
-    prompt = max(max(prompt) for prompt in plan.prompts.values())
-    values = {"prompt": prompt, **changes}
-    units = tuple(plan.units(plan.manifest().expected, {}))
-    return Job(model, model.weights_digest, plan.benchmarks, units, plan.spec.sampling.sampling(), 3, **values)
 
 
 @pytest.mark.parametrize(("rows", "chosen"), [(4, slice(None)), (32, slice(1, None))])
