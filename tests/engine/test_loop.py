@@ -38,11 +38,15 @@ def packed() -> list[Policy]:
     bits: list[dict[str, Any]] = [{}, {"kv_bits": 8}, {"kv_bits": 4, "residual": 8}, {"key_bits": 4, "value_bits": 2}]
     results = [Setting.of("full", **own) for own in bits]
     for name in ("random", "rkv"):
-        results += [Setting.of(name, kv_budget=80, local_window=32, ratio=0.3, **own) for own in bits]
+        results += [Setting.of(name, kv_budget=80, local_window=32, ratio=0.3, **own) for own in bits[::2]]
     return [policies.of(setting) for setting in results]
 
 
-@pytest.mark.parametrize(("kind", "settings", "count"), [("llama", grid, 4), ("gemma3", grid, 2), ("llama", packed, 1)])
+@pytest.mark.parametrize(
+    ("kind", "settings", "count"),
+    [("llama", grid, 3), ("gemma3", lambda: grid()[::3], 2), ("llama", packed, 1)],
+    ids=["grid", "windows", "packed"],
+)
 def test_traces_do_not_depend_on_batch_size_order_or_sharing(
     random_models: dict[str, ModelHandle], kind: str, settings: Callable[[], list[Policy]], count: int
 ) -> None:

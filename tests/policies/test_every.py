@@ -77,21 +77,6 @@ def periodic_loop(prompt: int, score: Score) -> Kept:
     return results
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, Kept]:
-    """Kept positions of the first choice of every compression, by request."""
-    by_name: dict[int, Kept] = {}
-
-    def watched(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
-        evicted = compress(model, cache, row)
-        assert row.kept is not None
-        by_name.setdefault(row.request.key, []).append((row.position, row.kept[0, 0].tolist()))
-        return evicted
-
-    monkeypatch.setattr(scheduler, "compress", watched)
-    return by_name
-
-
 @pytest.mark.parametrize(
     ("values", "loop"),
     [
@@ -104,10 +89,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, Kept]:
 )
 def test_kept_sets_are_those_of_the_references(
     random_models: dict[str, ModelHandle],
-    seen: dict[int, Kept],
+    monkeypatch: pytest.MonkeyPatch,
     values: dict[str, Any],
     loop: Callable[[int, Score], Kept],
 ) -> None:
+    """Kept positions of the first choice of every compression."""
+    seen: dict[int, Kept] = {}
+
+    def watched(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
+        evicted = compress(model, cache, row)
+        assert row.kept is not None
+        seen.setdefault(row.request.key, []).append((row.position, row.kept[0, 0].tolist()))
+        return evicted
+
+    monkeypatch.setattr(scheduler, "compress", watched)
     model = endless(random_models["llama"])
     policy = policies.of(Setting.of("random", kv_budget=K, local_window=WINDOW, every=B, scope="global", **values))
     asked = [Request(i, prompt, 100 + i, (policy,)) for i, prompt in enumerate(prompts(model, 3))]

@@ -2,7 +2,9 @@
 
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from kvatlas.policies.dynts import Layout, importance, load_head
 from kvatlas.predictor.labels import answer_attention
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
+from tests.policies import formulas
 from tests.r1 import copied
 
 #: Decodes a trace under a policy: all its tokens, and what `look` gives for each compression's cache and scores.
@@ -57,14 +60,23 @@ def _attentions(handle: ModelHandle, tokens: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scope", Scope)
-def test_accumulated_attention_equals_the_attention_matrix(
-    random_models: dict[str, ModelHandle], decode: Decode, scope: Scope
+@pytest.mark.parametrize("name", ["h2o", "lazyeviction"])
+def test_attention_is_noted_as_the_whole_matrix_has_it(
+    random_models: dict[str, ModelHandle], decode: Decode, name: str, scope: Scope
 ) -> None:
-    model = endless(random_models["qwen2"])
-    tokens, (result, *_) = decode(model, "h2o", lambda _, scores: scores.double(), scope=scope)
-    wanted = _attentions(model, tokens[:60]).unflatten(1, (model.shape.kv_heads, -1)).mean(2).sum(-2)
+    """Summed up, and as the tokens' last times and longest pauses: by the first compression, from the first step on."""
+    model, alpha = endless(random_models["qwen2"]), {} if name == "h2o" else {"alpha": 0.02}
+    look = lambda cached, scores: (cached, scores.double())  # noqa: E731
+    tokens, ((cached, result), *_) = decode(model, name, look, scope=scope, **alpha)
+    attention = _attentions(model, tokens[:60]).unflatten(1, (model.shape.kv_heads, -1)).mean(2)
     if scope is not Scope.HEAD:
-        wanted = wanted.mean((0, 1) if scope is Scope.GLOBAL else 1, keepdim=True)
+        attention = attention.mean((0, 1) if scope is Scope.GLOBAL else 1, keepdim=True)
+    wanted = attention.sum(-2)
+    if name == "lazyeviction":
+        written = attention[:, :, cached.prompt_length :].permute(2, 0, 1, 3)
+        score = formulas.lazyeviction(SimpleNamespace(**alpha), cached, written)
+        each = product(*map(range, wanted.shape))
+        wanted = torch.tensor([score(cached, *at) for at in each], dtype=torch.double).view_as(wanted)
     torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
 
 

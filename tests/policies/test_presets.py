@@ -8,7 +8,6 @@ code of arXiv 2505.24133. There k = int(ratio * tokens older than the kept windo
 import math
 import pickle
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +16,7 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, CacheView, CompressingPolicy, select_tokens
-from tests.policies import formulas
-from tests.policies.scenes import SHAPE, assert_keeps, make, scene
+from tests.policies.scenes import make, scene
 
 #: Of 60 cached tokens 50 are older than the local window: 20 of them stay.
 OLDER, ROOM = 50, 20
@@ -57,31 +55,6 @@ def test_what_a_preset_fixes_nobody_changes() -> None:
         make("h2o@dynts-paper", sinks=4)
     with pytest.raises(KvatlasError, match="Unknown preset 'h2o@unknown'; expected: dynts@dynts-paper, "):
         make("h2o@unknown")
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(
-    ("name", "changes", "formula"),
-    [
-        # The running sum is overwritten at every step by the mean over layers, heads and the one query.
-        ("h2o@dynts-paper", {}, formulas.tova),
-        # Collected from ob_window = 32 steps before the compression's own step on: 33 means over layers and heads.
-        ("snapkv@dynts-paper", {"local_window": 40, "ratio": 0.5}, formulas.snapkv),
-        # Where no other key is similar, argmax over an all-zero row points at the first token, which is then spared.
-        ("rkv@r-kv-paper", {"local_window": 8}, formulas.rkv),
-    ],
-)
-def test_presets_keep_what_their_formulas_keep(name: str, changes: dict[str, Any], formula: Any, seed: int) -> None:
-    policy = make(name, **changes)
-    cached = scene(policy, seed)
-    # A key that is like no other.
-    keys = [cached.key(layer).clone() for layer in range(SHAPE.layers)]
-    for key in keys:
-        key[:, 20] = -key[:, 0]
-    cached = replace(cached, key=keys.__getitem__)
-    assert_keeps(policy, cached, formula(policy, cached))
-    plain = policies.of(Setting.of(PRESETS[name].policy, **{**policy.setting.values}))
-    assert torch.equal(select_tokens(policy, cached), select_tokens(plain, cached))
 
 
 def test_window_and_streaming_of_dynts_drop_the_prompt() -> None:

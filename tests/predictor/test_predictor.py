@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +196,11 @@ def test_statistics_are_those_of_the_queries_before_rotation(
     shape, planes = handle.shape, handle.shape.head_dim // 2
     recorded: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(shape.layers)}
 
-    def note(layer: int) -> Any:
-        def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
-            recorded[layer].append(output.reshape(-1, shape.heads, shape.head_dim).double())
-
-        return hook
+    def note(layer: int, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        recorded[layer].append(output.reshape(-1, shape.heads, shape.head_dim).double())
 
     for layer, block in enumerate(model.get_decoder().layers):
-        getattr(block.self_attn, part).register_forward_hook(note(layer))
+        getattr(block.self_attn, part).register_forward_hook(partial(note, layer))
     with torch.inference_mode():
         for text in texts:
             model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)

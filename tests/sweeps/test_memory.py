@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,9 @@ from kvatlas.sweeps.learning import Material, learn
 from kvatlas.sweeps.worker import Job, decode, fitting
 from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu
-from tests.sweeps.conftest import contents, job
+from tests.sweeps.conftest import Build, contents, job
 
 __all__ = ["gpu"]
-
-Build = Callable[..., dict[str, Any]]
 
 
 @pytest.mark.parametrize(("rows", "chosen"), [(4, slice(None)), (32, slice(1, None))])

@@ -4,7 +4,7 @@ The oracle sees the finished full-cache trace of its own sample, and says where 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,7 @@ from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from kvatlas.sweeps.plan import WorkItem
 from kvatlas.sweeps.worker import Job, decode, departure, measures, reference
 from tests.decoding import endless, prompts
-
-Build = Callable[..., dict[str, Any]]
+from tests.sweeps.conftest import Build, contents
 
 FULL = policies.of(Setting.of("full"))
 
@@ -41,8 +40,8 @@ def read(engine: Engine, request: Request[int]) -> Iterator[Likeness]:
 
 
 def records(folder: Path) -> dict[Any, Trace]:
-    with Store.open(folder) as store:
-        return {(t.setting.id, t.benchmark, t.problem, t.sample): t for _, t in store.traces()}
+    """Without the run keys: those of a screen are its own."""
+    return {(trace.setting.id, *key[2:]): trace for key, trace in contents(folder).items()}
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +96,8 @@ def test_it_says_that_full_cache_traces_come_first_and_goes_on_where_it_was(
     few = screening(make_plan(parse_spec({**data, "problems": 1})))
     screen(few, tmp_path / "s", traces=decoded, workers=1, batch_size=3, on_message=again.append)
     assert again == []
-    grades = {key: trace.grade for key, trace in records(folder).items()}
-    others = {key: trace.grade for key, trace in records(tmp_path / "s").items()}
+    grades = {key: trace.grade for key, trace in contents(folder).items()}
+    others = {key: trace.grade for key, trace in contents(tmp_path / "s").items()}
     assert len(others) == len(grades) / 2
     assert others.items() <= grades.items()
 
