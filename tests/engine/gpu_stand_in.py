@@ -178,7 +178,6 @@ class Gpu(TorchDispatchMode):
         return self.known[key]
 
     def _record(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> None:
-        assert self.graph is not None
         if func._schema.name in ("aten::mm", "aten::bmm", "aten::addmm") and self.workspace is None:
             self.workspace = self.pool
         kinds = [item.alias_info for item in func._schema.returns]

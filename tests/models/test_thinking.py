@@ -167,7 +167,6 @@ def test_a_tag_is_found_however_it_is_spelled(merging: Any, close: str, pieces: 
         assert set(seen) <= {None}
         return
     first = there.index(True)
-    assert split is not None
     end, start = split
     assert seen[: first + 1] == [None] * first + [end]
     assert close in text(tokens[end : first + 1])

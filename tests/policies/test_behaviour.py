@@ -41,9 +41,7 @@ def _files(random_models: dict[str, ModelHandle]) -> Iterator[None]:
 
 
 def make(name: str, **changes: Any) -> CompressingPolicy:
-    policy = policies.of(Setting.of(name, **{**COMMON, **SMALL.get(name, {}), **changes}))
-    assert isinstance(policy, CompressingPolicy)
-    return policy
+    return policies.of(Setting.of(name, **{**COMMON, **SMALL.get(name, {}), **changes}))
 
 
 def everything() -> list[Policy]:

@@ -98,7 +98,6 @@ def test_kept_sets_are_those_of_the_references(
 
     def watched(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
         evicted = compress(model, cache, row)
-        assert row.kept is not None
         seen.setdefault(row.request.key, []).append((row.position, row.kept[0, 0].tolist()))
         return evicted
 
@@ -119,7 +118,6 @@ def test_kept_sets_are_those_of_the_references(
         assert len(expected) > 2
         assert seen[request.key] == expected
         peak = generations[request.key].usage.peak_kv_tokens
-        assert policy.budget is not None
         assert peak <= policy.budget.most(len(request.prompt))
 
 
@@ -138,14 +136,10 @@ def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
 
 def test_the_audit_and_the_plan_reckon_in_these_terms(spec_data: Callable[..., dict[str, Any]]) -> None:
     def of(**values: Any) -> CompressingPolicy:
-        result = policies.of(Setting.of("window", kv_budget=64, local_window=4, every=16, **values))
-        assert isinstance(result, CompressingPolicy)
-        return result
+        return policies.of(Setting.of("window", kv_budget=64, local_window=4, every=16, **values))
 
     # 64 tokens stay: of the cache with a prompt of 50 ten places, beside the prompt sixty.
     beside, counted = audit(of(budget_over="thinking"), [50]), audit(of(), [50])
-    assert beside is not None
-    assert counted is not None
     assert (counted.median, beside.median) == (10.0, 60.0)
     with pytest.raises(KvatlasError, match="expected budgets above 74"):
         of().check_prompt(70, "this prompt")

@@ -76,7 +76,6 @@ def test_labels_are_of_the_thinking_tokens_alone(random_models: dict[str, ModelH
 )
 def test_why_a_trace_is_left_out(random_models: dict[str, ModelHandle], after: str, grade: Grade, why: str) -> None:
     model = random_models["llama"]
-    assert model.think_close is not None
     end = {"": (), "</think>": (model.think_close,)}.get(after, (model.think_close, 20))
     tokens = end if after == "unthought" else (12, 13, *end)
     usage = Usage(3, len(tokens), 2, 9, 9, 0, 0)
@@ -138,7 +137,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     for written, wanted in zip((result.hidden, result.label), zip(*parts(), strict=True), strict=True):
         assert torch.equal(written, torch.cat(wanted))
     assert torch.equal(result.trace, torch.arange(5).repeat_interleave(40))
-    assert result.thinking is not None
     assert result.thinking.tolist() == [100, 101, 102, 103, 104]
     assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
     assert hidden_states.is_made_from(file, {"model": "m"})
