@@ -11,8 +11,9 @@ from kvatlas.benchmarks import families, find
 from kvatlas.benchmarks.check import notes_on
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import KvatlasError
-from tests.benchmarks.conftest import AIME, SHARED
+from tests.benchmarks.conftest import FILES, SHARED
 from tests.command_line import Call
+from tests.r1 import AIME
 
 Row = dict[str, Any]
 
@@ -121,12 +122,11 @@ def test_the_command_prints_a_line_for_each_thing_and_an_example(kvatlas: Call, 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
 def test_the_public_files_pass_and_are_told_apart() -> None:
-    files = {"AIME24": "aime24", "AIME25": "aime25", "AMC23": "amc23", "MATH500": "math500"}
-    for name, file in files.items():
-        assert said(f"{name}@{SHARED / file}.jsonl") == []
-    assert said(f"GAOKAO2023EN@{SHARED / 'gaokao2023en.jsonl'}") == [
+    for name in set(FILES) - {"GAOKAO2023EN"}:
+        assert said(f"{name}@{FILES[name]}") == []
+    assert said(f"GAOKAO2023EN@{FILES['GAOKAO2023EN']}") == [
         "GAOKAO2023EN: 383 problems with a reference answer, where the published set has 385; 2 without one are left "
         "out."
     ]
-    (told,) = said(f"MATH500@{SHARED / 'aime24.jsonl'}")
+    (told,) = said(f"MATH500@{FILES['AIME24']}")
     assert "the reference answers are those of AIME24; name it AIME24" in told

@@ -16,8 +16,9 @@ from kvatlas.benchmarks import find, identity
 from kvatlas.benchmarks.check import check
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import Check, KvatlasError
-from tests.benchmarks.conftest import AIME, SHARED
+from tests.benchmarks.conftest import FILES, SHARED
 from tests.hub_server import connect, hub
+from tests.r1 import AIME
 
 ROWS = [{"question": "One and one?", "answer": 2.0}, {"question": "Two and two?", "answer": 4.0}]
 GPQA = [
@@ -179,7 +180,6 @@ def test_wrong_options_are_told_in_one_sentence() -> None:
         find("AIME245")
 
 
-FILES = {"AIME24": "aime24", "AIME25": "aime25", "AMC23": "amc23", "MATH500": "math500", "GAOKAO2023EN": "gaokao2023en"}
 FORMS = (
     r"\boxed{%s}",
     r"Thus $\boxed{%s}$.",
@@ -202,7 +202,7 @@ COPIES: tuple[Callable[[str], str], ...] = (
 @pytest.mark.parametrize("name", FILES)
 def test_every_reference_answer_is_right_against_itself_and_its_copies(name: str) -> None:
     """Each in one of the forms that models write, every fourth in other spellings, too."""
-    benchmark = find(f"{name}@{SHARED / FILES[name]}.jsonl")
+    benchmark = find(f"{name}@{FILES[name]}")
     wrong = []
     for number, problem in enumerate(benchmark.problems()):
         inner = problem.answer.strip()
@@ -218,10 +218,7 @@ def test_every_reference_answer_is_right_against_itself_and_its_copies(name: str
 def test_lines_end_at_line_feeds_only(tmp_path: Path, separator: str) -> None:
     row = {"question": f"One{separator}and one?", "answer": "2"}
     (tmp_path / "a.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\r\n", newline="")
-    with (tmp_path / "a.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        writer.writeheader()
-        writer.writerow({**row, "question": row["question"] + "\nSay it."})
+    write_csv(tmp_path / "a.csv", [{**row, "question": row["question"] + "\nSay it."}])
     for name, question in (("a.jsonl", row["question"]), ("a.csv", row["question"] + "\nSay it.")):
         (problem,) = find(f"file:{tmp_path / name}").problems()
         assert problem.question == question

@@ -12,23 +12,17 @@ from kvatlas.engine import Engine, Request
 from kvatlas.engine.graphs import BUCKET, CudaGraphRunner
 from kvatlas.models import ModelHandle
 from tests.decoding import outcome, requests, run
+from tests.engine.gpu_stand_in import paged_attention
 
 BUDGET = 48
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that PyTorch can use")
 
 
-def dense(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
-    """Compute FlexAttention densely; without a compiler that takes 50 ms a call, which test_backends.py spends once."""
-    rows, slots = torch.arange(len(query))[:, None, None, None], torch.arange(key.shape[2])
-    seen = block_mask.mask_mod(rows, rows, rows, slots)
-    keys, values = (part.expand(len(query), -1, -1, -1) for part in (key, value))
-    return torch.nn.functional.scaled_dot_product_attention(query, keys, values, seen, scale=scale)
-
-
 @pytest.fixture(autouse=True)
 def _dense_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention without a compiler takes 50 ms a call, which test_backends.py spends once."""
     if not torch.cuda.is_available():
-        monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", dense)
+        monkeypatch.setattr("torch.nn.attention.flex_attention.flex_attention", paged_attention)
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 import contextlib
 import io
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,20 +75,20 @@ def test_a_run_of_weights_that_cannot_be_loaded_ends_in_one_sentence(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "Evil"}),
+        ("config.json", {"model_type": "evil", "head_dim": None}),
+    ],
+)
 def test_code_that_comes_with_a_model_is_never_run(
-    model: ModelHandle, file: str, monkeypatch: pytest.MonkeyPatch
+    model: ModelHandle, file: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = model.folder / "ran"
     (model.folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
-    content = json.loads((model.folder / file).read_text())
-    content |= {"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}
-    if file == "tokenizer_config.json":
-        content["tokenizer_class"] = "Evil"
-    else:
-        content["model_type"] = "evil"
-        del content["head_dim"]
-    (model.folder / file).write_text(json.dumps(content))
+    code = {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}
+    edit(model.folder, file, auto_map=code, **changes)
     agreeing = io.StringIO("y\n" * 9)
     monkeypatch.setattr("sys.stdin", agreeing)
     harmful = models.find(model.name)

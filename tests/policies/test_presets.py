@@ -30,10 +30,6 @@ def kept(policy: CompressingPolicy, cached: CacheView) -> list[int]:
     return slots[0, 0, :-10].tolist()
 
 
-def highest(scores: list[float], room: int = ROOM) -> list[int]:
-    return sorted(sorted(range(OLDER), key=lambda slot: scores[slot], reverse=True)[:room])
-
-
 def test_what_the_presets_resolve_to() -> None:
     for name, preset in PRESETS.items():
         item = make(name, **({"local_window": 8} if "rkv" in name else {}))
@@ -91,7 +87,7 @@ def test_ablations_of_dynts_let_the_prompt_go() -> None:
     bottom = make("dynts-bottom@dynts-paper")
     cached = scene(bottom, 2, {"importance": importance})
     scores = [math.inf if slot < 9 else float(importance[0, 0, slot]) for slot in range(OLDER)]
-    assert kept(bottom, cached) == highest([-score for score in scores])
+    assert kept(bottom, cached) == sorted(sorted(range(OLDER), key=lambda slot: scores[slot])[:ROOM])
     random = make("dynts-random@dynts-paper")
     gone = [set(range(9)) - set(kept(random, replace(cached, stream=stream))) for stream in range(20)]
     assert all(gone)
