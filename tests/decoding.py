@@ -53,6 +53,13 @@ def run(
     return engine, list(engine.run(work))
 
 
+def greedy(model: ModelHandle, prompt: Sequence[int], count: int) -> list[int]:
+    """The likeliest tokens after a prompt, with the full cache."""
+    request = Request(0, tuple(prompt), 0, (policies.of(Setting.of("full")),))
+    _, (generation,) = run(model, [request], 1, temperature=0.0, max_new_tokens=count)
+    return list(generation.tokens)
+
+
 def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
     return {
         (g.key, g.policy.setting.id): (

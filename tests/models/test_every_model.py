@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from kvatlas import native, policies
-from kvatlas.core import Sampling, Setting
-from kvatlas.engine import Engine, Request
+from kvatlas import native
 from kvatlas.models import find
+from tests.decoding import greedy
 from tests.models import every_model
 
 pytestmark = pytest.mark.slow
@@ -52,9 +51,7 @@ def test_mxfp4_checkpoints_are_decoded_as_by_transformers(tmp_path: Path) -> Non
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantized}))
     handle = find(f"hf:{tmp_path}")
     vars(handle)["stops"] = frozenset()
-    full, prompt = policies.of(Setting.of("full")), (5, 6, 7, 8, 9)
-    engine = Engine(handle, handle.load(), [full], Sampling(temperature=0.0, max_new_tokens=12), 1)
-    (generation,) = engine.run([Request(0, prompt, 0, (full,))])
+    prompt = (5, 6, 7, 8, 9)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     output = plain.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None)
-    assert list(generation.tokens) == output[0, len(prompt) :].tolist()
+    assert greedy(handle, prompt, 12) == output[0, len(prompt) :].tolist()

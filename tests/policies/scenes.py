@@ -1,6 +1,7 @@
 """A cache of random tensors at the moment of a compression, and the contract once more in plain Python."""
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -80,24 +81,29 @@ def expected(policy: CompressingPolicy, cached: CacheView, score: Score) -> list
     return [kept[layer * heads : (layer + 1) * heads] for layer in range(layers)]
 
 
-def places(policy: CompressingPolicy, positions: list[int], prompt: int) -> tuple[set[int], int]:
+def places(
+    policy: CompressingPolicy, positions: list[int], prompt: int, end: int | None = None
+) -> tuple[set[int], int]:
     """Slots before the local window that stay in any case, and how many of the others do."""
-    older = range(len(positions) - policy.local_window)
+    older, ratio = range(len(positions) - policy.local_window), Fraction(str(policy.ratio))
     certain = {slot for slot in older if policy.keep_prompt and positions[slot] < prompt}
-    room = (
-        int(policy.ratio * (len(older) - len(certain)) + 1e-9)
-        if policy.ratio_over == "thinking"
-        else int(policy.ratio * len(older) + 1e-9) - len(certain)
-    )
-    return certain, max(0, room)
+    certain |= {slot for slot in older if end is not None and positions[slot] >= end}
+    if policy.ratio_over == "thinking":
+        return certain, int(ratio * (len(older) - len(certain)))
+    return certain, max(0, int(ratio * len(older)) - len(certain))
 
 
-def rule(policy: CompressingPolicy, positions: list[int], scores: list[float], prompt: int) -> list[int]:
-    """Slots that stay, one token at a time."""
-    certain, room = places(policy, positions, prompt)
+def rule(
+    policy: CompressingPolicy, positions: list[int], scores: list[float], prompt: int, end: int | None = None
+) -> list[int]:
+    """Slots that stay, one token at a time; a strict budget keeps the oldest of those that stay in any case."""
+    certain, room = places(policy, positions, prompt, end)
     older = range(len(positions) - policy.local_window)
     others = sorted((slot for slot in older if slot not in certain), key=lambda slot: scores[slot], reverse=True)
-    return sorted([*certain, *others[:room]]) + list(range(len(older), len(positions)))
+    chosen = [*sorted(certain), *others[:room]]
+    if policy.strict_budget:
+        chosen = chosen[: int(Fraction(str(policy.ratio)) * len(older))]
+    return sorted(chosen) + list(range(len(older), len(positions)))
 
 
 def assert_keeps(policy: CompressingPolicy, cached: CacheView, score: Score) -> None:

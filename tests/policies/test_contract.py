@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from kvatlas.core import BudgetAudit, KvatlasError, Setting
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
 from kvatlas.policies.audit import AuditedCell, audit, audit_setting, no_choice_sentence
+from tests.policies.scenes import rule
 
 EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
 
@@ -55,27 +55,18 @@ def policy(**changes: Any) -> Given:
     st.randoms(use_true_random=False),
 )
 def test_what_stays(
-    prompt: int, thinking: int, window: int, ratio: float, rule: tuple[str, bool], keep_prompt: bool, answer: int,
+    prompt: int, thinking: int, window: int, ratio: float, over: tuple[str, bool], keep_prompt: bool, answer: int,
     rng: Any,
 ) -> None:  # fmt: skip
-    """The published rule, read once more token by token; a strict budget keeps exactly the ratio, of prompt and answer
-    the oldest where they do not fit."""
+    """The published rule; a strict budget keeps exactly the ratio, of prompt and answer the oldest."""
     total = prompt + thinking + answer
     if total <= window:
         return
     end = prompt + thinking if answer else None
     scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
-    over, strict = rule
-    item = Given(total + 1, window, ratio, over, keep_prompt, strict_budget=strict)
+    item = Given(total + 1, window, ratio, over[0], keep_prompt, strict_budget=over[1])
     kept = select_tokens(item, cached(scores, prompt, end))[0, 0].tolist()
-
-    older = range(total - window)
-    certain = [t for t in older if (keep_prompt and t < prompt) or (end is not None and t >= end)]
-    others = sorted((t for t in older if t not in certain), key=lambda t: float(scores[0, 0, t]), reverse=True)
-    exact = Fraction(str(ratio))
-    count = int(exact * len(older)) if over == "older" else len(certain) + int(exact * len(others))
-    chosen = (certain + others)[: count if strict else max(count, len(certain))]
-    assert kept == sorted(chosen) + list(range(total - window, total))
+    assert kept == rule(item, [*range(total)], scores[0, 0].tolist(), prompt, end)
 
 
 def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> None:
@@ -185,10 +176,9 @@ def test_a_budget_that_prompt_and_window_fill_is_refused_with_the_numbers() -> N
     st.booleans(),
 )
 def test_it_counts_what_a_compression_keeps(
-    prompt: int, window: int, ratio: float, rule: tuple[str, bool], keep_prompt: bool
+    prompt: int, window: int, ratio: float, over: tuple[str, bool], keep_prompt: bool
 ) -> None:
-    over, strict = rule
-    policy = Given(40, window, ratio, over, keep_prompt, strict_budget=strict)
+    policy = Given(40, window, ratio, over[0], keep_prompt, strict_budget=over[1])
     length = max(40, prompt + 1)
     # Two policies that rank the competing tokens in opposite ways.
     scores = torch.arange(length, dtype=torch.float64).view(1, 1, -1)

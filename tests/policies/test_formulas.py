@@ -15,7 +15,7 @@ from torch import Tensor
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.models import ModelHandle, Shape
-from kvatlas.policies import PRESETS, CacheView, ReferenceTrace, Scope, rkv, select_tokens
+from kvatlas.policies import PRESETS, ReferenceTrace, Scope, rkv, select_tokens
 from tests.policies import formulas
 from tests.policies.scenes import SHAPE, assert_keeps, make, scene
 
@@ -234,20 +234,16 @@ def test_policies_keep_what_their_authors_code_keeps(fact: dict[str, Any], tmp_p
         values["statistics"] = str(tmp_path / "statistics.safetensors")
     policy = policies.of(Setting.of(fact["policy"], kv_budget=sizes["tokens"], **values))
     shape = Shape(1, sizes["heads"], sizes["kv_heads"], sizes["size"], sizes["size"] * sizes["heads"])
-    cached = CacheView(
+    cached = replace(
+        scene(policy, 0),
         model=SimpleNamespace(shape=shape),
         positions=torch.arange(sizes["tokens"]).expand(1, sizes["kv_heads"], -1),
         prompt_length=prompt,
-        thinking_end=None,
         length=sizes["tokens"],
-        stream=0,
-        columns={},
         key=lambda _: keys,
         value=lambda _: numbers,
         query=lambda _: queries[:, -policy.queries :],
-        window=lambda _: None,
         scaling=lambda _: sizes["size"] ** -0.5,
-        tokens=lambda: torch.zeros(sizes["tokens"], dtype=torch.long),
     )
     (ours,), scores = select_tokens(policy, cached).tolist(), policy.score(cached)[0].double()
     for head, (kept, theirs) in enumerate(zip(ours, fact["kept"], strict=True)):
