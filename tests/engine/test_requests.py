@@ -34,7 +34,7 @@ def tokens(handle: ModelHandle, work: Iterable[Request[int] | None], sampling: S
 
 @pytest.fixture(scope="module")
 def whole(tiny_llama: ModelHandle, work: list[Request[int]]) -> dict[int, tuple[int, ...]]:
-    """What these requests write together."""
+    """The tokens of these requests, which are decoded together."""
     return tokens(tiny_llama, work)  # type: ignore[no-any-return]
 
 
