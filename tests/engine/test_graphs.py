@@ -69,7 +69,7 @@ def test_captured_steps_write_the_same_tokens(
     random_models: dict[str, ModelHandle], kind: str, rows: int, device: str
 ) -> None:
     """Trunks and branches, short and long rows; a policy that looks at recent queries."""
-    model = models.find(random_models[kind].name, device=device)
+    model = models.find(random_models[kind].name, device=device, dtype="float32")
     asked = work(model, 2 if rows == 1 else 10, "full", "window", "random", "snapkv")
     steps, passes = captured(model, asked, rows)
     # All passes but those that read prompts.

@@ -252,9 +252,10 @@ def test_the_bytes_of_weights_are_known_before_they_are_there(tmp_path: Path) ->
     model = save_model("llama", tmp_path / "m", shards="60KB")
     index = json.loads((model.folder / "model.safetensors.index.json").read_text())
     assert model.weight_bytes == pytest.approx(index["metadata"]["total_size"], rel=0.1)
-    half = models.find(model.name, dtype="bfloat16", device="cpu")
-    assert half.weight_bytes == model.weight_bytes // 2
-    assert half.kv_bytes_per_token * 2 == models.find(model.name, device="cpu").kv_bytes_per_token
+    whole, half = (models.find(model.name, dtype=dtype, device="cpu") for dtype in ("auto", "bfloat16"))
+    assert whole.dtype == "float32"
+    assert half.weight_bytes * 2 == model.weight_bytes
+    assert half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
     for file in model.folder.glob("model-*.safetensors"):
         file.unlink()
     on_hub = ModelHandle("R1", model.folder, Options(device="cpu"), Repository("owner/r1"))

@@ -36,7 +36,7 @@ __all__ = ["gpu"]
 def test_the_cache_is_as_large_as_predicted(random_models: dict[str, ModelHandle], rows: int, chosen: slice) -> None:
     model = endless(random_models["llama"])
     settings = grid()[chosen]
-    work = requests(model, settings, 5)
+    work = requests(model, settings, 3)
     engine, _ = run(model, work, rows, max_new_tokens=300)
     longest = max(len(request.prompt) for request in work)
     predicted = peak(model, settings, rows, len(work), longest, 300)

@@ -31,7 +31,7 @@ def build(random_models: dict[str, ModelHandle]) -> Build:
             "benchmarks": ["CHAIN5"],
             "problems": 2,
             "seed": 11,
-            "sampling": {"temperature": 0.8, "max_new_tokens": 70},
+            "sampling": {"temperature": 0.8, "max_new_tokens": 52},
             "baseline": SETTINGS,
             **changes,
         }

@@ -216,7 +216,7 @@ ORACLE, WINDOW = (policies.of(Setting.of(name, **COMMON)).setting for name in ("
 
 def traces(model: ModelHandle, *settings: Setting, batch_size: int = 16) -> dict[tuple[str, str], Trace]:
     benchmark = find("CHAIN6")
-    units = tuple(WorkItem("CHAIN6", problem, 0, settings) for problem in benchmark.problems(4))
+    units = tuple(WorkItem("CHAIN6", problem, 0, settings) for problem in benchmark.problems(3))
     job = Job(model, "digest", (benchmark,), units, Sampling(max_new_tokens=260), 0, batch_size)
     results = [trace for trace, _ in decode(job, range(len(units)))]
     assert len(results) == len(units) * len(settings)
