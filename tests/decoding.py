@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from kvatlas import models, policies
@@ -61,15 +62,7 @@ def greedy(model: ModelHandle, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
-    return {
-        (g.key, g.policy.setting.id): (
-            g.tokens,
-            g.finished,
-            g.thinking_end,
-            g.usage.compressions,
-            g.usage.peak_kv_tokens,
-            g.usage.mean_kv_tokens,
-            g.eviction_trace,
-        )
-        for g in generations
-    }
+    """All of each generation but the time that it took."""
+    parts = ("tokens", "finished", "thinking_end", "eviction_trace")
+    usage = ("usage.compressions", "usage.peak_kv_tokens", "usage.mean_kv_tokens")
+    return {(item.key, item.policy.setting.id): attrgetter(*parts, *usage)(item) for item in generations}

@@ -2,15 +2,11 @@
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-
-import pytest
-from huggingface_hub import close_session, constants
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GATED = "owner/gated"
@@ -91,17 +87,3 @@ def hub(folders: dict[str, Path]) -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-def connect(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None:
-    """Let the hub's client of this process ask this hub, with an empty cache and without a proxy."""
-    for name in list(os.environ):
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
-    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    close_session()

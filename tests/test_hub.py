@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
-from tests.hub_server import connect, hub
+from tests.hub_server import hub
 from tests.packaging.environments import COMMANDS
 from tests.r1 import AIME, save_model
 
@@ -33,6 +33,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def uncached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the hub's client of this process begin with an empty cache, without a proxy."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    close_session()
+
+
+@pytest.mark.usefixtures("uncached")
 def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
     r1: ModelHandle, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, succeed: Callable[..., str]
 ) -> None:
@@ -45,7 +57,10 @@ def test_a_model_and_a_data_set_come_from_the_hub_and_then_from_the_cache(
     }
     path.write_text(json.dumps(spec))
     with hub({"owner/r1": r1.folder, "HuggingFaceH4/MATH-500": data}) as (endpoint, fetched):
-        connect(monkeypatch, endpoint, tmp_path / "cache")
+        address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         assert json.loads(succeed("plan", path, "--tokens-per-second", 100, "--json"))["traces"] == 3
         # A plan fetches no weights; a sweep does, every shard once.
         assert not [name for name in fetched if name.startswith("model-")]

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from huggingface_hub import close_session, constants
 from pyarrow import parquet
 
 from kvatlas.benchmarks import find, identity
@@ -17,7 +19,7 @@ from kvatlas.benchmarks.check import check
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import Check, KvatlasError
 from tests.benchmarks.conftest import FILES, SHARED
-from tests.hub_server import connect, hub
+from tests.hub_server import hub
 from tests.r1 import AIME
 
 ROWS = [{"question": "One and one?", "answer": 2.0}, {"question": "Two and two?", "answer": 4.0}]
@@ -276,6 +278,22 @@ LAYOUTS: dict[str, tuple[dict[str, list[dict[str, Any]]], list[str]]] = {
         [r"\arcsin{1.3 \sin{\theta_w}}"],
     ),
 }
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None:
+    """Let the hub's client of this process ask another hub, with an empty cache and without a proxy."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    for name, value in {
+        "HUGGINGFACE_CO_URL_TEMPLATE": address,
+        "ENDPOINT": endpoint,
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_XET": True,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    close_session()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
