@@ -33,11 +33,11 @@ _SIZES: dict[int, str] = {
     4: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_attention_heads n_head n_heads "
     "decoder_attention_heads encoder_attention_heads num_heads num_encoder_layers num_decoder_layers mamba_n_heads",
     8: "qk_rope_head_dim num_experts n_routed_experts num_local_experts moe_num_experts",
-    16: "head_dim v_head_dim qk_nope_head_dim attention_head_dim",
+    16: "head_dim v_head_dim qk_nope_head_dim attention_head_dim hidden_size_per_layer_input",
     WINDOW: "sliding_window attention_window_size window_size attention_chunk_size",
     # What torch's GELU turns is a multiple of 32, as in real models: it computes the rest of a tensor in another way.
     32: "kv_lora_rank q_lora_rank moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size "
-    "hidden_size_per_layer_input linear_key_head_dim linear_value_head_dim mamba_d_head mamba_head_dim global_head_dim",
+    "linear_key_head_dim linear_value_head_dim mamba_d_head mamba_head_dim global_head_dim",
     64: "hidden_size n_embd d_model emb_dim embedding_size",
     96: "intermediate_size ffn_dim n_inner decoder_ffn_dim encoder_ffn_dim",
     VOCABULARY: "vocab_size vocab_size_per_layer_input",
