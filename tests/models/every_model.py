@@ -112,11 +112,6 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def address(name: str) -> tuple[str, dict[str, Any]]:
-    """The model type of a case and what it sets."""
-    return name.split()[0], OWN.get(name, {})
-
-
 def every() -> list[str]:
     """All cases: each type of transformers, and what `OWN` adds to one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -153,8 +148,8 @@ def save(name: str, folder: Path) -> None:
 
     from kvatlas.models import EMBEDDED
 
-    kind, own = address(name)
-    config = small_config(CONFIG_MAPPING[kind], own)
+    own = OWN.get(name, {})
+    config = small_config(CONFIG_MAPPING[name.split()[0]], own)
     with torch.device("meta"):
         size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
     if size > PARAMETERS:

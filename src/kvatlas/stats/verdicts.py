@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting
+from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting, mean_of
 from kvatlas.policies import share, tokens_of
 from kvatlas.stats import inference
 from kvatlas.stats.inference import Contrast, Test
@@ -160,7 +160,7 @@ def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
     by_policy: dict[tuple[str, str], list[T]] = {}
     for name, value in maps.items():
         by_policy.setdefault((name.model, name.policy), []).append(value)
-    means = {MapName.of_mean(model, len(own), policy): own for (model, policy), own in by_policy.items()}
+    means = {MapName(model, mean_of(len(own)), policy): own for (model, policy), own in by_policy.items()}
     return {name: [value] for name, value in maps.items()} | {n: own for n, own in means.items() if len(own) > 1}
 
 
