@@ -39,7 +39,7 @@ def test_a_sound_run_has_nothing_to_say() -> None:
     (first, second) = validities(result.cells).values()
     assert first.traces == second.traces == 19 * 24
     assert (first.bounded, first.compressed, first.settings) == (18 * 24, 18 * 24, 18)
-    assert first.truncated + sum(c.cell().estimate.value * 24 for c in result.cells[:19]) == pytest.approx(19 * 24)
+    assert first.truncated + sum(c.cell.estimate.value * 24 for c in result.cells[:19]) == pytest.approx(19 * 24)
     assert (first.identical, first.vacuous, first.no_answer) == ((), None, 0)
     assert {finding.kind for finding in findings(result.cells)} <= {Kind.UNANSWERED, Kind.NO_CHOICE}
 
@@ -109,6 +109,6 @@ def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:
     result = cells(lambda trace: texts(trace, "setting"))
     (finding,) = [finding for finding in findings(result.cells) if finding.kind is Kind.NO_CHOICE]
     assert "local_window 32, ratio 0.1 on CHAIN6 (100 %)" in finding.text
-    audits = {cell.coord(result.axes): cell.audit() for cell in result.cells[:9]}
+    audits = {cell.coord(result.axes): cell.audit for cell in result.cells[:9]}
     assert audits[8, 0.5] is not None
     assert (audits[8, 0.5].median, audits[8, 0.5].none) == (24, 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import SERVED, KvatlasError, Note
+from kvatlas.core import SERVED, KvatlasError, Note, differing
 from kvatlas.figures import style
 from kvatlas.figures.style import (
     LEAST_TYPE,
@@ -56,15 +56,11 @@ def names_of(systems: Sequence[ModelSetting]) -> list[str]:
         if system.setting == SERVED:
             names.append(style.model(system.model))
             continue
-        same = {e.setting for e in systems if e.setting.policy == system.setting.policy}
-        differing = [
-            f"{name}={value}"
-            for name, value in system.setting.parameters
-            if len({str(setting.values.get(name)) for setting in same}) > 1
-        ]
+        told = differing(e.setting.values for e in systems if e.setting.policy == system.setting.policy)
+        values = [f"{name}={value}" for name, value in system.setting.parameters if name in told]
         parts = [style.model(system.model)] if len(models) > 1 else []
-        parts += [system.setting.policy] if len(policies) > 1 or not differing else []
-        names.append(" ".join([*parts, ", ".join(differing)]).strip())
+        parts += [system.setting.policy] if len(policies) > 1 or not values else []
+        names.append(" ".join([*parts, ", ".join(values)]).strip())
     return names if len(set(names)) == len(names) else [f"{e.model} {e.setting}" for e in systems]
 
 

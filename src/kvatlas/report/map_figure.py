@@ -17,7 +17,7 @@ from kvatlas.report.result import Source, bare_maps, of_policy, open_source
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.inference import Contrast
-from kvatlas.stats.maps import curves_of_run, mean_maps
+from kvatlas.stats.maps import POLICY, curves_of_run, mean_maps
 from kvatlas.stats.metrics import COSTS
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
@@ -117,12 +117,14 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
     curves = curves_of_run(run)
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
-    chosen = [curve for curve in curves if policy in (None, curve.policy)]
-    if not chosen:
-        there = ", ".join(dict.fromkeys(curve.policy for curve in curves))
-        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
-    figure = line_charts.line_figure(chosen, cost=cost, look=look)
-    return save(figure, out, data=line_charts.data_csv(chosen, cost))
+    policies = dict.fromkeys(name for curve in curves for name in line_charts.points(curve))
+    if policy is not None and policy not in policies:
+        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(policies)}.")
+    if policy:
+        own = [curve for curve in curves if policy in line_charts.points(curve)]
+        curves = [replace(curve, axes=((POLICY, (policy,)), curve.axes[1])) for curve in own]
+    figure = line_charts.line_figure(curves, cost=cost, look=look)
+    return save(figure, out, data=line_charts.data_csv(curves, cost))
 
 
 # -- differences -------------------------------------------------------------------------------------------------------

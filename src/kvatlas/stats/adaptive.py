@@ -12,7 +12,7 @@ Spiegelhalter, Freedman and Blackburn (1986), Controlled Clinical Trials 7:8-17 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from kvatlas.core import Map, MapName, Note, NoteKind
+from kvatlas.core import Map, MapName, Note, NoteKind, grouped
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.choice import Choice, choice_of
 from kvatlas.stats.inference import weights
 from kvatlas.stats.intervals import LEVEL, Floats, Ints, groups, interval
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
-from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.verdicts import Basis, Verdict, is_full
 
@@ -219,44 +218,26 @@ def known(
     `orders` are the problems of each benchmark as they come, `sizes` how many in all. A setting costs the tokens that
     it kept on the first block, so that a later look does not change an earlier decision.
     """
-    full = {cell.benchmark: cell for cell in cells if is_full(cell)}
-    by_setting: dict[str, dict[str, CellTraces]] = {}
-    for cell in select(cells, baseline=False):
-        by_setting.setdefault(cell.setting.id, {})[cell.benchmark] = cell
-    places = [
-        (number, stratum, name, orders[name][index] if index < len(orders[name]) else "")
-        for number in range(blocks)
-        for stratum, name in enumerate(orders)
-        for index in range(sizes[name])[cut(sizes[name], blocks, number)]
-    ]
-    block, strata = (np.array([entry[k] for entry in places]) for k in (0, 1))
-    names = [entry[2:] for entry in places]
-    own = np.reshape([_by_place(cells, names) for cells in by_setting.values()], (-1, len(places)))
-    first = {entry[2:] for entry in places if not entry[0]}
+    problems = {name: (*order, *("",) * (sizes[name] - len(order))) for name, order in orders.items()}
+    by_setting = grouped(select(cells, baseline=False), lambda cell: cell.setting.id)
+    full = _means([cell for cell in cells if is_full(cell)], problems)
+    own = np.reshape([_means(cells, problems) for cells in by_setting.values()], (-1, len(full)))
+    first = {name: every[cut(len(every), blocks, 0)] for name, every in problems.items()}
     costs = np.array([_kept(cells, first) for cells in by_setting.values()])
-    differences = own - _by_place(full, names)
-    return tuple(by_setting), Seen(differences, strata, block, [sizes[name] for name in orders], blocks, costs)
+    places = np.split(np.arange(len(full)), np.cumsum([sizes[name] for name in orders])[:-1])
+    return tuple(by_setting), in_order(own - full, places, costs, blocks)[0]
 
 
-def _by_place(cells: Mapping[str, CellTraces], places: Sequence[tuple[str, str]]) -> Floats:
-    """The mean grade of each benchmark's problem; NaN unless all of its samples are known."""
-    means = {
-        (name, problem): mean
-        for name, cell in cells.items()
-        for problem, mean in zip(cell.place, cell.grades.mean(1), strict=True)
-    }
-    return np.array([means.get(place, math.nan) for place in places])
+def _means(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) -> Floats:
+    """The mean grade of each benchmark's problems; NaN unless all of its samples are known."""
+    known = {cell.benchmark: cell.in_order(cell.grades.mean(1), problems[cell.benchmark]) for cell in cells}
+    return np.concatenate([known.get(name, np.full(len(own), math.nan)) for name, own in problems.items()])
 
 
-def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> float:
+def _kept(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) -> float:
     """The mean KV tokens of a setting on some problems; infinite where it has none of them."""
-    kept = [
-        tokens
-        for name, cell in cells.items()
-        for problem, row in zip(cell.problems, cell.traces["mean_kv_tokens"], strict=True)
-        for tokens in row[~np.isnan(row)].tolist()
-        if (name, problem) in places
-    ]
+    tokens = [cell.in_order(cell.traces["mean_kv_tokens"], problems[cell.benchmark]).ravel() for cell in cells]
+    kept = [number for own in tokens for number in own.tolist() if not math.isnan(number)]
     return math.fsum(kept) / len(kept) if kept else math.inf
 
 
@@ -267,21 +248,20 @@ def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) ->
     for cell in cells:
         orders[cell.benchmark] = max(orders.get(cell.benchmark, ()), cell.expected.problems, key=len)
     found = {}
-    for model in dict.fromkeys(cell.model for cell in cells):
-        settings, seen = known(select(cells, model=model), orders, sizes, blocks)
+    for model, own in grouped(cells, lambda cell: cell.model).items():
+        settings, seen = known(own, orders, sizes, blocks)
         *_, last = decisions(seen, margin)
         found[model] = Standing(settings, last)
     return found
 
 
-def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
+def adaptive_verdicts(by_model: Mapping[str, Standing], maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """The verdict of each mean map, or only map, of an adaptive run: losses against the full cache and nothing else."""
     parts = {(map_.model, map_.policy): map_ for map_ in (*maps, *mean_maps(maps)) if map_.model in by_model}
     by_map: dict[MapName, Verdict] = {}
-    for (model, policy), mean in parts.items():
-        standing = by_model[model]
-        groups = [group for name, group in run.groups.items() if (name.model, name.policy) == (model, policy)]
-        coords = {cell.setting.id: cell.coord(run.axes) for group in groups for cell in group}
+    for mean in parts.values():
+        standing = by_model[mean.model]
+        coords = {cell.setting.id: coord for coord, cell in mean.cells.items()}
         values = [cell.estimate.value for cell in mean.cells.values()]
         text = (
             f"adaptive: of {len(standing.settings)} settings of all policies, {int(standing.decision.shown.sum())} are "

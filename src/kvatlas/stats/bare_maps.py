@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, grouped
 from kvatlas.stats.inference import Contrast, Test, TestMethod, holm
 from kvatlas.stats.intervals import LEVEL, Floats
 from kvatlas.stats.maps import mean_map
@@ -211,20 +211,16 @@ def pooled_effects(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> 
         if verdict is not None and verdict.basis is Basis.TRACES:
             over = f"{name.model} | {name.benchmark} | {name.policy}"
             made += [PooledEffect(effect.axis, over, effect.levels) for effect in verdict.effects]
-    for group in bare_groups(maps):
+    for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
         made += [_permuted(group, side) for side in (0, 1)]
     adjusted = holm([effect.p for effect in made])
     return [replace(effect, adjusted_p=p) for effect, p in zip(made, adjusted, strict=True)]
 
 
-def bare_groups(maps: Sequence[Map]) -> list[list[Map]]:
-    """Single maps without traces and without holes, by their axes."""
-    groups: dict[Any, list[Map]] = {}
-    for map_ in maps:
-        whole = len(map_.cells) == len(map_.axes[0][1]) * len(map_.axes[1][1])
-        if not map_.is_mean and map_.validity is None and whole and min(len(values) for _, values in map_.axes) > 1:
-            groups.setdefault(map_.axes, []).append(map_)
-    return list(groups.values())
+def _is_bare(map_: Map) -> bool:
+    """True for single maps without traces and without holes."""
+    down, across = (len(values) for _, values in map_.axes)
+    return not map_.is_mean and map_.validity is None and len(map_.cells) == down * across and min(down, across) > 1
 
 
 def _permuted(group: Sequence[Map], side: int) -> PooledEffect:

@@ -62,7 +62,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference with its 95 % interval and the two-sided p-value of "none"; NaN where that was not asked for."""
+    """A difference or correlation with its 95 % interval, and the two-sided p-value of "none" or NaN."""
 
     value: float
     low: float

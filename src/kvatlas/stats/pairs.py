@@ -169,14 +169,12 @@ def _fixed(run: RunData) -> RunData:
 
 def _contrasts(parts: Sequence[_Sides]) -> dict[CellCoord, Contrast]:
     """The differences over one or more benchmarks; empty where no problem has a sample that all cells have."""
-    names = {id(cell): (side, cell.setting.id) for part in parts for _, *pair in part for side, cell in enumerate(pair)}
-    groups = [list({id(cell): cell for _, *pair in part for cell in pair}.values()) for part in parts]
-    cells = matrix(groups, lambda cell: names[id(cell)])
+    cells = matrix([{(n, cell.setting.id): cell for _, *pair in part for n, cell in enumerate(pair)} for part in parts])
     if cells is None:
         return {}
     at = {name: number for number, name in enumerate(cells.columns)}
-    pairs = {coord: (names[id(cell)], names[id(other)]) for coord, cell, other in parts[0]}
-    pairs = {coord: (mine, theirs) for coord, (mine, theirs) in pairs.items() if mine in at and theirs in at}
+    pairs = {coord: ((0, cell.setting.id), (1, other.setting.id)) for coord, cell, other in parts[0]}
+    pairs = {coord: pair for coord, pair in pairs.items() if all(name in at for name in pair)}
     if not pairs:
         return {}
     rows = np.zeros((len(pairs), len(at)))

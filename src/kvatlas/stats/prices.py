@@ -40,9 +40,12 @@ class Price:
 
 
 def prices(run: RunData) -> list[Price]:
-    """Return the prices of the settings that have Pass@1 on every benchmark of a model with a full cache."""
+    """Return the prices of the settings that have Pass@1 on every benchmark of a model with a full cache.
+
+    None of an adaptive sweep.
+    """
     by_model: dict[str, dict[Setting, dict[str, CellTraces]]] = {}
-    for cell in (cell for cell in run.cells if cell.metric == "pass@1"):
+    for cell in (cell for cell in run.cells if cell.metric == "pass@1" and not cell.adaptive):
         by_model.setdefault(cell.model, {}).setdefault(cell.setting, {})[cell.benchmark] = cell
     found = []
     for model, settings in by_model.items():
@@ -82,20 +85,17 @@ def price_ratio(pairs: Sequence[Floats]) -> tuple[float, float, float] | None:
 
 def _paired(cell: CellTraces, full: CellTraces, cost: str) -> Floats:
     """Return cost and share of right answers by problem of a cell, then of the full cache, where both have traces."""
-    own, other = (_by_problem(each, cost) for each in (cell, full))
-    shared = [name for name in own if name in other]
-    return np.array([[*own[name], *other[name]] for name in shared]).T
+    own, other = _by_problem(cell, cost), full.in_order(_by_problem(full, cost), cell.place)
+    shared = ~np.isnan(own[:, 1] + other[:, 1])
+    return np.hstack([own[shared], other[shared]]).T
 
 
-def _by_problem(cell: CellTraces, cost: str) -> dict[str, tuple[float, float]]:
-    traces, right = cell.traces, cell.grades
-    values = traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
+def _by_problem(cell: CellTraces, cost: str) -> Floats:
+    """[problems, 2]: cost and share of right answers, over the samples that have a grade; NaN without any."""
+    values = cell.traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
     if cost == "byte_steps":
         token, beside = cell.expected.kv_bytes or (math.nan, math.nan)
-        values = values * (traces["mean_kv_tokens"] * token + beside)
-    there = cell.there & ~np.isnan(right)
-    return {
-        name: (float(values[row][there[row]].mean()), float(right[row][there[row]].mean()))
-        for row, name in enumerate(cell.problems)
-        if there[row].any()
-    }
+        values = values * (cell.traces["mean_kv_tokens"] * token + beside)
+    known = ~np.isnan(cell.grades)
+    count = np.where(known.any(1), known.sum(1), math.nan)
+    return np.stack([np.where(known, table, 0.0).sum(1) / count for table in (values, cell.grades)], axis=1)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, MapName, Setting, Trace
+from kvatlas.core import KvatlasError, MapName, Setting, Trace, differing, grouped
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.table import CellTraces, TraceTable
@@ -19,67 +19,14 @@ Axes = tuple[str, str]
 Groups = dict[MapName, list[CellTraces]]
 
 
-def map_axes(manifest: Manifest, fix: Mapping[str, Any] | None = None) -> Axes:
-    """The (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
-
-    Raises KvatlasError if there are more or fewer, or if `fix` names an axis or value that is not there.
-    """
-    fixed, values = dict(fix or {}), dict(manifest.axes)
-    for name, value in fixed.items():
-        if value not in values.get(name, ()):
-            there = "; ".join(f"{axis}: {', '.join(map(str, known))}" for axis, known in values.items())
-            raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {there or 'no axes'}.")
-    names = varied(manifest, fixed)
-    if len(names) != 2:
-        more = f"; fix all but two, for example {names[-1]}={values[names[-1]][0]}" if len(names) > 2 else ""
-        raise KvatlasError(
-            f"A map needs two axes with at least two values each; this run varies {', '.join(names) or 'none'}{more}."
-        )
-    return names[0], names[1]
-
-
-def varied(manifest: Manifest, fix: Mapping[str, Any]) -> list[str]:
-    """The parameters that a run varies and `fix` does not hold to one value."""
-    return [name for name, values in manifest.axes if len(set(values)) > 1 and name not in fix]
-
-
-def grid_groups(cells: Iterable[CellTraces], axes: Axes, fix: Mapping[str, Any] | None = None) -> Groups:
-    """The cells of the grid by map, without baselines and policies with a single value on an axis.
-
-    A policy with several values of another parameter gives several groups, with that parameter in the label.
-    """
-    variants: dict[tuple[str, str], list[Setting]] = {}
-    by_rest: dict[tuple[str, str, str], tuple[Setting, list[CellTraces]]] = {}
-    for cell in cells:
-        values = cell.setting.on_axes
-        on_grid = not cell.baseline and all(axis in values for axis in axes)
-        if not on_grid or any(values.get(name, value) != value for name, value in (fix or {}).items()):
-            continue
-        rest = Setting.of(cell.setting.policy, **{n: value for n, value in cell.setting.parameters if n not in axes})
-        key = (cell.model, cell.benchmark, rest.id)
-        by_rest.setdefault(key, (rest, []))[1].append(cell)
-        known = variants.setdefault((cell.model, rest.policy), [])
-        if rest not in known:
-            known.append(rest)
-    return {
-        MapName(model, benchmark, short_names(variants[model, rest.policy])[rest.id]): group
-        for (model, benchmark, _), (rest, group) in by_rest.items()
-        if all(len({cell.setting.on_axes[axis] for cell in group}) > 1 for axis in axes)
-    }
-
-
 def short_names(settings: Iterable[Setting]) -> dict[str, str]:
     """Settings by id, each with its policy and those parameters alone in which the policy's settings differ."""
-    by_policy: dict[str, dict[str, Setting]] = {}
-    for setting in settings:
-        by_policy.setdefault(setting.policy, {})[setting.id] = setting
+    distinct = {setting.id: setting for setting in settings}
     names: dict[str, str] = {}
-    for policy, group in by_policy.items():
-        every = {name for setting in group.values() for name in setting.values}
-        differing = {name for name in every if len({repr(one.values.get(name)) for one in group.values()}) > 1}
-        for identity, setting in group.items():
-            values = {name: value for name, value in setting.values.items() if name in differing}
-            names[identity] = str(Setting.of(policy, **values))
+    for policy, group in grouped(distinct.values(), lambda setting: setting.policy).items():
+        told = differing(setting.values for setting in group)
+        for setting in group:
+            names[setting.id] = str(Setting.of(policy, **{n: value for n, value in setting.parameters if n in told}))
     return names
 
 
@@ -142,15 +89,50 @@ class RunData:
         """The promised cells with their traces; KvatlasError for a metric that the run does not have."""
         return self.table.cells(self.metric) if self.chosen is None else self.chosen
 
+    @property
+    def varied(self) -> list[str]:
+        """The parameters that the run varies and `fix` does not hold to one value."""
+        return [name for name, values in self.manifest.axes if len(set(values)) > 1 and name not in self.fix]
+
     @cached_property
     def axes(self) -> Axes:
-        """The names of the vertical and the horizontal axis; KvatlasError unless two are left."""
-        return map_axes(self.manifest, self.fix)
+        """The (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
+
+        Raises KvatlasError if there are more or fewer, or if `fix` names an axis or value that is not there.
+        """
+        values = dict(self.manifest.axes)
+        for name, value in self.fix.items():
+            if value not in values.get(name, ()):
+                there = "; ".join(f"{axis}: {', '.join(map(str, known))}" for axis, known in values.items())
+                raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {there or 'no axes'}.")
+        names = self.varied
+        if len(names) != 2:
+            more = f"; fix all but two, for example {names[-1]}={values[names[-1]][0]}" if len(names) > 2 else ""
+            listed = ", ".join(names) or "none"
+            raise KvatlasError(f"A map needs two axes with at least two values each; this run varies {listed}{more}.")
+        return names[0], names[1]
 
     @cached_property
     def groups(self) -> Groups:
-        """The cells of each map."""
-        return grid_groups(self.cells, self.axes, self.fix)
+        """The cells of each map, without baselines and policies with a single value on an axis.
+
+        A policy with several values of another parameter gives several groups, with that parameter in the label.
+        """
+        cells, axes = self.cells, self.axes
+
+        def rest(cell: CellTraces) -> tuple[str, str, Setting]:
+            others = {name: value for name, value in cell.setting.parameters if name not in axes}
+            return cell.model, cell.benchmark, Setting.of(cell.setting.policy, **others)
+
+        on_grid = [cell for cell in cells if not cell.baseline and cell.setting.on_axes.keys() >= set(axes)]
+        by_rest = grouped(filter(self.fits, on_grid), rest)
+        by_model = grouped(by_rest, lambda key: key[0])
+        names = {model: short_names(setting for _, _, setting in keys) for model, keys in by_model.items()}
+        return {
+            MapName(model, benchmark, names[model][setting.id]): group
+            for (model, benchmark, setting), group in by_rest.items()
+            if all(len({cell.setting.on_axes[axis] for cell in group}) > 1 for axis in axes)
+        }
 
     @property
     def margin(self) -> float:
@@ -160,11 +142,12 @@ class RunData:
     @property
     def is_line(self) -> bool:
         """True if the run varies fewer than two parameters, so that it has curves and no maps."""
-        return len(varied(self.manifest, self.fix)) < 2
+        return len(self.varied) < 2
 
     def fits(self, cell: CellTraces) -> bool:
         """Return whether the cell has the values that `fix` holds."""
-        values = cell.setting.values
+        # A baseline that names no bits stands beside settings of any.
+        values = cell.setting.values if cell.baseline else cell.setting.on_axes
         return all(values.get(name, value) == value for name, value in self.fix.items())
 
     def with_cells(self, cells: Sequence[CellTraces]) -> RunData:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError, Setting, grouped
 from kvatlas.stats.inference import Contrast, mean_contrast
 from kvatlas.stats.intervals import Floats, Ints
 from kvatlas.stats.losses import strata_of
@@ -64,9 +64,7 @@ def systems_of(
         run.table.check(metric, [other.table for other in runs])
     cells = [cell for run in runs for cell in run.table.cells(metric) if not benchmarks or cell.benchmark in benchmarks]
     check_distinct(cells)
-    by_name: dict[tuple[str, Setting], list[CellTraces]] = {}
-    for cell in cells:
-        by_name.setdefault((cell.model, cell.setting), []).append(cell)
+    by_name = grouped(cells, lambda cell: (cell.model, cell.setting))
     about: dict[ProblemKey, Mapping[str, Any]] = {}
     for run in runs:
         for benchmark, known in run.manifest.about.items():
@@ -113,20 +111,12 @@ EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
-class Correlation:
-    """A rank correlation with its 95 % interval (percentiles of resampled problems)."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Pair:
     """System x against system y on the problems of both; `x`, `y` [problems] are means over samples.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
-    `difference` is the mean of x - y over benchmarks. Correlations are None where a side, or L, does not vary.
+    `difference` is the mean of x - y over benchmarks. The rank correlations have intervals of percentiles of
+    resampled problems; they are None where a side, or L, does not vary.
     """
 
     places: tuple[ProblemKey, ...]
@@ -136,11 +126,15 @@ class Pair:
     on: float
     below: float
     difference: Contrast
-    spearman: Correlation | None
-    given_depth: Correlation | None
+    spearman: Contrast | None
+    given_depth: Contrast | None
 
     def to_json(self, first: str, second: str) -> dict[str, Any]:
         """Plain data."""
+
+        def limits(number: Contrast | None) -> dict[str, float] | None:
+            return None if number is None else {"value": number.value, "low": number.low, "high": number.high}
+
         return {
             "x": first,
             "y": second,
@@ -148,9 +142,9 @@ class Pair:
             "above": self.above,
             "on": self.on,
             "below": self.below,
-            "difference": {name: getattr(self.difference, name) for name in ("value", "low", "high")},
-            "spearman": vars(self.spearman) if self.spearman else None,
-            "spearman_given_L": vars(self.given_depth) if self.given_depth else None,
+            "difference": limits(self.difference),
+            "spearman": limits(self.spearman),
+            "spearman_given_L": limits(self.given_depth),
         }
 
 
@@ -190,7 +184,7 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
     )
 
 
-def correlation(rows: Floats, seed: int = 0) -> Correlation | None:
+def correlation(rows: Floats, seed: int = 0) -> Contrast | None:
     """Spearman's correlation of the first two rows of [rows, problems], given the third (L) where there is one.
 
     Given L each rank counts as its distance from the mean rank of its level of L, so that systems that are independent
@@ -206,7 +200,7 @@ def correlation(rows: Floats, seed: int = 0) -> Correlation | None:
     chosen = generator.integers(0, count, size=(RESAMPLES, count))
     again = _rank_correlation(rows[:2, chosen], levels[chosen])
     low, high = np.nanquantile(again, [0.025, 0.975])
-    return Correlation(value, float(low), float(high))
+    return Contrast(value, float(low), float(high))
 
 
 def _levels(depth: Floats) -> Ints:
