@@ -98,7 +98,7 @@ def test_settings_with_identical_texts_are_grouped() -> None:
 def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
     made = manifest(grid("dynts"))
     kept = [(key, texts(trace, "")) for key, trace in traces(made) if trace.problem != "p0"]
-    checked = validity(TraceTable.of(made, kept).cells())
+    checked = validity(RunData(made, kept).cells)
     assert checked is not None
     assert checked.identical == ()
     assert validity(TraceTable(made).cells()) is None

@@ -112,7 +112,7 @@ def verify(
     endpoint = Endpoint(url, served, os.environ.get(KEY))
     check_folder(out)
     reference = MeasuredCell.of(against, policy)
-    margin = reference.run.margin if lose_at_most is None else margin_of({"lose_at_most": lose_at_most})
+    margin = reference.run.margin if lose_at_most is None else margin_of(lose_at_most)
     read = None
     if texts:
         from kvatlas.deploy.verify import read_texts

@@ -28,6 +28,7 @@ from kvatlas.figures.style import (
     wrapped,
     write_above,
 )
+from kvatlas.stats.bare_maps import common
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ def _layout(panels: Sequence[Panel], names: Sequence[str], ends: Sequence[str], 
 def _above(panel: Panel, name: str, inner: float, look: Look) -> list[Line]:
     """The lines over a panel: its name, then n, ± and the baselines."""
     colours = look.colours
-    facts = [f"n {panel.problems}"] if panel.problems else []
+    problems = common([cell.estimate.problems for cell in panel.map.cells.values()])
+    facts = [f"n {problems}"] if problems else []
     facts += [f"± {panel.half_interval:.0f}"] if panel.half_interval and look.intervals is None else []
     facts += [f"{text} ({between})" if between and look.intervals else text for text, between in panel.baselines]
     # A fact breaks only where it is wider than the panel.

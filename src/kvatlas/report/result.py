@@ -22,7 +22,7 @@ from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted
 from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_analysis import RunAnalysis, grids, joined, with_regions
-from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
+from kvatlas.stats.run_data import RunData, margin_of
 from kvatlas.stats.validity import Limit, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
 
@@ -266,8 +266,7 @@ def analyse(
     `problems` and `samples` are those of CSV maps without such columns. `lose_at_most` is the margin in points against
     the full cache. Raises KvatlasError for a source that cannot be read, no map, and a map that comes twice.
     """
-    if lose_at_most is not None:
-        margin_of({"lose_at_most": lose_at_most})
+    margin = margin_of(lose_at_most)
     maps: list[Map] = []
     runs: list[RunAnalysis] = []
     for source in sources:
@@ -296,7 +295,7 @@ def analyse(
         priced += prices(part.run)
         compared += [one for one in run.comparisons if policy is None or policy in one.first or policy in one.second]
     means, remarks = _means(maps)
-    margin = runs[0].run.margin if runs else LOSE_AT_MOST / 100
+    margin = runs[0].run.margin if runs else margin
     maps, means = with_regions(maps, by_map, margin), with_regions(means, by_map, margin)
     effects = pooled_effects(maps, by_map)
     choices += choices_of_maps(grids(maps, means), by_map, choices, effects)

@@ -54,10 +54,9 @@ class Choice:
     @property
     def least(self) -> tuple[Setting, SettingLoss] | None:
         """The setting whose loss is proven to be the smallest, and the loss; None where there is no full cache."""
-        if not self.losses:
-            return None
-        setting = _safest(self.losses)
-        return self.settings[setting], self.losses[setting]
+        losses = self.losses or {}
+        setting = _safest(losses)
+        return None if setting is None else (self.settings[setting], losses[setting])
 
     @property
     def nearest(self) -> tuple[Setting, int] | None:
@@ -116,7 +115,8 @@ def choice_of(
         fewest = cheapest(small, kv_costs(small))
         fastest = cheapest(list(means.values()), [cell.seconds_mean for cell in means.values()])
     full = [cell for cell in baselines if cell.setting == FULL and cell.stored]
-    offered = own[_safest(losses) if fewest is None else fewest.setting.id]
+    safest = _safest(losses) if fewest is None else fewest.setting.id
+    offered = [] if safest is None else own[safest]
     pair = kv_costs([mean_cell([cell.cell for cell in part]) for part in (offered, full) if part])
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return Choice(
@@ -134,9 +134,9 @@ def choice_of(
     )
 
 
-def _safest(losses: Mapping[str, SettingLoss]) -> str:
+def _safest(losses: Mapping[str, SettingLoss]) -> str | None:
     """Return the setting with the smallest upper limit of its loss; of equal ones that with the smallest loss."""
-    return min(losses, key=lambda setting: (losses[setting].high, losses[setting].value))
+    return min(losses, key=lambda setting: (losses[setting].high, losses[setting].value), default=None)
 
 
 def choices_of_maps(

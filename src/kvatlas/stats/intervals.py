@@ -362,18 +362,19 @@ def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
     It is the interval of one sample a problem: problem means vary no more than yes and no do.
     """
 
-    def bounded(cell: Cell) -> Cell:
-        estimate = cell.estimate
-        if estimate.low is not None or estimate.problems is None:
-            return cell
-        low, high = yes_no_interval(estimate.value, estimate.problems)
-        return replace(cell, estimate=replace(estimate, low=low, high=high))
+    made = []
+    for map_ in maps:
+        cells = {coord: _bounded(cell) for coord, cell in map_.cells.items()}
+        baselines = {name: _bounded(cell) for name, cell in map_.baselines.items()}
+        if (cells, baselines) != (map_.cells, map_.baselines):
+            map_ = replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
+        made.append(map_)
+    return made
 
-    def filled(map_: Map) -> Map:
-        cells = {coord: bounded(cell) for coord, cell in map_.cells.items()}
-        baselines = {name: bounded(cell) for name, cell in map_.baselines.items()}
-        if (cells, baselines) == (map_.cells, map_.baselines):
-            return map_
-        return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
 
-    return list(map(filled, maps))
+def _bounded(cell: Cell) -> Cell:
+    estimate = cell.estimate
+    if estimate.low is not None or estimate.problems is None:
+        return cell
+    low, high = yes_no_interval(estimate.value, estimate.problems)
+    return replace(cell, estimate=replace(estimate, low=low, high=high))

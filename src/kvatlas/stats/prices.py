@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from kvatlas.core import Setting
+from kvatlas.core import Setting, grouped
 from kvatlas.stats.intervals import LEVEL, Floats
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
@@ -44,24 +44,23 @@ def prices(run: RunData) -> list[Price]:
 
     None of an adaptive sweep.
     """
-    by_model: dict[str, dict[Setting, dict[str, CellTraces]]] = {}
-    for cell in (cell for cell in run.cells if cell.metric == "pass@1" and not cell.adaptive):
-        by_model.setdefault(cell.model, {}).setdefault(cell.setting, {})[cell.benchmark] = cell
+    cells = [cell for cell in run.cells if cell.metric == "pass@1" and not cell.adaptive]
     found = []
-    for model, settings in by_model.items():
-        full = settings.get(FULL, {})
-        for setting, cells in settings.items():
-            if cells.keys() != full.keys():
+    for model, of_model in grouped(cells, lambda cell: cell.model).items():
+        by_setting = grouped(of_model, lambda cell: cell.setting)
+        full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
+        for setting, own in by_setting.items():
+            if {cell.benchmark for cell in own} != full.keys():
                 continue
             for cost in COSTS:
-                pairs = [_paired(cells[name], full[name], cost) for name in cells]
+                pairs = [_paired(cell, full[cell.benchmark], cost) for cell in own]
                 if any(pair.size == 0 or np.isnan(pair).any() for pair in pairs):
                     continue
-                own, others = (math.fsum(pair[row].mean() for pair in pairs) / len(pairs) for row in (0, 1))
+                mine, theirs = (math.fsum(pair[row].mean() for pair in pairs) / len(pairs) for row in (0, 1))
                 ratio = price_ratio(pairs)
                 if ratio is not None:
                     problems = sum(pair.shape[1] for pair in pairs)
-                    found.append(Price(model, setting, cost, own / others, *ratio, problems))
+                    found.append(Price(model, setting, cost, mine / theirs, *ratio, problems))
     return found
 
 

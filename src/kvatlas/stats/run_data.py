@@ -63,14 +63,14 @@ class RunData:
     ) -> RunData:
         """The run in a folder; without a metric with its usual one. KvatlasError for a folder without a run."""
         with Store.open(Path(folder)) as store:
-            table = TraceTable.load(store)
-        manifest = table.manifest
+            manifest = store.manifest()
+            table = TraceTable(manifest, store.columns())
         fixed = {name: axis_value(manifest, name, value) for name, value in (fix or {}).items()}
         return cls(manifest, table, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
 
     def __post_init__(self) -> None:
         if not isinstance(self.traces, TraceTable):
-            object.__setattr__(self, "traces", TraceTable.of(self.manifest, self.traces))
+            object.__setattr__(self, "traces", TraceTable(self.manifest, [TraceColumns.of(self.traces)]))
 
     @property
     def table(self) -> TraceTable:
@@ -137,7 +137,7 @@ class RunData:
     @property
     def margin(self) -> float:
         """The loss against the full cache that a setting may have, in (0, 1)."""
-        return margin_of(self.manifest.spec if self.lose_at_most is None else {"lose_at_most": self.lose_at_most})
+        return margin_of(self.manifest.spec.get("lose_at_most") if self.lose_at_most is None else self.lose_at_most)
 
     @property
     def is_line(self) -> bool:
@@ -155,9 +155,9 @@ class RunData:
         return replace(self, chosen=cells)
 
 
-def margin_of(spec: Mapping[str, Any]) -> float:
-    """The margin in (0, 1) of a spec, 3 points by default. Raises KvatlasError for a value out of range."""
-    points = spec.get("lose_at_most", LOSE_AT_MOST)
+def margin_of(lose_at_most: Any) -> float:
+    """The margin in (0, 1) of so many points, 3 for None. Raises KvatlasError for a value out of range."""
+    points = LOSE_AT_MOST if lose_at_most is None else lose_at_most
     if not isinstance(points, int | float) or not 0 < points < 100:
         raise KvatlasError(f"lose_at_most is a number of points above 0 and below 100; {points} was given.")
     return float(points) / 100

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import combinations
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from kvatlas.core import KvatlasError, Setting, grouped
 from kvatlas.stats.inference import Contrast, mean_contrast
 from kvatlas.stats.intervals import Floats, Ints
-from kvatlas.stats.losses import strata_of
+from kvatlas.stats.losses import Outcomes, strata_of
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct
 
@@ -26,27 +27,29 @@ class ModelSetting:
 
     model: str
     setting: Setting
-    outcomes: Mapping[ProblemKey, Mapping[int, float]] = field(default_factory=dict)
+    outcomes: Outcomes[int] = field(default_factory=dict)
     about: Mapping[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
     cells: tuple[CellTraces, ...] = ()
 
     @cached_property
-    def compared(self) -> Mapping[ProblemKey, Mapping[int, float]]:
+    def compared(self) -> Outcomes[int]:
         """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples."""
         has_rule = any(cell.rule is not None for cell in self.cells)
-        return _joined(cell.by_sample(cell.values()) for cell in self.cells) if has_rule else self.outcomes
+        return by_sample(self.cells, CellTraces.values) if has_rule else self.outcomes
 
     def means(self) -> dict[ProblemKey, float]:
         """The metric of each problem: the mean over samples, or that of a rule over samples."""
         return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.compared.items()}
 
 
-def _joined(parts: Iterable[Mapping[ProblemKey, Mapping[int, float]]]) -> dict[ProblemKey, dict[int, float]]:
-    joined: dict[ProblemKey, dict[int, float]] = {}
-    for part in parts:
-        for problem, samples in part.items():
-            joined.setdefault(problem, {}).update(samples)
-    return joined
+def by_sample(cells: Iterable[CellTraces], values: Callable[[CellTraces], Floats]) -> Outcomes[int]:
+    """The known `values` [problem, sample] of cells, by benchmark and problem, and by sample."""
+    found: dict[ProblemKey, dict[int, float]] = {}
+    for cell in cells:
+        for problem, row in zip(cell.place, values(cell).tolist(), strict=True):
+            known = {sample: value for sample, value in enumerate(row) if not math.isnan(value)}
+            found.setdefault((cell.benchmark, problem), {}).update(known)
+    return {key: samples for key, samples in found.items() if samples}
 
 
 def systems_of(
@@ -70,8 +73,7 @@ def systems_of(
         for benchmark, known in run.manifest.about.items():
             about |= {(benchmark, problem): values for problem, values in known.items()}
     systems = [
-        ModelSetting(*name, _joined(cell.by_sample(cell.grades) for cell in own), about, tuple(own))
-        for name, own in by_name.items()
+        ModelSetting(*name, by_sample(own, attrgetter("grades")), about, tuple(own)) for name, own in by_name.items()
     ]
     return [system for system in systems if system.outcomes]
 

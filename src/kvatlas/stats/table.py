@@ -24,11 +24,10 @@ from kvatlas.core import (
     Outcome,
     Setting,
     Status,
-    Trace,
     grouped,
 )
 from kvatlas.policies.audit import audit_setting
-from kvatlas.results import Key, Manifest, Store, TraceColumns
+from kvatlas.results import Key, Manifest, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.intervals import Floats, Ints, estimates, pass_at_1
@@ -51,7 +50,7 @@ class TraceTable:
     where it is no number.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, parts: Iterable[TraceColumns] = ()) -> None:
         self.manifest = manifest
         orders = {
             problems: {problem: number for number, problem in enumerate(sorted(set(problems)))}
@@ -69,21 +68,8 @@ class TraceTable:
         self.measured: dict[str, Floats] = {}
         self.versions: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
-
-    @classmethod
-    def of(cls, manifest: Manifest, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceTable:
-        """The table of traces, given as columns or as pairs of run key and trace."""
-        table = cls(manifest)
-        table.append(TraceColumns.of(traces))
-        return table
-
-    @classmethod
-    def load(cls, store: Store, manifest: Manifest | None = None) -> TraceTable:
-        """The table of a stored run, by its own manifest or another one."""
-        table = cls(manifest or store.manifest())
-        for columns in store.columns():
-            table.append(columns)
-        return table
+        for columns in parts:
+            self.append(columns)
 
     def append(self, columns: TraceColumns) -> None:
         """Add traces, in place of earlier ones of the same places, except those that are not promised."""
@@ -301,12 +287,6 @@ class CellTraces:
         values = np.full((len(self.place), 1), math.nan)
         values[~np.isnan(self.grades).all(1), 0] = self.rule.values(*self._samples())
         return values
-
-    def by_sample(self, values: Floats) -> dict[ProblemKey, dict[int, float]]:
-        """The `grades` or `values` that are known, by benchmark and problem, and by sample."""
-        rows = zip(self.place, values.tolist(), strict=True)
-        known = {problem: {n: value for n, value in enumerate(row) if not math.isnan(value)} for problem, row in rows}
-        return {(self.benchmark, problem): own for problem, own in known.items() if own}
 
     def in_order(self, table: NDArray[Any], problems: Iterable[str], missing: object = math.nan) -> NDArray[Any]:
         """The rows of a table [problem, ...] of this cell for these problems; `missing` for those it does not have."""

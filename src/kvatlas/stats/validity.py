@@ -102,9 +102,7 @@ def findings(cells: Sequence[CellTraces]) -> list[Limit]:
         for kind, text in _limits(validity)
     ]
     audits = [(cell, cell.audit) for cell in cells]
-    sentence = no_choice_sentence(
-        [AuditedCell(cell.model, cell.benchmark, cell.setting, audit) for cell, audit in audits if audit is not None]
-    )
+    sentence = no_choice_sentence([AuditedCell(c.model, c.benchmark, c.setting, audit) for c, audit in audits if audit])
     if sentence:
         made.append(Limit(Kind.NO_CHOICE, "", "", sentence))
     return sorted(made, key=lambda finding: list(Kind).index(finding.kind))
