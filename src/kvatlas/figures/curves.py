@@ -11,20 +11,7 @@ import numpy as np
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.figures.panels import Unit, cost_of
-from kvatlas.figures.style import (
-    LINE,
-    NAME_TYPE,
-    SMALL_TYPE,
-    Line,
-    Look,
-    Margins,
-    line_axes,
-    settle,
-    sheet,
-    text_width,
-    wrapped,
-    write_above,
-)
+from kvatlas.figures.style import LINE, Look, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
 from kvatlas.stats.decay import PUBLISHED_L0, Decay, DepthCurve, depth_curve, says
 from kvatlas.stats.maps import POLICY
 from kvatlas.stats.systems import ModelSetting
@@ -106,16 +93,17 @@ def _panels(
     width, room = look.width or min(across * _WIDE, look.widest), min(_NAMES, max(map(text_width, names)) + 0.03)
     margins = Margins(_LEFT, room + 0.12, room + 0.12 + _LEFT, 0, 0)
     inner = margins.inner(width, across)
-    lines = [wrapped(title, inner, NAME_TYPE, True) for title in titles]
-    under = wrapped(label, inner, NAME_TYPE)
+    lines = [style.lines(title, inner, style.NAME_TYPE, look.colours.ink, "bold") for title in titles]
+    under = wrapped(label, inner, style.NAME_TYPE)
     margins = margins._replace(
-        above=0.1 + max(map(len, lines)) * NAME_TYPE * LINE, below=_TICKS + len(under) * NAME_TYPE * LINE
+        above=0.1 + max(map(len, lines)) * style.NAME_TYPE * LINE,
+        below=_TICKS + len(under) * style.NAME_TYPE * LINE,
     )
-    high = max(_HIGH, sum(len(wrapped(name, room)) for name in names) * SMALL_TYPE * LINE)
+    high = max(_HIGH, sum(len(wrapped(name, room)) for name in names) * style.SMALL_TYPE * LINE)
     figure, panels = sheet(look, (width, high), count, across, margins, **words)
     for panel, title in zip(panels, lines, strict=True):
-        write_above(panel, [Line(text, NAME_TYPE, look.colours.ink, "bold") for text in title])
-        panel.set_xlabel("\n".join(under), labelpad=2, fontsize=NAME_TYPE)
+        write_above(panel, title)
+        panel.set_xlabel("\n".join(under), labelpad=2, fontsize=style.NAME_TYPE)
     return figure, panels, room
 
 
@@ -124,7 +112,7 @@ def _write_names(panel: Axes, ends: Sequence[_End]) -> None:
     high = panel.get_position().height * panel.figure.get_figheight()  # type: ignore[union-attr]
     low, top = panel.get_ylim()
     placed = sorted(((end - low) / (top - low) * high, lines, colour) for end, lines, colour in ends)
-    tall = [len(lines) * SMALL_TYPE * LINE for _, lines, _ in placed]
+    tall = [len(lines) * style.SMALL_TYPE * LINE for _, lines, _ in placed]
     # Middles, from the lowest up and then, from the top, down again.
     middles, floor = [], 0.0
     for (end, _, _), own in zip(placed, tall, strict=True):
@@ -137,7 +125,7 @@ def _write_names(panel: Axes, ends: Sequence[_End]) -> None:
     for (_, lines, colour), middle in zip(placed, middles, strict=True):
         panel.annotate(
             "\n".join(lines), (1, middle / high), (5, 0), xycoords="axes fraction", textcoords="offset points",
-            va="center", ha="left", fontsize=SMALL_TYPE, color=colour, linespacing=1.1,
+            va="center", ha="left", fontsize=style.SMALL_TYPE, color=colour, linespacing=1.1,
         )  # fmt: skip
 
 

@@ -79,6 +79,12 @@ class Decision:
         """The settings that come next."""
         return self.goal > self.blocks
 
+    def losses(self, settings: Sequence[str]) -> dict[str, SettingLoss]:
+        """Return the loss of each of the settings, as named, that was looked at, with limits that hold at any look."""
+        columns = (column.tolist() for column in (self.value, self.low, self.high, self.shown, self.broken))
+        rows = zip(settings, zip(*columns, strict=True), strict=True)
+        return {setting: SettingLoss(*row) for setting, row in rows if not math.isnan(row[0])}
+
 
 def begin(settings: int) -> Decision:
     """Before the first look: nothing is known and every setting comes next."""
@@ -144,11 +150,11 @@ def _chance(
 
 
 @lru_cache(maxsize=64)
-def last_quantile(settings: int, looks: int, level: float = LEVEL) -> float:
+def last_quantile(settings: int, looks: int) -> float:
     """The quantile c of the last look; that of a look after a share t of all problems is c / sqrt(t)."""
     from scipy import optimize
 
-    per_setting = 1 - (1 - level) ** (1 / settings)
+    per_setting = 1 - (1 - LEVEL) ** (1 / settings)
     return float(optimize.brentq(lambda c: _crossing(c, looks) - per_setting, 1.0, 8.0, xtol=1e-6))
 
 
@@ -194,22 +200,6 @@ NO_PAIRS = Note(
 )
 
 
-@dataclass(frozen=True)
-class Standing:
-    """One model's sweep so far: its grid settings by id, and the decision."""
-
-    settings: tuple[str, ...]
-    decision: Decision
-
-    @property
-    def losses(self) -> dict[str, SettingLoss]:
-        """Return the loss of each setting that was looked at, with limits that hold at any look."""
-        made = self.decision
-        columns = (column.tolist() for column in (made.value, made.low, made.high, made.shown, made.broken))
-        rows = zip(self.settings, zip(*columns, strict=True), strict=True)
-        return {setting: SettingLoss(*row) for setting, row in rows if not math.isnan(row[0])}
-
-
 def known(
     cells: Sequence[CellTraces], orders: Mapping[str, Sequence[str]], sizes: Mapping[str, int], blocks: int
 ) -> tuple[tuple[str, ...], Seen]:
@@ -241,47 +231,49 @@ def _kept(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) ->
     return math.fsum(kept) / len(kept) if kept else math.inf
 
 
-def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> dict[str, Standing]:
-    """The standing of each model of an adaptive run."""
+#: By model the ids of an adaptive sweep's grid settings, and the last decision on them.
+Standings = Mapping[str, tuple[Sequence[str], Decision]]
+
+
+def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> Standings:
+    """The state of each model of an adaptive run."""
     sizes, blocks = manifest.allocation["problems"], manifest.allocation["blocks"]
-    orders: dict[str, tuple[str, ...]] = {}
-    for cell in cells:
-        orders[cell.benchmark] = max(orders.get(cell.benchmark, ()), cell.expected.problems, key=len)
+    by_benchmark = grouped((cell.expected for cell in cells), lambda cell: cell.benchmark)
+    orders = {name: max((cell.problems for cell in own), key=len) for name, own in by_benchmark.items()}
     found = {}
     for model, own in grouped(cells, lambda cell: cell.model).items():
         settings, seen = known(own, orders, sizes, blocks)
         *_, last = decisions(seen, margin)
-        found[model] = Standing(settings, last)
+        found[model] = settings, last
     return found
 
 
-def adaptive_verdicts(by_model: Mapping[str, Standing], maps: Sequence[Map]) -> dict[MapName, Verdict]:
+def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """The verdict of each mean map, or only map, of an adaptive run: losses against the full cache and nothing else."""
     parts = {(map_.model, map_.policy): map_ for map_ in (*maps, *mean_maps(maps)) if map_.model in by_model}
     by_map: dict[MapName, Verdict] = {}
     for mean in parts.values():
-        standing = by_model[mean.model]
+        settings, decision = by_model[mean.model]
         coords = {cell.setting.id: coord for coord, cell in mean.cells.items()}
         values = [cell.estimate.value for cell in mean.cells.values()]
         text = (
-            f"adaptive: of {len(standing.settings)} settings of all policies, {int(standing.decision.shown.sum())} are "
-            f"proven to lose at most the margin and {int(standing.decision.broken.sum())} to lose more"
+            f"adaptive: of {len(settings)} settings of all policies, {int(decision.shown.sum())} are proven to lose at "
+            f"most the margin and {int(decision.broken.sum())} to lose more"
         )
         by_map[mean.name] = Verdict(
             Basis.GROUP_SEQUENTIAL,
             spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
             notes=(Note(NoteKind.ADAPTIVE, text),),
-            losses={coords[setting]: loss for setting, loss in standing.losses.items() if setting in coords},
+            losses={coords[setting]: loss for setting, loss in decision.losses(settings).items() if setting in coords},
         )
     return by_map
 
 
-def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTraces], margin: float) -> list[Choice]:
+def adaptive_choices(by_model: Standings, cells: Sequence[CellTraces], margin: float) -> list[Choice]:
     """The choice for each model of an adaptive run; the costs of the first block decide which setting keeps least."""
     made = []
-    for model, standing in by_model.items():
-        recommended = standing.decision.recommended
-        among = [] if recommended is None else [standing.settings[recommended]]
+    for model, (settings, decision) in by_model.items():
+        among = [] if decision.recommended is None else [settings[decision.recommended]]
         grid = select(cells, model=model, baseline=False)
-        made.append(choice_of(model, grid, standing.losses, margin, among=among))
+        made.append(choice_of(model, grid, decision.losses(settings), margin, among=among))
     return made

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvatlas.core import Map, MapName, grouped
-from kvatlas.stats.adaptive import Standing, adaptive_choices, adaptive_verdicts, standings
+from kvatlas.stats.adaptive import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices, choices_of_maps
 from kvatlas.stats.maps import maps_of_run, mean_maps
@@ -95,7 +95,7 @@ class RunAnalysis:
         return bool(self.run.manifest.allocation)
 
     @cached_property
-    def _standings(self) -> Mapping[str, Standing]:
+    def _standings(self) -> Standings:
         return standings(self.run.manifest, self.run.cells, self.run.margin)
 
 

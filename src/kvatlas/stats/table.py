@@ -14,18 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import (
-    BudgetAudit,
-    Cell,
-    CellCoord,
-    Estimate,
-    Grade,
-    KvatlasError,
-    Outcome,
-    Setting,
-    Status,
-    grouped,
-)
+from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, grouped
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Key, Manifest, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
@@ -35,6 +24,8 @@ from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, SCREENED, Rule, rule
 
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
+#: The estimates of all cells of a table by one metric, computed when one is first asked for.
+Estimates = Callable[[], list[Estimate | None]]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
 _COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "written")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
@@ -111,7 +102,6 @@ class TraceTable:
         self.check(metric)
         values = self._grades(metric)
         grades = [values[span].reshape(shape) for span, shape in zip(self.spans, self.shapes, strict=True)]
-        # Those of all cells at once, and only if one of them is asked for.
         known = cache(lambda: estimates(grades))
         return [CellTraces(self, number, metric, own, known) for number, own in enumerate(grades)]
 
@@ -153,34 +143,22 @@ class TraceTable:
 class CellTraces:
     """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
-    `place` numbers the problems in the order of their names. `traces` are the cell's part of the table's `records`,
+    `place` numbers the `problems` in the order of their names. `traces` are the cell's part of the table's `records`,
     `grades` the metric, NaN where a trace is missing or its metric unknown.
     With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep the number of problems of a
     cell depends on their outcomes.
     """
 
-    def __init__(
-        self,
-        table: TraceTable,
-        number: int,
-        metric: str,
-        grades: Floats,
-        estimates: Callable[[], Sequence[Estimate | None]],
-    ) -> None:
-        self.table, self.number, self.metric = table, number, metric
-        self.grades, self._estimates = grades, estimates
+    def __init__(self, table: TraceTable, number: int, metric: str, grades: Floats, known: Estimates) -> None:
+        self.table, self.number, self.metric, self.grades, self._known_estimates = table, number, metric, grades, known
         self.expected = expected = table.manifest.expected[number]
         self.model, self.benchmark, self.setting = expected.model, expected.benchmark, expected.setting
         self.baseline = expected.baseline
         self.place = table.orders[number]
+        self.problems = tuple(self.place)
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
         self.traces = table.records[table.spans[number]].reshape(grades.shape)
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The problems in the order of their names."""
-        return tuple(self.place)
 
     @property
     def there(self) -> NDArray[np.bool_]:
@@ -248,7 +226,7 @@ class CellTraces:
         """The cell on the map; KvatlasError if nothing of it is measured, or a problem has too few samples."""
         peak = max(self._known("peak_kv_tokens"), default=None)
         if self.rule is None:
-            estimate = self._estimates()[self.number] or pass_at_1({})
+            estimate = self._known_estimates()[self.number] or pass_at_1({})
         else:
             estimate = self.rule.estimate(*self._samples())
         mean, (token, beside) = self._mean("mean_kv_tokens"), self.expected.kv_bytes or (0, 0)
