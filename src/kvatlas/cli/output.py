@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvatlas.core import Outcome, Setting, differing
+from kvatlas.core import Outcome, Setting, differing, grouped
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
 
 def print_audit(cells: Sequence[AuditedCell]) -> None:
     """Print a table for each model, with the rules that policies share in rows and benchmarks in columns."""
-    for model in dict.fromkeys(cell.model for cell in cells):
-        own = [cell for cell in cells if cell.model == model]
+    for model, own in grouped(cells, lambda cell: cell.model).items():
         names = differing(dict(cell.rule) for cell in own)
         same = ", ".join(f"{name} {value}" for name, value in own[0].rule if name not in names)
         rows: dict[object, dict[str, Any]] = {}

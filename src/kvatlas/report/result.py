@@ -13,10 +13,10 @@ from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, Note
 from kvatlas.figures import style
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.adaptive import NO_PAIRS
-from kvatlas.stats.bare_maps import PooledEffect, common, pooled_effects, verdicts_of_maps
+from kvatlas.stats.bare_maps import PooledEffect, pooled_effects, verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, kv_tokens_of
 from kvatlas.stats.inference import Contrast
-from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.intervals import common, with_binomial_bounds
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted

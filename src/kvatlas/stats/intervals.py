@@ -325,9 +325,14 @@ def from_problem_means(means: Floats, counts: Sequence[int], low: ArrayLike, hig
         float(np.asarray(low)),
         float(np.asarray(high)),
         problems,
-        counts[0] if len(set(counts)) == 1 else None,
+        common(counts),
         se_clustered=float(means.std(ddof=1)) / math.sqrt(problems) if problems > 1 else None,
     )
+
+
+def common(values: Sequence[int | None]) -> int | None:
+    """The number that all of them are; None where they differ."""
+    return values[0] if len(set(values)) == 1 else None
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
@@ -345,13 +350,13 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     value = math.fsum(e.value for e in estimates) / len(estimates)
     below = error([None if e.low is None else e.value - e.low for e in estimates])
     above = error([None if e.high is None else e.high - e.value for e in estimates])
-    problems, samples = [e.problems for e in estimates], {e.samples for e in estimates}
+    problems = [e.problems for e in estimates]
     return Estimate(
         value,
         None if below is None else max(0.0, value - below),
         None if above is None else min(1.0, value + above),
         None if None in problems else sum(filter(None, problems)),
-        samples.pop() if len(samples) == 1 else None,
+        common([e.samples for e in estimates]),
         se_clustered=error([e.se_clustered for e in estimates]),
     )
 

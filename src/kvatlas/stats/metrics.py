@@ -12,7 +12,7 @@ import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.intervals import Floats, from_problem_means, interval
+from kvatlas.stats.intervals import Floats, common, from_problem_means, interval
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"
@@ -57,10 +57,8 @@ class Rule:
         """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
         # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
         groups = [len(samples) // self.k for samples in grades]
-        counts = {len(samples) for samples in grades}
-        samples = counts.pop() if len(counts) == 1 else None
         means = self.values(grades, votes)
-        return replace(from_problem_means(means, groups, *interval(means)), samples=samples)
+        return replace(from_problem_means(means, groups, *interval(means)), samples=common(list(map(len, grades))))
 
 
 def rule(metric: str) -> Rule | None:

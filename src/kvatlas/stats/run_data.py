@@ -39,8 +39,8 @@ class RunData:
     """A run's promises and traces, and how to look at them.
 
     `traces` are the run's table, or columns or `(run key, trace)` pairs that become one. With `partial` missing traces
-    are no error. `fix` holds axes beyond two to one value each. `chosen` are the cells instead of all. `lose_at_most`
-    is the margin against the full cache in points; the sweep's own where None.
+    are no error. `fix` holds axes beyond two to one value each, which may be written as text. `chosen` are the cells
+    instead of all. `lose_at_most` is the margin against the full cache in points; the sweep's own where None.
     """
 
     manifest: Manifest
@@ -65,10 +65,17 @@ class RunData:
         with Store.open(Path(folder)) as store:
             manifest = store.manifest()
             table = TraceTable(manifest, store.columns())
-        fixed = {name: axis_value(manifest, name, value) for name, value in (fix or {}).items()}
-        return cls(manifest, table, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
+        metric = metric or usual_metric(manifest)
+        return cls(manifest, table, metric, partial, fix or {}, None, Path(folder), lose_at_most)
 
     def __post_init__(self) -> None:
+        values = dict(self.manifest.axes)
+        # A command line writes every value as text.
+        fixed = {
+            name: spelled(value) if isinstance(value, str) and value not in values.get(name, ()) else value
+            for name, value in self.fix.items()
+        }
+        object.__setattr__(self, "fix", fixed)
         if not isinstance(self.traces, TraceTable):
             object.__setattr__(self, "traces", TraceTable(self.manifest, [TraceColumns.of(self.traces)]))
 
@@ -161,10 +168,3 @@ def margin_of(lose_at_most: Any) -> float:
     if not isinstance(points, int | float) or not 0 < points < 100:
         raise KvatlasError(f"lose_at_most is a number of points above 0 and below 100; {points} was given.")
     return float(points) / 100
-
-
-def axis_value(manifest: Manifest, name: str, value: Any) -> Any:
-    """Return a value of an axis as the run has it, from how a command line writes it."""
-    if not isinstance(value, str) or value in dict(manifest.axes).get(name, ()):
-        return value
-    return spelled(value)

@@ -27,12 +27,12 @@ class ModelSetting:
 
     model: str
     setting: Setting
-    outcomes: Outcomes[int] = field(default_factory=dict)
+    outcomes: Outcomes = field(default_factory=dict)
     about: Mapping[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
     cells: tuple[CellTraces, ...] = ()
 
     @cached_property
-    def compared(self) -> Outcomes[int]:
+    def compared(self) -> Outcomes:
         """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples."""
         has_rule = any(cell.rule is not None for cell in self.cells)
         return by_sample(self.cells, CellTraces.values) if has_rule else self.outcomes
@@ -42,7 +42,7 @@ class ModelSetting:
         return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.compared.items()}
 
 
-def by_sample(cells: Iterable[CellTraces], values: Callable[[CellTraces], Floats]) -> Outcomes[int]:
+def by_sample(cells: Iterable[CellTraces], values: Callable[[CellTraces], Floats]) -> Outcomes:
     """The known `values` [problem, sample] of cells, by benchmark and problem, and by sample."""
     found: dict[ProblemKey, dict[int, float]] = {}
     for cell in cells:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, NoteKind, Setting, Trace
+from kvatlas.core import KvatlasError, NoteKind, Setting, Trace, grouped
 from kvatlas.figures import style
 from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, marks, run_document
 from kvatlas.report.app.traces import Sources, departures, trace_document
@@ -23,7 +23,7 @@ from kvatlas.report.text import say
 from kvatlas.results import Key, Manifest, Store
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.run_analysis import RunAnalysis
-from kvatlas.stats.run_data import RunData, axis_value
+from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 
 #: Cell, problem within its benchmark, and sample of a trace.
@@ -205,9 +205,7 @@ class AppRun:
 
     def about(self) -> Json:
         """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""
-        manifest, keys = self.manifest, dict[str, list[str]]()
-        for cell in manifest.expected:
-            keys.setdefault(cell.run_key, []).append(f"{cell.model} | {cell.benchmark} | {cell.setting}")
+        manifest, by_key = self.manifest, grouped(self.manifest.expected, lambda cell: cell.run_key)
         document: Json = {
             **dict.fromkeys(("interpretation", "observations", "sentences", "comparisons"), ()),
             "provenance": [
@@ -215,7 +213,7 @@ class AppRun:
                 for name, value in manifest.provenance.items()
             ],
             "spec": json.dumps(dict(manifest.spec), indent=2, ensure_ascii=False, default=str),
-            "keys": list(keys.items()),
+            "keys": [[key, [" | ".join(map(str, cell.name)) for cell in own]] for key, own in by_key.items()],
         }
         if self.finished and not self.data.is_line:
             with self._describing:
@@ -315,8 +313,7 @@ def trace_address(place: Place) -> str:
 
 
 def _without_traces(manifest: Manifest, folder: Path, fix: Mapping[str, Any]) -> RunData:
-    metric, fixed = usual_metric(manifest), {name: axis_value(manifest, name, value) for name, value in fix.items()}
-    return RunData(manifest, TraceTable(manifest), metric, True, fixed, folder=folder)
+    return RunData(manifest, TraceTable(manifest), usual_metric(manifest), True, fix, folder=folder)
 
 
 def _order(setting: Setting) -> tuple[bool, list[str | float]]:
@@ -326,12 +323,12 @@ def _order(setting: Setting) -> tuple[bool, list[str | float]]:
 
 
 def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
-    rows: dict[tuple[str, str, int], list[int]] = {}
-    for number, cell in sorted(enumerate(manifest.expected), key=lambda one: _order(one[1].setting)):
-        rows.setdefault((cell.model, cell.benchmark, cell.samples), []).append(number)
+    expected = manifest.expected
+    rows = sorted(range(len(expected)), key=lambda n: _order(expected[n].setting))
+    groups = grouped(rows, lambda n: (expected[n].model, expected[n].benchmark, expected[n].samples))
     tables = []
-    for (model, benchmark, samples), numbers in rows.items():
-        full = next((n for n in reversed(numbers) if str(manifest.expected[n].setting) == "full"), None)
+    for (model, benchmark, samples), numbers in groups.items():
+        full = next((n for n in reversed(numbers) if str(expected[n].setting) == "full"), None)
         ids = problems[benchmark]
         tables.append(Table(model, style.model(model), benchmark, ids, samples, tuple(numbers), full))
     return tables
