@@ -41,8 +41,8 @@ def names_of(systems: Sequence[ModelSetting]) -> list[str]:
         if system.setting == SERVED:
             names.append(style.model(system.model))
             continue
-        told = differing(e.setting.values for e in systems if e.setting.policy == system.setting.policy)
-        values = [f"{name}={value}" for name, value in system.setting.parameters if name in told]
+        parameters = differing(e.setting.values for e in systems if e.setting.policy == system.setting.policy)
+        values = [f"{name}={value}" for name, value in system.setting.parameters if name in parameters]
         parts = [style.model(system.model)] if len(models) > 1 else []
         parts += [system.setting.policy] if len(policies) > 1 or not values else []
         names.append(" ".join([*parts, ", ".join(values)]).strip())

@@ -124,8 +124,8 @@ def setting_text(choice: Choice, setting: Setting) -> str:
     others = list(choice.settings.values())
     if not others:
         return str(setting)
-    told = differing(other.values for other in others)
-    names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in told]
+    parameters = differing(other.values for other in others)
+    names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
     return f"{setting.policy} {', '.join(names)}"
 
 

@@ -24,9 +24,10 @@ def short_names(settings: Iterable[Setting]) -> dict[str, str]:
     distinct = {setting.id: setting for setting in settings}
     names: dict[str, str] = {}
     for policy, group in grouped(distinct.values(), lambda setting: setting.policy).items():
-        told = differing(setting.values for setting in group)
+        parameters = differing(setting.values for setting in group)
         for setting in group:
-            names[setting.id] = str(Setting.of(policy, **{n: value for n, value in setting.parameters if n in told}))
+            values = {name: value for name, value in setting.parameters if name in parameters}
+            names[setting.id] = str(Setting.of(policy, **values))
     return names
 
 
