@@ -435,11 +435,6 @@ class MapName(NamedTuple):
     benchmark: str
     policy: str
 
-    @classmethod
-    def of_mean(cls, model: str, benchmarks: int, policy: str) -> MapName:
-        """Return the name of a mean over so many benchmarks."""
-        return cls(model, mean_of(benchmarks), policy)
-
 
 def mean_of(benchmarks: int) -> str:
     """Return the benchmark of a mean map, as files have it too."""

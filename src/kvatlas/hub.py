@@ -37,28 +37,28 @@ class Repository:
 
     def cached(self) -> Path | None:
         """Return the cache folder of the revision, which may be incomplete, or None."""
-        from huggingface_hub import snapshot_download
-
         try:
-            return Path(snapshot_download(**self._where(), **self._cache(), local_files_only=True))
+            return self._snapshot(local_files_only=True)
         except Exception:
             return None
 
     def folder(self, patterns: Sequence[str], *, show: bool = False) -> Path:
         """Return the folder with the files of these patterns; missing ones are downloaded, `show` prints progress."""
-        from huggingface_hub import snapshot_download
         from huggingface_hub.utils import disable_progress_bars, enable_progress_bars, logging
 
         logging.set_verbosity_error()
         (enable_progress_bars if show else disable_progress_bars)()
-        options: dict[str, Any] = {**self._where(), **self._cache(), "allow_patterns": list(patterns)}
-        return Path(_answer(self, lambda: snapshot_download(**options, etag_timeout=ANSWER, max_workers=4)))
+        options: dict[str, Any] = {"allow_patterns": list(patterns), "etag_timeout": ANSWER, "max_workers": 4}
+        return Path(_answer(self, lambda: self._snapshot(**options)))
+
+    def _snapshot(self, **options: Any) -> Path:
+        from huggingface_hub import snapshot_download
+
+        cache = Path(self.cache).expanduser() if self.cache else None
+        return Path(snapshot_download(**self._where(), cache_dir=cache, **options))
 
     def _where(self) -> dict[str, Any]:
         return {"repo_id": self.id, "repo_type": self.kind, "revision": self.revision or None}
-
-    def _cache(self) -> dict[str, Any]:
-        return {"cache_dir": Path(self.cache).expanduser()} if self.cache else {}
 
 
 def is_id(text: str) -> bool:

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: Files of a control group by its version: limit, usage, and the line of the statistics that counts cached files.
-_GROUPS = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: ("memory.max", "memory.current", "inactive_file"),
-}
-
 
 def free_memory(device: str = "cpu") -> int | None:
     """Return the bytes that this process may still allocate on a device; None if the system does not tell."""
@@ -46,10 +40,12 @@ def left_in_group(root: Path = Path("/")) -> int | None:
         return None
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        # The files of limit and usage, and the line of the statistics that counts cached files.
         if controllers == "":
-            top, (limit, usage, cached) = root / "sys/fs/cgroup", _GROUPS[2]
+            top, limit, usage, cached = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
         elif "memory" in controllers.split(","):
-            top, (limit, usage, cached) = root / "sys/fs/cgroup/memory", _GROUPS[1]
+            top, cached = root / "sys/fs/cgroup/memory", "total_inactive_file"
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
         own = top / path.strip("/")

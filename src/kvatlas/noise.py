@@ -42,7 +42,7 @@ def _multiply(word: Tensor, constant: int) -> tuple[Tensor, Tensor]:
     return product & _LOW, (product >> 32) & _LOW
 
 
-def uniform(stream: Tensor, length: int, position: Tensor, choice: Tensor) -> Tensor:
+def uniform(stream: Tensor, length: int | Tensor, position: Tensor, choice: int | Tensor) -> Tensor:
     """Return numbers in (0, 1), float64, for tokens at `position` after `length` new tokens; `choice` is >= 1."""
     import torch
 
@@ -65,7 +65,6 @@ def gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
     if kernels and token.is_cpu and stream.shape == position.shape == (rows, 1) and token.stride(1) == 1:
         numbers = kernels.uniform(stream.flatten(), position.flatten(), token)
     else:
-        zero = torch.zeros_like(position + token)
-        word, *_ = philox(stream, zero + position, zero + token, zero, zero)
-        numbers = (word.double() + 0.5) / 2.0**32
+        # The choice 0, which `uniform` never gets from policies.
+        numbers = uniform(stream, position, token, 0)
     return -torch.log(-torch.log(numbers))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from importlib import import_module
 from importlib.metadata import entry_points
-from operator import attrgetter
+from pkgutil import resolve_name
 from typing import Generic, TypeVar, cast
 
 from kvatlas.core import KvatlasError
@@ -81,17 +80,12 @@ class Registry(Generic[T]):
         if address is None:
             raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed()}.")
         if name in self.ours:
-            return cast(T, _load(address))
+            return cast(T, resolve_name(address))
         try:
-            loaded = _load(address)
+            loaded = resolve_name(address)
             fault = self._fault(name, loaded)
         except Exception as error:
             fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if fault:
             raise KvatlasError(f"The {self.noun} {name!r} of the plug-in {address} cannot be used ({fault}).")
         return cast(T, loaded)
-
-
-def _load(address: str) -> object:
-    module, _, attribute = address.partition(":")
-    return attrgetter(attribute)(import_module(module))

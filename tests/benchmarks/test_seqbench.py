@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import Instance, MazeShape, draw, follow, format_plan, judge, parse_plan, read_maze
-from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, shortest
+from kvatlas.benchmarks.seqbench.plans import ACTIONS, ERRORS, NO_ERROR, depth, shortest
 from kvatlas.core import KvatlasError, Problem, Status
 
 FACTS = """\
@@ -207,7 +207,7 @@ def instances(draw_value: Any) -> Instance:
 @often
 @given(instances())
 def test_every_instance_is_what_its_shape_says(instance: Instance) -> None:
-    moves, doors = instance.moves, instance.doors
+    doors, moves = depth(instance.plan)
     assert len(instance.plan) == moves + 2 + 3 * doors
     assert instance.plan[0] == ("start", instance.maze.start)
     assert instance.plan[-1] == ("rescue", "Alice")
@@ -217,7 +217,7 @@ def test_every_instance_is_what_its_shape_says(instance: Instance) -> None:
     assert len(set(instance.facts)) == len(instance.facts)
     # Without any one key there is no way.
     needed = [key for name, key in instance.plan if name == "use_key"]
-    assert len(set(needed)) == instance.doors
+    assert len(set(needed)) == doors
     assert {shortest(stated, without=key) for key in needed} <= {(0, 0)}
     spare = {key for key, _ in stated.keys} - set(needed)
     assert {shortest(stated, without=key) for key in spare} <= {shortest(stated)}
@@ -266,15 +266,16 @@ def test_progress_is_1_only_for_solved_plans(instance: Instance, data: st.DataOb
         elif plan:
             plan[position] = data.draw(st.sampled_from(instance.plan))
     verdict = judge(instance.maze, instance.plan, tuple(plan))
-    assert verdict.solved == (tuple(plan) == instance.plan)
-    assert (verdict.progress == 1) == verdict.solved
-    assert (verdict.progress_valid == 1) == verdict.valid
-    assert verdict.solved <= verdict.valid
-    assert (verdict.first_error == NO_ERROR) == verdict.solved
-    assert verdict.first_error in (*ERRORS, NO_ERROR)
-    assert 0 <= verdict.first_error_index <= len(plan)
+    valid, progress_valid, error = (verdict.metrics[name] for name in ("valid", "progress_valid", "first_error"))
+    assert verdict.correct == (tuple(plan) == instance.plan)
+    assert (verdict.progress == 1) == verdict.correct
+    assert (progress_valid == 1) == valid
+    assert verdict.correct <= valid
+    assert (error == NO_ERROR) == verdict.correct
+    assert error in (*ERRORS, NO_ERROR)
+    assert 0 <= verdict.metrics["first_error_index"] <= len(plan)
     # What equals the reference can be done: legal leading actions are never fewer than those.
-    assert verdict.progress_valid >= verdict.progress
+    assert progress_valid >= verdict.progress
 
 
 def rows(count: int = 3) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import pytest
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.models import ModelHandle
-from kvatlas.serve.text import split_text
+from kvatlas.serve.text import Detokenizer
 from tests.by_the_engine import VALUES, generations, questions
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
@@ -34,7 +34,7 @@ def test_concurrent_requests_get_the_engines_answers(tiny_llama: ModelHandle) ->
     prompts = [tiny_llama.encode(text) for text in texts * 2]
     expected = generations(tiny_llama, prompts, Sampling(temperature=0.9, max_new_tokens=60), 4)
     for output, generation in zip(outputs, expected, strict=True):
-        thinking, answer = split_text(tiny_llama, generation.tokens)
+        thinking, answer = Detokenizer(tiny_llama).push(generation.tokens, last=True)
         assert output.completion == answer
         message = output.choices[0].message
         assert [part.reasoning for part in message.content if part.type == "reasoning"] == [thinking]

@@ -11,7 +11,7 @@ import pytest
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.models import ModelHandle
-from kvatlas.serve.text import split_text
+from kvatlas.serve.text import Detokenizer
 from tests.by_the_engine import VALUES, generations, questions
 
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")
@@ -53,7 +53,7 @@ def generate(model: SelectedLM, texts: list[str], **arguments: Any) -> list[str]
 
 def by_the_engine(model: ModelHandle, prompts: list[str], most: int) -> list[str]:
     found = generations(model, [model.tokens(prompt) for prompt in prompts], Sampling(0.9, 0, 1.0, most), 4)
-    return [split_text(model, item.tokens)[1].lstrip() for item in found]
+    return [Detokenizer(model).push(item.tokens, last=True)[1].lstrip() for item in found]
 
 
 def test_generate_until_gives_the_engines_answers(ours: SelectedLM, tiny_llama: ModelHandle) -> None:

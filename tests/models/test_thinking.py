@@ -13,7 +13,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import ModelHandle
-from kvatlas.serve.text import split_text
+from kvatlas.serve.text import Detokenizer
 from tests.decoding import requests, run
 from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, copied, edit, save_model
 
@@ -106,7 +106,7 @@ def test_the_tags_are_found_or_named(make: Make) -> None:
     assert named.answer(ids(named, "hm so: 7")) == " 7"
     # How thinking begins is not known: it is open from the start, on the server as in a sweep.
     assert named.answer(ids(named, "hm, 7")) is None
-    assert split_text(named, ids(named, "hm, 7")) == ("hm, 7", "")
+    assert Detokenizer(named).push(ids(named, "hm, 7"), last=True) == ("hm, 7", "")
 
 
 def test_a_model_without_tags_writes_nothing_but_its_answer(make: Make) -> None:

@@ -70,11 +70,17 @@ def test_eviction_traces_come_back(tmp_path: Path, eviction_trace: EvictionTrace
         assert next(store.traces())[1].eviction_trace == eviction_trace
 
 
-def test_no_run_and_an_empty_run_are_told_apart(tmp_path: Path) -> None:
+def test_no_run_an_empty_one_and_a_damaged_one_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(KvatlasError, match="is no run"):
         Store.open(tmp_path)
-    with Store.create(tmp_path) as store, pytest.raises(KvatlasError, match="no sweep was started"):
-        store.manifest()
+    with Store.create(tmp_path) as store:
+        assert store.manifest(manifest()) == manifest()
+        with pytest.raises(KvatlasError, match="no sweep was started"):
+            store.manifest()
+        store.put_manifest(manifest())
+        store._connection.execute("UPDATE meta SET value = '{}' WHERE name = 'manifest'")
+        with pytest.raises(KvatlasError, match="the manifest is not what was written"):
+            store.manifest(manifest())
 
 
 def test_a_store_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.serve.service import stream_of
-from kvatlas.serve.text import split_text
+from kvatlas.serve.text import Detokenizer
 from tests.by_the_engine import VALUES, generations, questions
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
 from tests.serve.running import metrics, served, serving
@@ -87,7 +87,7 @@ def test_32_streaming_clients_of_which_5_drop_out(server: str, tiny_llama: Model
 
     result = asyncio.run(all_of_them())
     for number, generation in enumerate(expected(tiny_llama, texts, TOKENS)):
-        thinking, answer = split_text(tiny_llama, generation.tokens)
+        thinking, answer = Detokenizer(tiny_llama).push(generation.tokens, last=True)
         if number < DROPPING:
             assert result[number][2] is None
             assert thinking.startswith(result[number][0])
@@ -112,7 +112,7 @@ def test_choices_usage_and_our_additions(client: openai.OpenAI, tiny_llama: Mode
     )
     engine = expected(tiny_llama, [text] * 3, TOKENS)
     for choice, generation in zip(result.choices, engine, strict=True):
-        thinking, answer = split_text(tiny_llama, generation.tokens)
+        thinking, answer = Detokenizer(tiny_llama).push(generation.tokens, last=True)
         assert (choice.message.content, choice.message.reasoning_content) == (answer, thinking or None)
         assert choice.kvatlas["compressions"] == generation.usage.compressions
         assert choice.kvatlas["peak_kv_tokens"] == generation.usage.peak_kv_tokens

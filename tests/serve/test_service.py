@@ -94,11 +94,11 @@ def test_a_token_is_told_only_with_what_is_noted_of_it(service: Service, model: 
         # The engine's list has the token, its log-probability is not noted: a stream that looks now would lose it.
         assert list(handle.tokens) == told == engines[:-1]
         handle.stopping_criterion(engines)
-        assert [logprob.token for logprob in handle.recorder.logprobs] == list(handle.tokens) == engines
+        assert [token for token, *_ in handle.recorder.logprobs] == list(handle.tokens) == engines
     # It starts again where memory ran out.
     handle.recorder(handle.ask.prompt, torch.zeros(20))
     handle.recorder.note(5)
-    assert [logprob.token for logprob in handle.recorder.logprobs] == [5]
+    assert [token for token, *_ in handle.recorder.logprobs] == [5]
 
 
 def test_the_line_is_bounded_and_all_or_nothing(service: Service, model: ModelHandle) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import kvatlas as package
 from kvatlas.core import SERVED, KvatlasError
 from kvatlas.results import Manifest, Store
+from kvatlas.results.store import FILE
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
@@ -46,6 +48,16 @@ def copy(grid: Path, tmp_path: Path) -> Path:
     with Store.open(grid) as store:
         store.copy(tmp_path / "run")
     return tmp_path / "run"
+
+
+def test_a_damaged_manifest_is_refused_and_replaced_where_asked(spec_data: Build, copy: Path) -> None:
+    with sqlite3.connect(copy / FILE) as connection:
+        connection.execute("UPDATE meta SET value = '{}' WHERE name = 'manifest'")
+    plan = make_plan(parse_spec(small(spec_data)))
+    with pytest.raises(KvatlasError, match="the manifest is not what was written"):
+        sweep(plan, copy, workers=1)
+    sweep(plan, copy, workers=1, replace=True)
+    assert promise(copy) == plan.manifest()
 
 
 def test_a_setting_after_the_other_makes_one_run(kvatlas: Call, succeed: Callable[..., str], tmp_path: Path) -> None:

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_text, identity, judge, problem_of, rules
+from kvatlas.benchmarks.public import SOURCES, questions
+from kvatlas.benchmarks.tables import SUFFIXES
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
-
-#: The sets of public.json.
-_PUBLIC = (
-    *("AIME24", "AIME25", "AIME26", "AMC23", "HMMT25", "BRUMO25"),
-    *("GPQA_D", "MATH500", "GAOKAO2023EN", "GSM8K", "OLYMPIADBENCH", "MINERVA"),
-)
 
 
 def _fault(_: str, value: object) -> str:
@@ -34,7 +30,7 @@ families: Registry[Family] = Registry(
         "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
         "WORDS": "kvatlas.benchmarks.words:Words",
     }
-    | {name: f"kvatlas.benchmarks.public:{name}" for name in _PUBLIC},
+    | {name: f"kvatlas.benchmarks.public:{name}" for name in SOURCES},
     _fault,
 )
 
@@ -45,9 +41,6 @@ def find(name: str, **options: Any) -> Benchmark:
     A name that ends with the suffix of a problem file needs no `file:`. `options` are those of a spec's entry: file,
     prompt, columns, grader; empty ones are ignored. Raises KvatlasError for an unknown name.
     """
-    from kvatlas.benchmarks.public import questions
-    from kvatlas.benchmarks.tables import SUFFIXES
-
     options = {option: value for option, value in options.items() if value}
     if "@" not in name and ":" not in name and name.lower().removesuffix(".gz").endswith(SUFFIXES):
         name = f"file:{name}"

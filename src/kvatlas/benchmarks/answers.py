@@ -18,7 +18,7 @@ from fractions import Fraction
 from kvatlas.benchmarks import equality, judges, normal
 from kvatlas.benchmarks.judges import Equality
 from kvatlas.benchmarks.normal import LONGEST
-from kvatlas.core import Grade, KvatlasError, Status
+from kvatlas.core import Grade, Status
 
 OWN = "kvatlas"
 #: Rises whenever a verdict of another grader changes.
@@ -30,7 +30,7 @@ SHORT = 80
 #: The most boxes within boxes that are followed outwards.
 DEPTH = 8
 
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 _STATED = re.compile(
     r"(?:final\s{1,3}answer|answer|result)[*_]{0,3}\s{0,3}"
     r"(?:(?:to|of|for)\s[^\n.:=]{1,80}?\s)?"
@@ -97,8 +97,6 @@ def _content(text: str, start: int) -> tuple[str, int]:
     match = _BOX.match(text, start)
     assert match is not None
     at = match.end()
-    while at < len(text) and text[at] in " \t":
-        at += 1
     if at >= len(text) or text[at] != "{":
         word = re.compile(r"-?\\?\w[\w.,/]*").match(text, at)
         return (word[0].rstrip(".,"), word.end()) if word else ("", at)
@@ -193,18 +191,12 @@ def reference_letter(reference: str) -> str:
 
 def grade(grader: str, reference: str, choices: Sequence[str], text: str, with_bare: bool = False) -> Grade:
     """Grade a text. With `with_bare` a bare last line is an answer, too, as the prompt did not say how to end."""
-    answer, comparison = _GRADERS[grader](reference, choices, text, with_bare)
+    answer, comparison = GRADERS[grader](reference, choices, text, with_bare)
     if answer is None:
         return Grade(False, 0.0, None, Status.NO_ANSWER)
     correct = comparison is Equality.EQUAL
     status = Status.GRADER_TIMEOUT if comparison is Equality.TIMEOUT else Status.OK
     return Grade(correct, float(correct), answer, status)
-
-
-def check_grader(name: str) -> None:
-    """Raise KvatlasError for an unknown grader."""
-    if name not in _GRADERS:
-        raise KvatlasError(f"Unknown grader {name!r}; expected {', '.join(_GRADERS)}.")
 
 
 #: The answer that a grader finds, and its comparison with the reference.
@@ -268,7 +260,7 @@ def _math_verify(reference: str, choices: Sequence[str], text: str, with_bare: b
     return _final(text) or text[-SHORT:].strip() or None, judges.compare(reference, text[-TAIL:], "read")
 
 
-_GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Verdict]] = {
+GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Verdict]] = {
     OWN: _own,
     "dynts": _dynts,
     "math-verify": _math_verify,

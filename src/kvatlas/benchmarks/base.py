@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import re
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
@@ -58,12 +58,14 @@ class Family(Protocol):
 
 
 @dataclass(frozen=True)
-class Sized(ABC):
+class Sized:
     """A generated benchmark: `FAMILYn`, all of size n, or `FAMILYm-n`, whose problems have the sizes m to n in turn."""
 
     smallest: int
     largest: int
     family: ClassVar[str]
+    #: Returns a random problem of a size, with its `question` and `answer`.
+    generator: ClassVar[staticmethod[[int, random.Random], Any]]
     #: The smallest and the largest possible size.
     sizes: ClassVar[tuple[int, int]]
     standard_problems: ClassVar[int] = 300
@@ -90,11 +92,9 @@ class Sized(ABC):
         return [self.problem(i) for i in range(self.standard_problems if limit is None else limit)]
 
     def problem(self, index: int) -> Problem:
-        return self.generate(self.smallest + index % (self.largest - self.smallest + 1), index)
-
-    @abstractmethod
-    def generate(self, size: int, index: int) -> Problem:
-        """Return the problem of that size and index."""
+        size = self.smallest + index % (self.largest - self.smallest + 1)
+        drawn = self.generator(size, random.Random(f"kvatlas {self.family.lower()} {size} test {index}"))
+        return Problem(f"{self.name}-{index:04d}", drawn.question, drawn.answer, {"n": size})
 
     def prompt(self, problem: Problem) -> str:
         return problem.question

@@ -82,6 +82,7 @@ class Chain(Sized):
 
     version: ClassVar[int] = 2
     family: ClassVar[str] = "CHAIN"
+    generator = staticmethod(draw)
     sizes: ClassVar[tuple[int, int]] = (3, 26)
     about: ClassVar[str] = "shuffled definitions over digits, to be evaluated one after another (generated)"
     examples: ClassVar[str] = f"CHAIN{sizes[0]} ... CHAIN{sizes[1]}, CHAIN8-15"
@@ -90,10 +91,6 @@ class Chain(Sized):
     def typical_output_tokens(self) -> int:
         # Of embedded:tiny-llama with the full cache: 238 tokens at size 8, 509 at 14.
         return max(20, 21 * (self.smallest + self.largest) - 90)
-
-    def generate(self, size: int, index: int) -> Problem:
-        system = draw(size, random.Random(f"kvatlas chain {size} test {index}"))
-        return Problem(f"{self.name}-{index:04d}", system.question, system.answer, {"n": size})
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct if every value in question is right; progress is their share. The last statement counts."""

@@ -10,7 +10,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
 
 #: Longer answers are cut, in characters: all reference answers are much shorter.
 LONGEST = 1000
@@ -156,12 +155,7 @@ def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
 
 def algebra(text: str) -> str:
     """Return a tidy answer for math-verify: mixed fractions as sums, thousands without commas."""
-
-    def as_sum(match: re.Match[str]) -> str:
-        sign, whole, top, bottom = _mixed(match)
-        return rf"{sign}({whole}+\frac{{{top}}}{{{bottom}}})"
-
-    return without_thousands(_MIXED.sub(as_sum, text))
+    return without_thousands(_MIXED.sub(lambda match: r"{}({}+\frac{{{}}}{{{}}})".format(*_mixed(match)), text))
 
 
 #: Names of units, each with its other spellings; a plural s may follow each that has more than two letters.
@@ -228,15 +222,8 @@ def unit(text: str) -> Counter[str] | None:
     return counts
 
 
-class Piece(NamedTuple):
-    """An interval of real numbers; a point has equal ends that belong to it."""
-
-    low: str
-    high: str
-    with_low: bool
-    with_high: bool
-
-
+#: An interval of real numbers: its ends, and if each belongs to it; a point has equal ends that belong to it.
+Piece = tuple[str, str, bool, bool]
 _LEFT, _RIGHT = r"-\infty", r"\infty"
 _LESS, _GREATER = ("<", r"\le"), (">", r"\ge")
 _RELATION = re.compile(r"(<=|>=|<|>|=|\\(?:le|ge|ne|lt|gt)(?![A-Za-z]))")
@@ -286,9 +273,9 @@ def _pieces(text: str) -> list[Piece] | None:
     r"""Return an interval, a point, or the solutions of `x > 2`, `2 < x`, `-1 < x \le 2`, `x = 2`, `x \ne 2`."""
     if match := _INTERVAL.fullmatch(text):
         low, high = (re.sub(r"^\+\s*(?=\\infty)", "", end.strip()) for end in (match[2], match[3]))
-        return [Piece(low, high, match[1] == "[", match[4] == "]")]
+        return [(low, high, match[1] == "[", match[4] == "]")]
     if match := _POINT.fullmatch(text):
-        return [Piece(match[1], match[1], True, True)]
+        return [(match[1], match[1], True, True)]
     parts = [part.strip() for part in _RELATION.split(text)]
     sides, signs = parts[::2], [_SPELLED.get(sign, sign) for sign in parts[1::2]]
     places = [i for i, side in enumerate(sides) if re.fullmatch(r"[A-Za-z]", side)]
@@ -302,12 +289,12 @@ def _pieces(text: str) -> list[Piece] | None:
         (low, first), (high, second) = (sides[0], signs[0]), (sides[2], signs[1])
         if first in _GREATER:
             (low, first), (high, second) = (high, second), (low, first)
-        return [Piece(low, high, first not in "<>", second not in "<>")]
+        return [(low, high, first not in "<>", second not in "<>")]
     bound, sign = sides[1 - at], signs[0]
     if sign == "=":
-        return [Piece(bound, bound, True, True)]
+        return [(bound, bound, True, True)]
     if sign == r"\ne":
-        return [Piece(_LEFT, bound, False, False), Piece(bound, _RIGHT, False, False)]
+        return [(_LEFT, bound, False, False), (bound, _RIGHT, False, False)]
     below = (sign in _LESS) == (at == 0)
     closed = sign not in "<>"
-    return [Piece(_LEFT, bound, False, closed) if below else Piece(bound, _RIGHT, closed, False)]
+    return [(_LEFT, bound, False, closed) if below else (bound, _RIGHT, closed, False)]

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from kvatlas.benchmarks import answers, tables
 from kvatlas.core import Grade, KvatlasError, Problem, digest
@@ -37,20 +37,11 @@ class Source:
     answers: str = ""
 
 
-class Format(NamedTuple):
-    """A prompt: templates with {question} for questions and with {options} for choices.
-
-    `version` rises whenever one changes, or the definition of an answer to it.
-    """
-
-    version: int
-    question: str
-    choice: str
-
-
 _DATA = json.loads(Path(__file__).with_name("public.json").read_text(encoding="utf-8"))
 SOURCES: dict[str, Source] = {name: Source(**entry) for name, entry in _DATA["sets"].items()}
-FORMATS: dict[str, Format] = {name: Format(**entry) for name, entry in _DATA["prompts"].items()}
+#: Prompts by name: templates with {question}, `question` and `choice` (with {options}); `version` rises whenever one
+#: changes, or the definition of an answer to it.
+FORMATS: dict[str, dict[str, Any]] = _DATA["prompts"]
 DEFAULT = "r1"
 
 
@@ -93,7 +84,8 @@ class Questions:
                 f"Unknown prompt format {self.prompt_format!r}; expected {', '.join(FORMATS)} and any text with "
                 "{question}."
             )
-        answers.check_grader(self.grader)
+        if self.grader not in answers.GRADERS:
+            raise KvatlasError(f"Unknown grader {self.grader!r}; expected {', '.join(answers.GRADERS)}.")
         for name, _ in self.columns:
             if name not in ("question", "answer", "options"):
                 raise KvatlasError(f"Unknown column {name!r} of {self.name}; expected question, answer, options.")
@@ -111,7 +103,7 @@ class Questions:
 
     @property
     def rules_identity(self) -> list[Any]:
-        version = FORMATS[self.prompt_format].version if self.prompt_format in FORMATS else 0
+        version = FORMATS[self.prompt_format]["version"] if self.prompt_format in FORMATS else 0
         grader = [] if self.grader == answers.OWN else [self.grader, answers.VERSION]
         return [self.prompt_format, version, *grader]
 
@@ -121,7 +113,7 @@ class Questions:
     def prompt(self, problem: Problem) -> str:
         choices = problem.about.get("choices", ())
         named = FORMATS.get(self.prompt_format)
-        template = self.prompt_format if named is None else named.choice if choices else named.question
+        template = str(named["choice" if choices else "question"]) if named else self.prompt_format
         options = "\n".join(f"{chr(ord('A') + i)}) {choice}" for i, choice in enumerate(choices))
         if problem.about.get("choices_in_question"):
             options, template = "", template.replace("{options}\n\n", "").replace("\n\n{options}", "")

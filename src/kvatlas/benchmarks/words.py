@@ -95,6 +95,7 @@ class Words(Sized):
 
     version: ClassVar[int] = 1
     family: ClassVar[str] = "WORDS"
+    generator = staticmethod(draw)
     sizes: ClassVar[tuple[int, int]] = (2, 20)
     about: ClassVar[str] = "word problems: who has how many more than whom, with facts that lead nowhere (generated)"
     examples: ClassVar[str] = f"WORDS{sizes[0]} ... WORDS{sizes[1]}, WORDS4-9"
@@ -103,10 +104,6 @@ class Words(Sized):
     def typical_output_tokens(self) -> int:
         # Reference solutions in SmolLM2's tokens: 40 for each fact on the way.
         return 20 * (self.smallest + self.largest)
-
-    def generate(self, size: int, index: int) -> Problem:
-        story = draw(size, random.Random(f"kvatlas words {size} test {index}"))
-        return Problem(f"{self.name}-{index:04d}", story.question, story.answer, {"n": size})
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct if the last number is right; progress is the share of leading counts on the way that are right."""

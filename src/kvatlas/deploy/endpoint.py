@@ -177,18 +177,11 @@ def ask(
     if top_k and sampling["top_k"]:
         fields["top_k"] = sampling["top_k"]
     with Store.create(folder, {"kvatlas": __version__}) as store:
-        source = reference.run.manifest
-        try:
-            before = store.manifest()
-        except KvatlasError:
-            margin = {"lose_at_most": 100 * reference.run.margin}
-            before = Manifest((), (), margin, {"kvatlas": __version__}, source.about)
-        # These cells replace earlier ones of the same name; those of other endpoints stay.
-        names = {cell.name for cell in cells}
-        others = [cell for cell in before.expected if cell.name not in names]
+        margin = {"lose_at_most": 100 * reference.run.margin}
+        before = store.manifest(Manifest((), (), margin, {"kvatlas": __version__}, reference.run.manifest.about))
+        # Cells of other endpoints stay.
         verified = {"against": str(reference.setting), "model": reference.model}
-        provenance = {**before.provenance, "verified": verified}
-        store.put_manifest(replace(before, expected=(*others, *cells), provenance=provenance))
+        store.put_manifest(before.with_cells(cells, verified=verified))
         done = store.keys()
         missing = [
             (cell, problem, sample)

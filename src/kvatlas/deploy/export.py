@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from kvatlas import benchmarks, policies
+from kvatlas import benchmarks, models, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.policies import CompressingPolicy, parameters, share
@@ -20,7 +19,7 @@ from kvatlas.results import Expected
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, systems_of
 from kvatlas.stats.table import select
-from kvatlas.sweeps.spec import BenchmarkSpec, ModelSpec
+from kvatlas.sweeps.spec import BenchmarkSpec
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -69,11 +68,7 @@ class MeasuredCell:
 
     def handle(self) -> ModelHandle | None:
         """Return the model, or None if it is not available here."""
-        for entry in self.run.manifest.spec["models"]:
-            with contextlib.suppress(KvatlasError):
-                if (model := ModelSpec(**entry).find()).name == self.model:
-                    return model
-        return None
+        return models.available(self.run.manifest.spec["models"]).get(self.model)
 
     def benchmarks(self) -> dict[str, Benchmark]:
         """Return the benchmarks of the run; KvatlasError if this version has other prompts or grades for them."""

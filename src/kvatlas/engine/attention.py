@@ -103,7 +103,7 @@ class ForwardBatch:
 
     @cached_property
     def paged(self) -> PagedBatch:
-        watched = None
+        watched, packed = None, self.cache.storage.packed
         if self.watched:
             watched = torch.full(self.row.shape, -1, dtype=torch.int32)
             watched[list(self.watched)] = torch.arange(len(self.watched), dtype=torch.int32)
@@ -115,8 +115,8 @@ class ForwardBatch:
             longest=self.longest,
             watched=watched,
             watched_width=self.attention.shape[-1],
-            rows=self.row.int(),
-            first=torch.tensor(self.first_positions, dtype=torch.int32),
+            rows=self.row.int() if packed else None,
+            first=torch.tensor(self.first_positions, dtype=torch.int32) if packed else None,
         )
 
     @cached_property
@@ -161,8 +161,7 @@ class ForwardBatch:
 
     def keep_recent(self, layer: int, *new: Tensor) -> None:
         """Store the newest keys and values [tokens, KV heads, size] unpacked, behind the attention of their layer."""
-        for rings, numbers in zip(self.cache.recent, new, strict=True):
-            ring = rings[layer]
+        for ring, numbers in zip(self.cache.recent[layer], new, strict=True):
             if ring is not None:
                 tokens, rows, places = self.newest_tokens
                 ring[rows, :, places] = numbers[tokens]
@@ -267,7 +266,7 @@ class CpuBackend:
             sinks=sinks,
             bits=cache.bits,
             group=cache.storage.group,
-            recent=[rings[number] for rings in cache.recent],
+            recent=cache.recent[number],
         )
         batch.keep_recent(number, key, value)
         return out
@@ -302,7 +301,7 @@ class ReferenceBackend:
             if cache.storage.packed and cache.storage.residual:
                 # Every token is there twice, as it is stored and unpacked; a new one sees one of them.
                 keys, values = (
-                    torch.cat([stored, _unpacked(batch, group, cache.recent[side][number], stored, new)], 2)
+                    torch.cat([stored, _unpacked(batch, group, cache.recent[number][side], stored, new)], 2)
                     for side, (stored, new) in enumerate(((keys, key), (values, value)))
                 )
                 own = batch.length[group.members, None] + torch.arange(group.tokens.shape[1], device=query.device)

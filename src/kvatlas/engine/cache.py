@@ -91,8 +91,8 @@ class KVCache:
 
     Layers are those that `shape` caches. `keys` are [layers][KV heads, slots, key size], `values` likewise; slot s is
     token s % page_size of page s // page_size. Pools of a packed `storage` hold rows of bytes (`storage.pack`);
-    `recent`, for keys and for values, [layers][rows + 1, KV heads, residual, size] has the newest tokens unpacked, that
-    at position p in place p % residual; None without. Page 0 belongs to no sequence and pads tables. `table` [rows + 1,
+    `recent` [layers] has for keys and for values the newest tokens unpacked, [rows + 1, KV heads, residual, size], that
+    at position p in place p % residual, or None. Page 0 belongs to no sequence and pads tables. `table` [rows + 1,
     pages] int32 lists each sequence's pages, last those of `idle`, a sequence that pads batches and is never read.
     `token_state` [rows, layers, KV heads, capacity] by name, in the widths of its policy's scope, holds 0 past a
     sequence's length. `queries` [layers][rows + 1, heads, window, head size] are rings of the last `query_window`
@@ -118,15 +118,16 @@ class KVCache:
         self.states = states
         self.storage, self.bits = storage, (storage.key_bits, storage.value_bits)
         pools: list[list[Tensor]] = []
-        self.recent: list[list[Tensor | None]] = []
+        recent: list[list[Tensor | None]] = []
         for bits, sizes in zip(self.bits, list(zip(*shape.cached_layers, strict=True))[1:], strict=True):
             packed = bits < 16
             widths = [storage.row_bytes(bits, size) if packed else size for size in sizes]
             pools.append([self._pool(0, width, torch.uint8 if packed else dtype) for width in widths])
             rings = [(rows + 1, shape.kv_heads, storage.residual, size) for size in sizes]
             unpacked = packed and storage.residual
-            self.recent.append([torch.zeros(ring, device=device, dtype=dtype) if unpacked else None for ring in rings])
+            recent.append([torch.zeros(ring, device=device, dtype=dtype) if unpacked else None for ring in rings])
         self.keys, self.values = pools
+        self.recent = list(zip(*recent, strict=True))
         self.positions: dict[int, Tensor] = {}
         self.layers: dict[int, Layer] = {}
         self.idle = CachedSequence(rows)

@@ -86,23 +86,16 @@ def _manifest(
     store: Store, cell: Expected, about: Mapping[str, Mapping[str, Any]], source: Mapping[str, Any]
 ) -> Manifest:
     """Return the manifest of the run with this cell, which replaces one of the same name."""
-    try:
-        manifest = store.manifest()
-    except KvatlasError:
-        manifest = Manifest((), (), {}, {"kvatlas": __version__})
-    others = tuple(other for other in manifest.expected if other.name != cell.name)
-    if any(other.benchmark == cell.benchmark and set(other.problems) != set(cell.problems) for other in others):
+    before = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
+    imported = {**before.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
+    manifest = before.with_cells([cell], imported=imported)
+    beside = [other for other in manifest.expected if other.benchmark == cell.benchmark]
+    if any(set(other.problems) != set(cell.problems) for other in beside):
         raise KvatlasError(
             f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."
         )
     values = {id_: dict(own) for id_, own in about.items() if own}
-    imported = {**manifest.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
-    return replace(
-        manifest,
-        expected=(*others, cell),
-        provenance={**manifest.provenance, "imported": imported},
-        about={**manifest.about, cell.benchmark: values} if values else manifest.about,
-    )
+    return replace(manifest, about={**manifest.about, cell.benchmark: values}) if values else manifest
 
 
 def _read(log: Path) -> EvalLog:

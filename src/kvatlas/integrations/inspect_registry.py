@@ -11,9 +11,8 @@ run. API keys stay in the environment, where Inspect reads them.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from inspect_ai import Task, task
@@ -27,9 +26,7 @@ from kvatlas import benchmarks
 from kvatlas.benchmarks import grade_text
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.integrations.inspect_logs import CUT
-from kvatlas.models import Options, find
 from kvatlas.serve import service
-from kvatlas.serve.text import split_text
 
 #: Fields of GenerateConfig that would change answers and are not supported.
 REFUSED = (
@@ -38,7 +35,6 @@ REFUSED = (
 )
 #: Inspect limits the number of concurrent requests; all of them may wait here.
 _LINE = 100_000
-_log = logging.getLogger("kvatlas")
 
 
 @task
@@ -80,11 +76,6 @@ def graded(name: str, problems: int | None) -> Scorer:
 
 
 @inspect.modelapi(name="kvatlas")
-def kvatlas() -> type[inspect.ModelAPI]:
-    """The provider, for Inspect's registry."""
-    return SelectedModel
-
-
 class SelectedModel(inspect.ModelAPI):
     """A local model under one setting.
 
@@ -105,15 +96,9 @@ class SelectedModel(inspect.ModelAPI):
         **arguments: Any,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config or inspect.GenerateConfig())
-        names = {field.name for field in fields(Options)}
-        model = find(model_name, **{name: value for name, value in arguments.items() if name in names})
-        model.check()
-        for sentence in model.notes:
-            _log.warning(sentence)
-        values = {name: value for name, value in arguments.items() if name not in names}
-        setting = service.find_policy(model, policy, values)
         self.seed = seed
-        self.service = service.Service(model, setting, Sampling(), batch_size, _LINE).start()
+        both = service.model_and_policy(model_name, policy, arguments)
+        self.service = service.Service(*both, Sampling(), batch_size, _LINE).start()
         self._requests: Counter[tuple[int, ...]] = Counter()
 
     async def generate(
@@ -146,12 +131,9 @@ class SelectedModel(inspect.ModelAPI):
             max_new_tokens=min(room, config.max_tokens or room),
         )
         seed = self.seed if config.seed is None else config.seed
-        requests = []
-        for _ in range(config.num_choices or 1):
-            stream = service.stream_of(seed, prompt, self._requests[prompt])
-            requests.append(service.GenerationRequest(prompt, sampling, stream, tuple(config.stop_seqs or ())))
-            self._requests[prompt] += 1
-        handles = self.service.ask(requests)
+        stop = tuple(config.stop_seqs or ())
+        streams = [service.next_stream(seed, prompt, self._requests) for _ in range(config.num_choices or 1)]
+        handles = self.service.ask(service.GenerationRequest(prompt, sampling, stream, stop) for stream in streams)
         await asyncio.gather(*(handle.finished() for handle in handles))
         usages = [handle.generation.result().usage for handle in handles]
         read, wrote = usages[0].prompt_tokens, sum(usage.output_tokens for usage in usages)
@@ -183,7 +165,7 @@ class SelectedModel(inspect.ModelAPI):
 
 
 def _choice(name: str, handle: service.RequestHandle) -> inspect.ChatCompletionChoice:
-    thinking, answer = split_text(handle.model, handle.generation.result().tokens, handle.ask.stop)
+    thinking, answer = handle.text()
     content = [inspect.ContentReasoning(reasoning=thinking)] if thinking else []
     content.append(inspect.ContentText(text=answer))
     message = inspect.ChatMessageAssistant(content=content, model=name, source="generate")

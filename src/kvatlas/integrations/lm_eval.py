@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +21,7 @@ from tqdm import tqdm
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
-from kvatlas.models import Options, find
-from kvatlas.serve.service import find_policy, room_for, sampling_with, stream_of
+from kvatlas.serve.service import model_and_policy, next_stream, room_for, sampling_with
 from kvatlas.serve.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -60,16 +57,10 @@ class SelectedLM(HFLM):
         add_bos_token: bool = False,
         **arguments: Any,
     ) -> None:
-        names = {field.name for field in fields(Options)} - {"device"}
-        options = {name: value for name, value in arguments.items() if name in names}
         # The harness passes cuda:0 by default, also on machines without a GPU.
         if device and torch.cuda.is_available():
-            options["device"] = device
-        self.atlas = find(pretrained, **options)
-        self.atlas.check()
-        for note in self.atlas.notes:
-            _log.warning(note)
-        self.policy = find_policy(self.atlas, policy, {n: v for n, v in arguments.items() if n not in names})
+            arguments["device"] = device
+        self.atlas, self.policy = model_and_policy(pretrained, policy, arguments)
         # 1 is the harness's default.
         self.rows = ROWS if str(batch_size) in ("1", "auto") else int(batch_size)
         self.seed, self.new_tokens = seed, max_gen_toks
@@ -91,32 +82,24 @@ class SelectedLM(HFLM):
         Raises KvatlasError for unsupported generation arguments.
         """
         seen: Counter[tuple[int, ...]] = Counter()
-        work: list[tuple[Request[int], Detokenizer]] = []
+        work = []
         for number, request in enumerate(requests):
             context, arguments = request.args
             prompt = tuple(self.tok_encode(context))
             sampling, stop = self._sampling(prompt, arguments)
             opened = context.rstrip().endswith(self.atlas.thinking.open or "\0")
             text, until = (Detokenizer(self.atlas, stop, opened=opened) for _ in range(2))
-            request_ = Request(
-                number,
-                prompt,
-                stream_of(self.seed, prompt, seen[prompt]),
-                (self.policy,),
-                sampling=sampling,
-                stopping_criterion=_until(until) if stop else None,
-            )
-            seen[prompt] += 1
-            work.append((request_, text))
+            stream, stops = next_stream(self.seed, prompt, seen), until.stops if stop else None
+            policies = (self.policy,)
+            work.append(Request((number, text), prompt, stream, policies, sampling=sampling, stopping_criterion=stops))
         answers = [""] * len(work)
         engine = Engine(self.atlas, self.model, [self.policy], Sampling(), min(self.rows, max(1, len(work))))
-        generations = engine.run(request for request, _ in work)
-        for generation in tqdm(generations, total=len(work), disable=disable_tqdm, desc="generate_until"):
-            _, text = work[generation.key]
+        for generation in tqdm(engine.run(work), total=len(work), disable=disable_tqdm, desc="generate_until"):
+            number, text = generation.key
             _, answer = text.push(generation.tokens, last=True)
             # Tasks do not expect the space between thinking and answer.
-            answers[generation.key] = answer.lstrip() if self.atlas.thinking.close else answer
-            self.cache_hook.add_partial("generate_until", requests[generation.key].args, answers[generation.key])
+            answers[number] = answer.lstrip() if self.atlas.thinking.close else answer
+            self.cache_hook.add_partial("generate_until", requests[number].args, answers[number])
         return answers
 
     def _sampling(self, prompt: tuple[int, ...], arguments: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:
@@ -149,14 +132,6 @@ class SelectedLM(HFLM):
             _log.warning(
                 "Log-likelihoods are of the full cache: nothing is generated, so %s never compresses.", self.policy.name
             )
-
-
-def _until(text: Detokenizer) -> Callable[[Sequence[int]], bool]:
-    def stopping_criterion(tokens: Sequence[int]) -> bool:
-        text.push(tokens)
-        return text.stopped
-
-    return stopping_criterion
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ The engine decodes; transformers prepares prompts, generation config, logits pro
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import pack
-from kvatlas.serve.service import find_policy, room_for, stream_of
+from kvatlas.serve.service import find_policy, next_stream, room_for
 
 #: Processors that do not run: the engine does the same, in this order, with their values.
 _OURS = (processing.TemperatureLogitsWarper, processing.TopKLogitsWarper, processing.TopPLogitsWarper)
@@ -74,16 +75,19 @@ def generate(
     criteria = [criterion for criterion in stopping_criteria if not isinstance(criterion, ours)]
     if seed is None and generation_config.do_sample:
         seed = int(torch.randint(2**62, ()).item())
+    seen: Counter[tuple[int, ...]] = Counter()
+    visible = _visible(input_ids, prepared)
+    prompts = [tuple(tokens[mask].tolist()) for tokens, mask in zip(input_ids, visible, strict=True)]
     requests = [
         Request(
             row,
             prompt,
-            stream_of(seed or 0, prompt, sample),
+            next_stream(seed or 0, prompt, seen),
             (setting,),
-            stopping_criterion=_stopping_criterion(prompt, criteria, input_ids.device) if criteria else None,
-            logits_processor=_logits_processor(own) if own else None,
+            stopping_criterion=partial(_stops, criteria, prompt, input_ids.device) if criteria else None,
+            logits_processor=partial(_processed, own) if own else None,
         )
-        for row, (prompt, sample) in enumerate(_prompts(input_ids, _visible(input_ids, prepared)))
+        for row, prompt in enumerate(prompts)
     ]
     for request in requests:
         room_for(handle, setting, request.prompt, sampling.max_new_tokens)
@@ -158,34 +162,17 @@ def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Seq
     )
 
 
-def _prompts(input_ids: Tensor, visible: Tensor) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield each row's prompt without padding, and the number of rows before it with the same prompt."""
-    seen: Counter[tuple[int, ...]] = Counter()
-    for row, tokens in enumerate(input_ids):
-        prompt = tuple(tokens[visible[row]].tolist())
-        yield prompt, seen[prompt]
-        seen[prompt] += 1
+def _stops(criteria: Sequence[Any], prompt: tuple[int, ...], device: torch.device, tokens: Sequence[int]) -> bool:
+    ids = torch.tensor([[*prompt, *tokens]], device=device)
+    return any(bool(criterion(ids, None).all()) for criterion in criteria)
 
 
-def _stopping_criterion(
-    prompt: tuple[int, ...], criteria: Sequence[Any], device: torch.device
-) -> Callable[[Sequence[int]], bool]:
-    def stopping_criterion(tokens: Sequence[int]) -> bool:
-        ids = torch.tensor([[*prompt, *tokens]], device=device)
-        return any(bool(criterion(ids, None).all()) for criterion in criteria)
-
-    return stopping_criterion
-
-
-def _logits_processor(processors: Sequence[Any]) -> Callable[[Sequence[int], Tensor], Tensor]:
-    def logits_processor(tokens: Sequence[int], logits: Tensor) -> Tensor:
-        ids = torch.tensor([tokens], device=logits.device)
-        scores = logits[None].float().clone()
-        for processor in processors:
-            scores = processor(ids, scores)
-        return scores[0]
-
-    return logits_processor
+def _processed(processors: Sequence[Any], tokens: Sequence[int], logits: Tensor) -> Tensor:
+    ids = torch.tensor([tokens], device=logits.device)
+    scores = logits[None].float().clone()
+    for processor in processors:
+        scores = processor(ids, scores)
+    return scores[0]
 
 
 def _sequences(input_ids: Tensor, written: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:

@@ -3,6 +3,7 @@ adds our thinking adapter), `hf:FOLDER` is a folder, `hf:FILE.gguf` a file, `hf:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
@@ -73,4 +74,14 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     return ModelHandle(name, cached, chosen, repository)
 
 
-__all__ = ["EMBEDDED", "ModelHandle", "Options", "Shape", "embedded", "find", "installed"]
+def available(entries: Iterable[Mapping[str, Any]]) -> dict[str, ModelHandle]:
+    """Return the models of a spec's entries by name, without those that cannot be found here."""
+    by_name = {}
+    for entry in entries:
+        with suppress(KvatlasError):
+            model = find(**entry)
+            by_name[model.name] = model
+    return by_name
+
+
+__all__ = ["EMBEDDED", "ModelHandle", "Options", "Shape", "available", "embedded", "find", "installed"]

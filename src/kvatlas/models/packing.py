@@ -121,6 +121,20 @@ class PackedGate(nn.Module):
         return layer.down_proj(inner.view(*x.shape[:-1], -1))  # type: ignore[no-any-return]
 
 
+class PackedCurve(nn.Module):
+    """An activation over whole vectors: what is left of a row would be computed by another formula."""
+
+    def __init__(self, curve: nn.Module) -> None:
+        super().__init__()
+        self.curve = curve
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        if width % VECTOR:
+            x = F.pad(x, (0, -width % VECTOR))
+        return self.curve(x)[..., :width]  # type: ignore[no-any-return]
+
+
 class FusedLayer:
     """A decoder layer of Llama's form in twelve calls instead of sixty.
 
@@ -363,15 +377,18 @@ def _pack_experts(native: Native, model: nn.Module, undo: ExitStack) -> None:
 
 
 def _pack_forms(native: Native, model: nn.Module, undo: ExitStack) -> None:
-    from transformers.activations import ACT2FN
+    from transformers.activations import ACT2CLS, ACT2FN
 
     silu = nn.SiLU, type(ACT2FN["silu"])
+    curves = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if _computes_as(child, NORMS):
                 _replace(parent, name, PackedNorm(native, child), undo)
             elif _computes_as(child, GATES) and isinstance(child.act_fn, silu):
                 _replace(parent, name, PackedGate(native, child), undo)
+            elif isinstance(child, curves):
+                _replace(parent, name, PackedCurve(child), undo)
 
 
 def _computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:

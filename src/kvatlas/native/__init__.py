@@ -18,7 +18,7 @@ import platform
 from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,21 +90,23 @@ class _Batch(ctypes.Structure):
     ]
 
 
-class _Cached(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("size", "stride")),
-        *((name, c_void_p) for name in ("fresh", "pool")),
-        *((name, c_int64) for name in ("bits", "bytes", "group", "residual")),
-        ("recent", c_void_p),
-    ]
+_SIDE: dict[str, Any] = {
+    **dict.fromkeys(("size", "stride"), c_int64),
+    **dict.fromkeys(("fresh", "pool"), c_void_p),
+    **dict.fromkeys(("bits", "bytes", "group", "residual"), c_int64),
+    "recent": c_void_p,
+}
+#: `bits` and what follows it of keys or values that are not packed.
+_UNPACKED: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
 
 
 class _Layer(ctypes.Structure):
+    # Both sides are in it as single fields: a structure for each would take the interpreter as long as the rest.
     _fields_ = [
         *((name, c_int64) for name in ("heads", "kv_heads", "slots")),
         ("query", c_void_p),
         ("query_stride", c_int64),
-        *((name, _Cached) for name in ("key", "value")),
+        *((f"{side}_{name}", kind) for side in ("key", "value") for name, kind in _SIDE.items()),
         *((name, c_void_p) for name in ("out", "places", "positions", "mass", "sinks")),
         ("window", c_int64),
         *((name, c_double) for name in ("scaling", "softcap")),
@@ -249,17 +251,21 @@ class Native:
             floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
             batch.scratch, batch.scratch_size = self._empty(floats), largest
             batch.struct.scratch = batch.scratch.data_ptr()
-        sides = [
-            _Cached(
-                *(new.shape[2], new.stride(0), new.data_ptr(), pool.data_ptr()),
-                *(0 if own == 16 else own, pool.shape[2], group),
-                *(0 if newest is None else newest.shape[2], _pointer(newest)),
-            )
-            for new, pool, own, newest in zip((key, value), (keys, values), bits, recent, strict=True)
-        ]
-        optional = _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)
-        asking = query.data_ptr(), query.stride(0)
-        layer = _Layer(heads, kv_heads, slots, *asking, *sides, out.data_ptr(), *optional, window, scaling, softcap)
+        packed = [_UNPACKED, _UNPACKED]
+        if bits != (16, 16):
+            packed = [
+                _UNPACKED
+                if own == 16
+                else (own, pool.shape[2], group, 0 if newest is None else newest.shape[2], _pointer(newest))
+                for own, pool, newest in zip(bits, (keys, values), recent, strict=True)
+            ]
+        layer = _Layer(
+            *(heads, kv_heads, slots, query.data_ptr(), query.stride(0)),
+            *(size, key.stride(0), key.data_ptr(), keys.data_ptr(), *packed[0]),
+            *(value_size, value.stride(0), value.data_ptr(), values.data_ptr(), *packed[1]),
+            *(out.data_ptr(), _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
+            *(window, scaling, softcap),
+        )
         self._attention(batch.address, ctypes.addressof(layer))
         return out
 

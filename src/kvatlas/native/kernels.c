@@ -755,11 +755,12 @@ static void packed_values(const struct batch *b, const struct layer *l, struct t
 }
 
 /* `after`: the slot, counted from this head's first, that is read when this tile is done. */
-static void attend_tile(const struct batch *b, const struct layer *l, const int32_t *pages, int64_t head, int64_t after,
-                        struct tile *t) {
+INLINE void attend_tile(const int packed, const struct batch *b, const struct layer *l, const int32_t *pages,
+                        int64_t head, int64_t after, struct tile *t) {
     int64_t limit = t->visible[t->count - 1], size = l->key.size, value_size = l->value.size;
     const float *keys = (const float *)l->key.pool + head * l->slots * size;
     const float *values = (const float *)l->value.pool + head * l->slots * value_size;
+    const int packed_key = packed && l->key.bits, packed_value = packed && l->value.bits;
     const uint8_t *key_rows = (const uint8_t *)l->key.pool + head * l->slots * l->key.bytes;
     const uint8_t *value_rows = (const uint8_t *)l->value.pool + head * l->slots * l->value.bytes;
     const int32_t *places = l->places ? l->places + head * l->slots : 0;
@@ -787,21 +788,21 @@ static void attend_tile(const struct batch *b, const struct layer *l, const int3
         }
         for (int64_t s = 0; s < quarters; s++) {
             key[s] = keys + slots[s] * size, value[s] = values + slots[s] * value_size;
-            if (size != t->padded && !l->key.bits) {
+            if (size != t->padded && !packed_key) {
                 pad_rows(key[s], size, t->key_copy + s * LANES * t->padded, t->padded);
                 key[s] = t->key_copy + s * LANES * t->padded;
             }
-            if (value_size != t->wide && !l->value.bits) {
+            if (value_size != t->wide && !packed_value) {
                 pad_rows(value[s], value_size, t->value_copy + s * LANES * t->wide, t->wide);
                 value[s] = t->value_copy + s * LANES * t->wide;
             }
         }
-        if (!l->key.bits) score_block(t, key, next_key, t->padded, quarters);
-        for (int64_t s = 0; s < quarters && l->key.bits; s++)
+        if (!packed_key) score_block(t, key, next_key, t->padded, quarters);
+        for (int64_t s = 0; s < quarters && packed_key; s++)
             packed_keys(b, l, t, head, block + s * LANES, key_rows + slots[s] * l->key.bytes,
                         key_rows + next[s] * l->key.bytes, t->shares + s * LANES);
         soften_block(t, block, quarters, places ? place : 0);
-        if (!l->value.bits) {
+        if (!packed_value) {
             value_block(t, value, next_value, t->wide, tokens);
             continue;
         }
@@ -916,7 +917,7 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
                     for (int64_t c = 0; c < t.padded; c += LANES) {
                         vec own = c + LANES <= l->key.size ? load(query + c) : load_part(query + c, l->key.size - c);
                         store(t.queries + i * t.padded + c, own * scaling);
-                        t.query_sums[i * t.chunks + c / LANES] = sum(own * scaling);
+                        if (l->key.bits) t.query_sums[i * t.chunks + c / LANES] = sum(own * scaling);
                     }
                     for (int64_t c = 0; c < t.wide; c += LANES) store(t.sums + i * t.wide + c, splat(0.0f));
                     /* The sink is a score that has been seen. */
@@ -927,7 +928,8 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
                     t.earliest[i] = l->places ? (int32_t)(l->positions[token] - l->window) : 0;
                 }
                 t.recent = residual ? t.visible[0] - residual : INT64_MAX;
-                attend_tile(b, l, pages, head, after, &t);
+                if (l->key.bits || l->value.bits) attend_tile(1, b, l, pages, head, after, &t);
+                else attend_tile(0, b, l, pages, head, after, &t);
                 float totals[TILE];
                 for (int64_t i = 0; i < t.count; i++) {
                     int64_t token = start + (first + i) / group;

@@ -32,17 +32,14 @@ def sample_tokens(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tupl
 
 def write(path: Path, parts: Iterable[tuple[Tensor, Tensor, int]], made_from: Mapping[str, Any]) -> None:
     """Write (hidden states, labels, number of thinking tokens) of traces."""
-    hidden, label, thinking = [torch.zeros(0, 0).half()], [torch.zeros(0)], []
-    for states, labels, count in parts:
-        hidden.append(states)
-        label.append(labels)
-        thinking.append(count)
-    sizes = torch.tensor([len(labels) for labels in label[1:]], dtype=torch.long)
+    # Without traces one trace without tokens.
+    hidden, label, thinking = zip(*(list(parts) or [(torch.zeros(0, 0).half(), torch.zeros(0), 0)]), strict=True)
+    sizes = torch.tensor([len(labels) for labels in label])
     table = {
-        "hidden": torch.cat(hidden[1:] or hidden),
+        "hidden": torch.cat(hidden),
         "label": torch.cat(label),
         "trace": torch.arange(len(sizes)).repeat_interleave(sizes),
-        "thinking": torch.tensor(thinking, dtype=torch.long),
+        "thinking": torch.tensor(thinking),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")

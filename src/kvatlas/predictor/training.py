@@ -89,7 +89,8 @@ def train(
     optimizer = torch.optim.AdamW(head.parameters(), lr=rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     target = loss.target(data)
-    starts, lengths = _spans(data.trace)
+    lengths = torch.bincount(data.trace)
+    starts = lengths.cumsum(0) - lengths
     for _ in range(steps):
         index = torch.randint(len(target), (batch,), generator=generator)
         if loss is HeadLoss.RANKED:
@@ -125,19 +126,13 @@ def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
         )
     predicted = torch.cat([importance(head, part) for part in torch.split(data.hidden, 65_536)])
     correlations, overlaps = [], []
-    starts, lengths = _spans(data.trace)
-    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        part = slice(start, start + length)
-        correlations.append(float(spearmanr(predicted[part], data.label[part]).statistic))
-        top = max(1, length // 5)
-        hits = set(predicted[part].topk(top).indices.tolist()) & set(data.label[part].topk(top).indices.tolist())
+    lengths = torch.bincount(data.trace).tolist()
+    for scores, labels in zip(torch.split(predicted, lengths), torch.split(data.label, lengths), strict=True):
+        correlations.append(float(spearmanr(scores, labels).statistic))
+        top = max(1, len(labels) // 5)
+        hits = set(scores.topk(top).indices.tolist()) & set(labels.topk(top).indices.tolist())
         overlaps.append(len(hits) / top)
     return Quality(len(overlaps), sum(correlations) / len(correlations), sum(overlaps) / len(overlaps))
-
-
-def _spans(trace: Tensor) -> tuple[Tensor, Tensor]:
-    lengths = torch.bincount(trace)
-    return lengths.cumsum(0) - lengths, lengths
 
 
 def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]) -> None:

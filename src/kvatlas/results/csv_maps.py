@@ -16,6 +16,7 @@ from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Sett
 from kvatlas.text import number, unguarded
 
 PUBLISHED = "published:"
+_FOLDER = resources.files("kvatlas.results") / "published"
 #: Policy, KV budget and samples of the published maps (arXiv 2601.18383, section 5), which have no such columns.
 _PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
 #: The columns that hold the values of a metric, in percent.
@@ -43,8 +44,7 @@ def value_column(metric: str) -> str:
 
 def published_names() -> list[str]:
     """Return the names of the maps that come with the package; each is read as `published:NAME`."""
-    folder = resources.files("kvatlas.results") / "published"
-    return sorted(item.name.removesuffix(".csv") for item in folder.iterdir() if item.name.endswith(".csv"))
+    return sorted(item.name.removesuffix(".csv") for item in _FOLDER.iterdir() if item.name.endswith(".csv"))
 
 
 def read_maps(
@@ -94,8 +94,7 @@ def _text(name: str) -> str:
         if name.removeprefix(PUBLISHED) not in published_names():
             names = ", ".join(PUBLISHED + each for each in published_names())
             raise KvatlasError(f"There is no published map {name.removeprefix(PUBLISHED)!r}; expected: {names}.")
-        folder = resources.files("kvatlas.results") / "published"
-        return (folder / f"{name.removeprefix(PUBLISHED)}.csv").read_text("utf-8")
+        return (_FOLDER / f"{name.removeprefix(PUBLISHED)}.csv").read_text("utf-8")
     try:
         return Path(name).read_text("utf-8-sig")
     except FileNotFoundError:
@@ -134,10 +133,7 @@ def _cell(
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {column} is {fields[column]}; expected a percentage from 0 to 100.")
     known = SOURCES.get(fields["benchmark"])
-    numbers: dict[str, Any] = {
-        "problems": defaults.get("problems", known.size if known else None),
-        "samples": defaults.get("samples"),
-    }
+    numbers: dict[str, Any] = {"problems": known.size if known else None, "samples": None, **defaults}
     numbers |= {name: _number(where, name, fields[name]) for name in EXTRAS if fields.get(name)}
     low, high = (numbers[limit] / 100 if limit in numbers else None for limit in ("low", "high"))
     policy = fields.get("policy") or defaults.get("policy", "")

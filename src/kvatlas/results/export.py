@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -144,31 +144,27 @@ def _write_parquet(store: Store, part: Path) -> None:
     if not types:
         raise KvatlasError("The run has no traces yet, so there is nothing to export.")
     names = [name for name in types if name not in measured] + measured
-    kinds = {name: _kind(types[name] - {type(None)}) for name in names}
-    arrow = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "text": pa.string()}
-    schema = pa.schema([(name, arrow[kind]) for name, kind in kinds.items()])
+    columns = {name: _column(types[name] - {type(None)}) for name in names}
+    schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
     records = (record(run_key, trace) for run_key, trace in store.traces())
     with pq.ParquetWriter(part, schema, compression="zstd") as writer:
         while batch := list(itertools.islice(records, _BATCH)):
-            rows = [{name: _as(kind, row.get(name)) for name, kind in kinds.items()} for row in batch]
+            rows = [{name: columns[name][1](row[name]) for name in row if row[name] is not None} for row in batch]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def _kind(types: set[type]) -> str:
-    """Return the narrowest type of all values; a parameter may be a number in one policy and text in another."""
+def _column(types: set[type]) -> tuple[str, Callable[[Any], Any]]:
+    """Return the narrowest type of all values in the words of Arrow, and the conversion to it.
+
+    A parameter may be a number in one policy and text in another.
+    """
     if types == {bool}:
-        return "bool"
+        return "bool", bool
     if types == {int}:
-        return "int"
-    return "float" if types and types <= {int, float} else "text"
-
-
-def _as(kind: str, value: Any) -> Any:
-    if value is None or kind in ("bool", "int"):
-        return value
-    if kind == "float":
-        return float(value)
-    return value if isinstance(value, str) else json.dumps(value)
+        return "int64", int
+    if types and types <= {int, float}:
+        return "double", float
+    return "string", lambda value: value if isinstance(value, str) else json.dumps(value)
 
 
 def check_target(out: Path) -> None:

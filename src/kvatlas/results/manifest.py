@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from kvatlas.core import Setting
@@ -71,6 +71,12 @@ class Manifest:
         lacking = [cell for cell in earlier.expected if cell.name not in mine]
         return [cell for cell in lacking if f"{cell.model} {cell.benchmark}" not in imported]
 
+    def with_cells(self, cells: Sequence[Expected], **provenance: Any) -> Manifest:
+        """Return this promise with cells in place of those of the same names, and with further provenance."""
+        names = {cell.name for cell in cells}
+        others = (cell for cell in self.expected if cell.name not in names)
+        return replace(self, expected=(*others, *cells), provenance={**self.provenance, **provenance})
+
     def joined(self, earlier: Manifest) -> Manifest:
         """Return this promise joined with that of an earlier sweep that is not `unlike`.
 
@@ -123,6 +129,7 @@ class Manifest:
             if len(cell.problems) > len(problems.get(cell.benchmark, ())):
                 problems[cell.benchmark] = list(cell.problems)
         return {
+            **vars(self),
             "axes": [[name, list(values)] for name, values in self.axes],
             "expected": [
                 [
@@ -132,13 +139,6 @@ class Manifest:
                 for c in self.expected
             ],
             "problems": problems,
-            "spec": dict(self.spec),
-            "provenance": dict(self.provenance),
-            "about": {
-                name: {id_: dict(about) for id_, about in problems.items()} for name, problems in self.about.items()
-            },
-            "allocation": dict(self.allocation),
-            "screened": self.screened,
         }
 
     @classmethod
@@ -154,12 +154,5 @@ class Manifest:
             for model, benchmark, policy, values, key, samples, baseline, *rest in data["expected"]
         )
         axes = tuple((name, tuple(values)) for name, values in data["axes"])
-        return cls(
-            axes,
-            expected,
-            data["spec"],
-            data["provenance"],
-            data.get("about", {}),
-            data.get("allocation", {}),
-            data.get("screened", False),
-        )
+        known = {own.name: data[own.name] for own in fields(cls) if own.name in data}
+        return cls(**{**known, "axes": axes, "expected": expected})

@@ -6,14 +6,13 @@ The first grade of a trace stays; the new verdict is a further metric, `graded:N
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
-from kvatlas.benchmarks.answers import OWN, check_grader
+from kvatlas.benchmarks.answers import OWN
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace
 from kvatlas.models import ModelHandle
@@ -56,17 +55,17 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
 
     Raises KvatlasError if problems of the run are missing, or if its benchmarks have only one grader.
     """
-    check_grader(grader)
     with Store.open(folder) as store:
         manifest = store.manifest()
         if manifest.screened:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
-        handles, by_name = _models(manifest), _benchmarks(manifest, grader)
+        handles = models.available(manifest.spec.get("models", ()))
+        by_name = _benchmarks(manifest, grader)
         limit = manifest.spec.get("problems")
         problems = {
             (name, problem.id): problem for name, benchmark in by_name.items() for problem in benchmark.problems(limit)
         }
-        cells: dict[tuple[str, str, str], Regraded] = {}
+        cells: dict[tuple[str, str, Setting], Regraded] = {}
         grades: dict[tuple[str, str, str], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
         for run_key, trace in store.traces():
@@ -85,8 +84,8 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
                 after = grades[given].correct and grades[given].status is Status.OK
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
-            cell_key = trace.model, trace.benchmark, trace.setting.id
-            cell = cells.setdefault(cell_key, Regraded(trace.model, trace.benchmark, trace.setting))
+            name = trace.model, trace.benchmark, trace.setting
+            cell = cells.setdefault(name, Regraded(*name))
             before = trace.grade.correct and trace.grade.status is Status.OK
             cell.traces += 1
             cell.before += before
@@ -100,16 +99,6 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
     return list(cells.values())
 
 
-def _models(manifest: Manifest) -> Mapping[str, ModelHandle]:
-    """Return the models that are available; their tokenizers find the end of thinking."""
-    by_name = {}
-    for entry in manifest.spec.get("models", ()):
-        with suppress(KvatlasError):
-            model = models.find(**entry)
-            by_name[model.name] = model
-    return by_name
-
-
 def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     """Return the benchmarks of the run with the grader."""
     names = dict.fromkeys(cell.benchmark for cell in manifest.expected)
@@ -117,16 +106,15 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
     graded: dict[str, Benchmark] = {}
     for benchmark in (benchmarks.find(**entry) for entry in entries):
-        if not isinstance(benchmark, Questions):
-            if grader != OWN:
-                raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
-            graded[benchmark.name] = benchmark
-            continue
-        before, now = recorded.get(benchmark.name, []), benchmarks.identity(benchmark)
-        # Name, version, prompt format, its version, digest of the problems.
-        if len(before) > 4 and before[4] != now[4]:
-            raise KvatlasError(f"The problems of {benchmark.name} are not those that the run was made with.")
-        graded[benchmark.name] = replace(benchmark, grader=grader)
+        if isinstance(benchmark, Questions):
+            before, now = recorded.get(benchmark.name, []), benchmarks.identity(benchmark)
+            # Name, version, prompt format, its version, digest of the problems.
+            if len(before) > 4 and before[4] != now[4]:
+                raise KvatlasError(f"The problems of {benchmark.name} are not those that the run was made with.")
+            benchmark = replace(benchmark, grader=grader)
+        elif grader != OWN:
+            raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
+        graded[benchmark.name] = benchmark
     return graded
 
 

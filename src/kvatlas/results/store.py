@@ -132,15 +132,20 @@ class Store:
         """Write the manifest in place of an earlier one."""
         text = json.dumps(manifest.to_json())
         with _disk_sentences(self.path):
-            rows = [("manifest", text), ("manifest_digest", digest(text))]
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?), (?, ?)", (*rows[0], *rows[1]))
+            rows = "manifest", text, "manifest_digest", digest(text)
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?), (?, ?)", rows)
             self._checkpoint()
 
-    def manifest(self) -> Manifest:
-        """Return the manifest; KvatlasError for a store without a sweep, or a damaged one."""
+    def manifest(self, empty: Manifest | None = None) -> Manifest:
+        """Return the manifest, or `empty` for a store without a sweep.
+
+        Raises KvatlasError for a damaged manifest, and for a store without a sweep if `empty` is None.
+        """
         with self._damage_sentences():
             entries = dict(self._connection.execute("SELECT name, value FROM meta WHERE name LIKE 'manifest%'"))
             if "manifest" not in entries:
+                if empty is not None:
+                    return empty
                 raise KvatlasError(f"The run {str(self.path.parent)!r} is empty: no sweep was started in it.")
             if entries.get("manifest_digest") != digest(entries["manifest"]):
                 raise ValueError("the manifest is not what was written")
@@ -297,10 +302,9 @@ class Store:
         """Return one whole trace; KeyError if it is missing."""
         with self._damage_sentences():
             row = self._connection.execute(f"{self._select(_ALL)} WHERE {_KEY}", key).fetchone()
-            trace = None if row is None else self._trace(row)
-        if trace is None:
-            raise KeyError(key)
-        return trace
+            if row is not None:
+                return self._trace(row)
+        raise KeyError(key)
 
     def copy(self, folder: Path) -> int:
         """Copy the run into a new folder and return the number of traces; the run may be written meanwhile.
@@ -326,7 +330,7 @@ class Store:
     def _trace(self, row: tuple[Any, ...]) -> Trace:
         *values, written, made_with, sound = row
         if not sound:
-            raise ValueError(_changed(row))
+            raise ValueError(f"sample {row[5]} of {row[4]} under {row[1]} is not what was written")
         return trace_of(tuple(values), written, made_with)
 
     def _checkpoint(self) -> None:
@@ -382,10 +386,6 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
             f"The store {str(path)!r} has version {version}, this kvatlas reads version {SCHEMA_VERSION}; use another "
             "folder, or the kvatlas that wrote it."
         )
-
-
-def _changed(small: Sequence[Any]) -> str:
-    return f"sample {small[5]} of {small[4]} under {small[1]} is not what was written"
 
 
 def _sum(number: int, text: str) -> int:

@@ -29,10 +29,8 @@ class AnswerFormat:
         thinking, answer = handle.text()
         logprobs = self._logprobs(handle, handle.generation.result().tokens, 0, 0, bool(answer))
         about = {"finish_reason": handle.reason(), "logprobs": logprobs, "kvatlas": _cache_usage(handle)}
-        if not self.chat:
-            return {"index": index, "text": answer, **about}
         message = {"role": "assistant", "content": answer, "reasoning_content": thinking or None, "refusal": None}
-        return {"index": index, "message": message, **about}
+        return {"index": index, **({"message": message} if self.chat else {"text": answer}), **about}
 
     def piece(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """Return one event of a stream."""
@@ -51,33 +49,27 @@ class AnswerFormat:
 
         `tokens` are all new tokens, of which the first `sent` are sent; the answer goes on at character `offset`.
         """
-        thinking, answer = texts
-        about = {"finish_reason": None, "logprobs": self._logprobs(handle, tokens, sent, offset, bool(answer))}
-        if not self.chat:
-            return self.piece([{"index": index, "text": answer, **about}])
-        named = {"reasoning_content": thinking, "content": answer}
-        delta = {name: text for name, text in named.items() if text}
-        return self.piece([{"index": index, "delta": delta, **about}])
+        logprobs = self._logprobs(handle, tokens, sent, offset, bool(texts[1]))
+        return self._delta(index, *texts, finish_reason=None, logprobs=logprobs)
 
     def end(self, index: int, handle: RequestHandle) -> bytes:
         """Return the last event of a choice."""
-        about = {"finish_reason": handle.reason(), "kvatlas": _cache_usage(handle)}
-        return self.piece([{"index": index, **({"delta": {}} if self.chat else {"text": ""}), **about}])
+        return self._delta(index, "", "", finish_reason=handle.reason(), kvatlas=_cache_usage(handle))
+
+    def _delta(self, index: int, thinking: str, answer: str, **about: Any) -> bytes:
+        named = {"reasoning_content": thinking, "content": answer}
+        delta = {name: text for name, text in named.items() if text}
+        return self.piece([{"index": index, **({"delta": delta} if self.chat else {"text": answer}), **about}])
 
     def _logprobs(
         self, handle: RequestHandle, tokens: Sequence[int], sent: int, offset: int, answered: bool
     ) -> dict[str, Any] | None:
         """Return log-probabilities of the answer's tokens after the first `sent`, without thinking and end token."""
-        recorder, model, tags = handle.recorder, handle.model, handle.model.thinking
+        recorder, model = handle.recorder, handle.model
         if recorder is None:
             return None
-        start, end = 0, len(tokens) - int(bool(tokens) and tokens[-1] in model.stops)
-        if handle.ask.split and tags.close:
-            if tags.token is not None:
-                start = tokens.index(tags.token) + 1 if tags.token in tokens else 0
-            else:
-                parts = tags.split(tokens)
-                start = parts[1] if parts else 0
+        parts = model.split(tokens) if handle.ask.split and model.thinking.close else None
+        start, end = parts[1] if parts else 0, len(tokens) - int(bool(tokens) and tokens[-1] in model.stops)
         noted = recorder.logprobs[max(sent, start) : end] if answered else []
 
         def text(token: int) -> str:
@@ -88,15 +80,15 @@ class AnswerFormat:
 
         if self.chat:
             content = [
-                {**entry(token.token, token.logprob), "top_logprobs": [entry(*likely) for likely in token.top]}
-                for token in noted
+                {**entry(token, logprob), "top_logprobs": [entry(*likely) for likely in top]}
+                for token, logprob, top in noted
             ]
             return {"content": content, "refusal": None}
-        texts = [text(token.token) for token in noted]
+        texts = [text(token) for token, *_ in noted]
         return {
             "tokens": texts,
-            "token_logprobs": [token.logprob for token in noted],
-            "top_logprobs": [{text(token): value for token, value in likely.top} for likely in noted],
+            "token_logprobs": [logprob for _, logprob, _ in noted],
+            "top_logprobs": [{text(token): value for token, value in top} for *_, top in noted],
             "text_offset": [offset + sum(map(len, texts[:number])) for number in range(len(texts))],
         }
 

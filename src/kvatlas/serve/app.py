@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from kvatlas import __version__
@@ -58,25 +60,19 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
         docs_url=None,
         redoc_url=None,
     )
-    add_error_handlers(app)
     handler = CompletionHandler(service, name)
-    _add_endpoints(app, handler)
+    add_error_handlers(app)
     app.add_middleware(Gate, api_key=api_key, hosts=hosts, on_response=handler.metrics.note)
-    return app
-
-
-def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
-    service = handler.service
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await handler.serve("chat", body, request, await handler.read(handler.chat_asks, body))
+        return await handler.serve(body, request, handler.chat_asks)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue texts as they are, without a chat template."""
-        return await handler.serve("completions", body, request, await handler.read(handler.completion_asks, body))
+        return await handler.serve(body, request, handler.completion_asks)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -101,6 +97,8 @@ def _add_endpoints(app: FastAPI, handler: CompletionHandler) -> None:
         """Report metrics in the format of Prometheus."""
         text = generate_latest(handler.metrics.registry)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return app
 
 
 class Metrics(Collector):
@@ -167,10 +165,6 @@ class CompletionHandler:
         """Raise 404 for another model."""
         if model is not None and model != self.name:
             raise HTTPException(404, f"There is no model {model!r}; expected {self.name!r}.")
-
-    async def read(self, asks: Callable[[Body], list[GenerationRequest]], body: Body) -> list[GenerationRequest]:
-        """Return the requests of a body, read beside the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, asks, body)
 
     def _check_size(self, lengths: Sequence[int], choices: int | None) -> None:
         """Raise KvatlasError for too many answers, and for prompts with too many characters."""
@@ -243,61 +237,60 @@ class CompletionHandler:
             for each in streams
         ]
 
-    async def serve(self, endpoint: str, body: Generating, request: Request, asks: list[GenerationRequest]) -> Response:
+    async def serve(self, body: Body, request: Request, asks: Callable[[Body], list[GenerationRequest]]) -> Response:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""
-        handles = self.service.ask(asks)
-        chat = endpoint == "chat"
+        handles = self.service.ask(await asyncio.get_running_loop().run_in_executor(self._reader, asks, body))
+        chat = isinstance(body, ChatRequest)
+        endpoint = "chat" if chat else "completions"
         shape = AnswerFormat(chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), self.name)
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
             return _Stream(self._events(endpoint, shape, handles, with_usage, began), handles)
-        outcome = "gone"
         try:
-            if not await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles))):
-                return Response(status_code=499)
-            outcome = "ok"
-            return JSONResponse(shape.whole(handles))
-        except ClosedError:
-            outcome = "stopped"
-            raise
-        finally:
-            self._note(endpoint, outcome, began, handles)
+            with self._counted(endpoint, began):
+                await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles)))
+                return JSONResponse(shape.whole(handles))
+        except ClientDisconnect:
+            return Response(status_code=499)
 
     async def _events(
         self, endpoint: str, shape: AnswerFormat, handles: list[RequestHandle], with_usage: bool, began: float
     ) -> AsyncIterator[bytes]:
-        outcome = "gone"
         texts = [handle.ask.detokenizer(handle.model) for handle in handles]
         sent, offsets, first = [0] * len(handles), [0] * len(handles), True
         try:
-            for index in range(len(handles) if shape.chat else 0):
-                yield shape.begin(index)
-            async for index, tokens, last in follow(handles):
-                if first:
-                    self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
-                first, handle, (thinking, answer) = False, handles[index], texts[index].push(tokens, last)
-                if thinking or answer:
-                    yield shape.news(index, handle, (thinking, answer), tokens, sent[index], offsets[index])
-                    sent[index], offsets[index] = len(tokens), offsets[index] + len(answer)
-                if last:
-                    yield shape.end(index, handle)
-            if with_usage:
-                yield shape.piece([], usage=usage_of(handles))
-            outcome = "ok"
+            with self._counted(endpoint, began):
+                for index in range(len(handles) if shape.chat else 0):
+                    yield shape.begin(index)
+                async for index, tokens, last in follow(handles):
+                    if first:
+                        self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
+                    first, handle, (thinking, answer) = False, handles[index], texts[index].push(tokens, last)
+                    if thinking or answer:
+                        yield shape.news(index, handle, (thinking, answer), tokens, sent[index], offsets[index])
+                        sent[index], offsets[index] = len(tokens), offsets[index] + len(answer)
+                    if last:
+                        yield shape.end(index, handle)
+                if with_usage:
+                    yield shape.piece([], usage=usage_of(handles))
             yield shape.done
         except ClosedError as closed:
-            outcome = "stopped"
             yield event(error(str(closed), "server_error"))
-        finally:
-            self._note(endpoint, outcome, began, handles)
 
-    def _note(self, endpoint: str, outcome: str, began: float, handles: list[RequestHandle]) -> None:
-        if outcome != "ok":
-            for handle in handles:
-                handle.cancel()
-        self.metrics.answered.labels(endpoint, outcome).inc()
-        self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
+    @contextmanager
+    def _counted(self, endpoint: str, began: float) -> Iterator[None]:
+        """Count a request by how it ends, and measure its time."""
+        outcome = "gone"
+        try:
+            yield
+            outcome = "ok"
+        except ClosedError:
+            outcome = "stopped"
+            raise
+        finally:
+            self.metrics.answered.labels(endpoint, outcome).inc()
+            self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
 
 
 class _Stream(StreamingResponse):
@@ -315,21 +308,20 @@ class _Stream(StreamingResponse):
                 handle.cancel()
 
 
-async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> bool:
-    """Wait for an answer; return False and cancel it if the client disconnects before."""
+async def _unless_gone(request: Request, answer: asyncio.Future[Any]) -> None:
+    """Wait for an answer; if the client disconnects before, cancel it and raise ClientDisconnect."""
 
-    async def gone() -> None:
+    async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-
-    left = asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            return False
-        answer.result()
-        return True
-    finally:
-        left.cancel()
         answer.cancel()
-        await asyncio.gather(left, answer, return_exceptions=True)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        await answer
+    except asyncio.CancelledError as error:
+        if watching.done():
+            raise ClientDisconnect from error
+        raise
+    finally:
+        watching.cancel()

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
-from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle, Options, find
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
 from kvatlas.serve.text import Detokenizer, LogprobRecorder
@@ -72,6 +73,19 @@ class GenerationRequest:
         return Detokenizer(model, self.stop, self.split, self.opened)
 
 
+def model_and_policy(name: str, policy: str, arguments: Mapping[str, Any]) -> tuple[ModelHandle, Policy]:
+    """Return a model and the policy for it; `arguments` are options of the model and parameters of the policy.
+
+    Notes on the model are logged. Raises KvatlasError for a faulty model, and as `find_policy`.
+    """
+    options = {field.name: arguments[field.name] for field in fields(Options) if field.name in arguments}
+    model = find(name, **options)
+    model.check()
+    for sentence in model.notes:
+        logging.getLogger("kvatlas").warning(sentence)
+    return model, find_policy(model, policy, {key: arguments[key] for key in arguments if key not in options})
+
+
 def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy:
     """Return the policy for this model; None values are left out, texts are read by the declared type.
 
@@ -97,6 +111,12 @@ def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
     if seed is None:
         return secrets.randbits(63)
     return stream_key("ask", seed, " ".join(map(str, prompt)), sample)
+
+
+def next_stream(seed: int, prompt: tuple[int, ...], seen: Counter[tuple[int, ...]]) -> int:
+    """Return the random stream of the next answer to a prompt, and count it in `seen`."""
+    seen[prompt] += 1
+    return stream_of(seed, prompt, seen[prompt] - 1)
 
 
 def sampling_with(sampling: Sampling, **changes: Any) -> Sampling:
@@ -168,9 +188,7 @@ class RequestHandle:
         if self.recorder is not None:
             self.recorder.note(tokens[-1])
         self._tokens, self._noted = tokens, len(tokens)
-        if self.ask.stop and not self._gone:
-            self._text.push(tokens)
-        return self._gone or self._text.stopped
+        return self._gone or (bool(self.ask.stop) and self._text.stops(tokens))
 
     async def finished(self) -> Generation[RequestHandle]:
         """Wait for the generation; cancelling the waiting task cancels the request."""
@@ -266,8 +284,8 @@ class Service:
         """
         if not values:
             return self.policy
-        name, own = str(values.get("policy", self.policy.name)), {**values}
-        own.pop("policy", None)
+        own = dict(values)
+        name = str(own.pop("policy", self.policy.name))
         if ".py:" in name and name != self.policy.name:
             raise KvatlasError(f"policy: {name!r} names a file, which requests may not.")
         for item in parameters(policies.policies.get(name)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -43,6 +42,11 @@ class Detokenizer:
         self._part, self._held = self._first, ""
         #: Numbers of tokens before the newest piece, and of tokens with known text.
         self._before = self._done = 0
+
+    def stops(self, tokens: Sequence[int]) -> bool:
+        """Take `tokens`, all tokens so far; return True if a stop text was written."""
+        self.push(tokens)
+        return self.stopped
 
     @property
     def stopped(self) -> bool:
@@ -107,20 +111,8 @@ class Detokenizer:
         return text[:count]
 
 
-def split_text(
-    model: ModelHandle, tokens: Sequence[int], stop: Sequence[str] = (), split: bool = True
-) -> tuple[str, str]:
-    """Return (thinking, answer) of finished new tokens."""
-    return Detokenizer(model, stop, split).push(tokens, last=True)
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """The natural log-probability of a drawn token, and the likeliest tokens with theirs."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+#: A drawn token with its natural log-probability, and the likeliest tokens with theirs.
+TokenLogprob = tuple[int, float, list[tuple[int, float]]]
 
 
 class LogprobRecorder:
@@ -142,5 +134,5 @@ class LogprobRecorder:
         """Note the log-probability of the drawn token."""
         assert self._seen is not None
         best = self._seen.topk(self.top)
-        top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-        self.logprobs.append(TokenLogprob(token, float(self._seen[token]), top))
+        top = list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+        self.logprobs.append((token, float(self._seen[token]), top))

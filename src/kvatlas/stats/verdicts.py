@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting, grouped
+from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting, grouped, mean_of
 from kvatlas.policies import share, tokens_of
 from kvatlas.stats import inference
 from kvatlas.stats.inference import Contrast, Test
@@ -158,7 +158,7 @@ def is_full(cell: CellTraces) -> bool:
 def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
     """Each map with its own value alone, then each mean over benchmarks with the values of its maps."""
     several = [own for own in grouped(maps, lambda name: (name.model, name.policy)).values() if len(own) > 1]
-    means = {MapName.of_mean(own[0].model, len(own), own[0].policy): [maps[name] for name in own] for own in several}
+    means = {MapName(own[0].model, mean_of(len(own)), own[0].policy): [maps[name] for name in own] for own in several}
     return {name: [value] for name, value in maps.items()} | means
 
 

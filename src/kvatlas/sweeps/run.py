@@ -158,13 +158,10 @@ def sweep(
 def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
     """Return the manifest of a run with the plan added to it, or with the plan `alone`.
 
-    Raises KvatlasError with the differences if both cannot be one run.
+    Raises KvatlasError with the differences if both cannot be one run, and for a damaged manifest.
     """
     now = plan.manifest()
-    try:
-        earlier = now if alone else store.manifest()
-    except KvatlasError:
-        return now
+    earlier = now if alone else store.manifest(empty=now)
     cells = [{(cell.run_key, cell.setting.id, cell.benchmark) for cell in each.expected} for each in (now, earlier)]
     if cells[0] == cells[1] and not {cell.name for cell in now.expected} & {cell.name for cell in earlier.expected}:
         # The model was moved; the cells are the same.

@@ -26,8 +26,8 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,34 +60,23 @@ _FACT = re.compile(
     rf"|Key \d+ is in room {_ROOM}\."
     rf"|[A-Z][A-Za-z_-]* is in room {_ROOM}\."
 )
-#: The metrics of an answer without a plan.
-_NO_PLAN: Mapping[str, float | str] = {
-    **dict.fromkeys(("valid", "progress_valid", "precision", "recall"), 0.0),
-    **{"first_error": "no_answer", "first_error_index": 0},
-}
-
-
-@cache
-def template() -> str:
-    """Return the part before the facts in `seqbench/v1`: task, guidance and worked examples."""
-    return (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
+#: The part before the facts in `seqbench/v1`: task, guidance and worked examples.
+TEMPLATE = (files("kvatlas.benchmarks.seqbench") / "seqbench-v1.txt").read_text(encoding="utf-8")
 
 
 class _Graded:
     """The prompt and the grading of every maze."""
 
     def prompt(self, problem: Problem) -> str:
-        return f"{template()}{problem.question}\n\nPlan:"
+        return f"{TEMPLATE}{problem.question}\n\nPlan:"
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        plan = parse_plan(answer)
-        if plan is None:
-            return Grade(False, 0.0, None, Status.NO_ANSWER, dict(_NO_PLAN))
-        reference = parse_plan(problem.answer)
+        plan, reference = parse_plan(answer), parse_plan(problem.answer)
         assert reference is not None, "a reference answer is a plan"
-        metrics = asdict(judge(read_maze(problem.question.splitlines()), reference, plan))
-        metrics["valid"] = float(metrics["valid"])
-        return Grade(metrics.pop("solved"), metrics.pop("progress"), format_plan(plan), Status.OK, metrics)
+        grade = judge(read_maze(problem.question.splitlines()), reference, plan or ())
+        if plan is None:
+            return Grade(False, 0.0, None, Status.NO_ANSWER, {**grade.metrics, "first_error": "no_answer"})
+        return grade
 
 
 @dataclass(frozen=True)
@@ -156,7 +145,7 @@ class SeqBench(_Graded):
 
     def for_model(self, reads: Callable[[str], bool]) -> Benchmark:
         """Return the same benchmark with the full prompt as default if the model can read it."""
-        return replace(self, full=reads(template()))
+        return replace(self, full=reads(TEMPLATE))
 
     @property
     def identity(self) -> list[Any]:
@@ -176,12 +165,13 @@ class SeqBench(_Graded):
     def problem(self, index: int) -> Problem:
         """Return the problem of that index: `question` holds the facts, `about` the depth of the maze."""
         instance = draw(self.shape, random.Random(f"kvatlas seqbench {self._maze} test {index}"))
+        doors, moves = plans.depth(instance.plan)
         about = {
             "L": len(instance.plan),
-            "B": instance.doors,
+            "B": doors,
             "N": self.shape.noise,
             "S": self.shape.shuffle,
-            "moves": instance.moves,
+            "moves": moves,
             "grid": f"{self.shape.columns}x{self.shape.rows}",
         }
         return Problem(f"{self.name}-{index:04d}", "\n".join(instance.facts), format_plan(instance.plan), about)
@@ -252,14 +242,9 @@ def _problem(row: Row, where: str) -> Problem:
     done, error_class = follow(maze, plan)
     if error_class != plans.NO_ERROR:
         raise KvatlasError(f"{where} has a completion that fails at action {done + 1} ({error_class}).")
-    depth = _object(row.get("complexity_parameters"))
-    actions = [action for action, _ in plan]
-    about = {
-        "L": len(plan),
-        "B": int(depth.get("backtracking_count_B", actions.count("use_key"))),
-        "moves": actions.count("move_to"),
-        **({"N": depth["noise_ratio_N"]} if "noise_ratio_N" in depth else {}),
-    }
+    stated, (doors, moves) = _object(row.get("complexity_parameters")), plans.depth(plan)
+    about = {"L": len(plan), "B": int(stated.get("backtracking_count_B", doors)), "moves": moves}
+    about |= {"N": stated["noise_ratio_N"]} if "noise_ratio_N" in stated else {}
     return Problem(str(row["instance_id"]), "\n".join(sentences), format_plan(plan), about)
 
 

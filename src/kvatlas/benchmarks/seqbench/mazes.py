@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from kvatlas.benchmarks.seqbench.plans import SENTENCES, TARGET, Action, Maze, Plan, check
+from kvatlas.benchmarks.seqbench.plans import SENTENCES, TARGET, Action, Maze, Plan, check, read_maze
 from kvatlas.core import KvatlasError
 
 _DRAWS = 400
@@ -41,6 +41,11 @@ ON_WAY, DETOUR = "on_way", "detour"
 _LAID = 2.5
 
 Edge = tuple[int, int]
+#: The neighbours of each room in a spanning tree of the grid, whose rooms are numbered row by row from 0.
+Tree = list[list[int]]
+#: A piece of the walk: its rooms in walking order, from the start or a key room to the next key room or the goal; and
+#: the index i of the locked door between rooms[i] and rooms[i + 1], None on the first leg.
+Leg = tuple[list[int], int | None]
 
 
 @dataclass(frozen=True)
@@ -93,16 +98,6 @@ class Instance:
     facts: tuple[str, ...]
     supporting: int
 
-    @property
-    def doors(self) -> int:
-        """B: locked doors on the optimal path."""
-        return sum(name == "use_key" for name, _ in self.plan)
-
-    @property
-    def moves(self) -> int:
-        """m: rooms entered on the optimal path."""
-        return sum(name == "move_to" for name, _ in self.plan)
-
 
 def draw(shape: MazeShape, rng: random.Random) -> Instance:
     """Return a random checked instance. Raises KvatlasError if many draws give none of that shape."""
@@ -116,10 +111,10 @@ def draw(shape: MazeShape, rng: random.Random) -> Instance:
         path = long_path(shape.columns, shape.rows, moves, rng) if laid else []
         tree = spanning_tree(shape.columns, shape.rows, rng, path)
         for _ in range(1 if path or shape.length is None else _GOALS_PER_TREE):
-            route, reached = ([_Leg(path, None)], len(path) + 1) if path else _rewind(tree, walked, rng)
+            route, reached = ([(path, None)], len(path) + 1) if path else _rewind(tree, walked, rng)
             longest = max(longest, reached + added)
             if route and added:
-                route = _with_keys(route[0].rooms, shape.doors, rng)
+                route = _with_keys(route[0][0], shape.doors, rng)
             instance = _furnish(tree, route, shape, rng) if route else None
             if instance is not None:
                 check(instance.maze, instance.plan)
@@ -129,14 +124,6 @@ def draw(shape: MazeShape, rng: random.Random) -> Instance:
         f"None of {_DRAWS} mazes of {shape.columns}x{shape.rows} rooms has {length}B = {shape.doors} and "
         f"N = {shape.noise:g} (the longest plan has {longest} actions); take a larger grid, or smaller L, B or N."
     )
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A spanning tree of the grid, whose rooms are numbered row by row from 0: neighbours and names of each room."""
-
-    neighbours: list[list[int]]
-    names: list[str]
 
 
 def room_name(column: int, row: int) -> str:
@@ -159,7 +146,7 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
     walls.sort(key=lambda _: number())
     walls[:0] = pairwise(path)
     root = list(range(rooms))
-    neighbours: list[list[int]] = [[] for _ in range(rooms)]
+    tree: Tree = [[] for _ in range(rooms)]
     for a, b in walls:
         i, j = a, b
         while root[i] != i:
@@ -168,9 +155,9 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
             root[j] = j = root[root[j]]
         if i != j:
             root[j] = i
-            neighbours[a].append(b)
-            neighbours[b].append(a)
-    return Tree(neighbours, [room_name(room % columns, room // columns) for room in range(rooms)])
+            tree[a].append(b)
+            tree[b].append(a)
+    return tree
 
 
 def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[int]:
@@ -179,7 +166,7 @@ def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[i
     Each room of the tree is a square of four rooms of the grid; the way around it visits every one of them once.
     """
     across, down = columns // 2, rows // 2
-    tree = spanning_tree(across, down, rng).neighbours if min(across, down) > 1 else []
+    tree = spanning_tree(across, down, rng) if min(across, down) > 1 else []
     beside: dict[int, list[int]] = {}
     for square, neighbours in enumerate(tree):
         corner = square // across * 2 * columns + square % across * 2
@@ -206,18 +193,7 @@ def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[i
     return path
 
 
-@dataclass(frozen=True)
-class _Leg:
-    """A piece of the walk in walking order: from the start or a key room to the next key room or the goal.
-
-    `door` is the index i of the locked door between rooms[i] and rooms[i + 1], None on the first leg.
-    """
-
-    rooms: list[int]
-    door: int | None
-
-
-def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[_Leg] | None:
+def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[Leg] | None:
     """Cut a path at the rooms of keys, with a locked door on each leg but the first; None if it is too short."""
     spare = len(path) - 1 - (2 * doors + 1)
     if spare < 0:
@@ -225,21 +201,23 @@ def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[_Leg] | 
     # The first leg has a move, each other two; the spare moves are spread at random.
     cuts = [cut + number + 1 for number, cut in enumerate(sorted(rng.sample(range(spare + doors), doors)))]
     legs = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
-    return [_Leg(leg, rng.randrange(1, len(leg) - 1) if number else None) for number, leg in enumerate(legs)]
+    return [(leg, rng.randrange(1, len(leg) - 1) if number else None) for number, leg in enumerate(legs)]
 
 
-def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[_Leg] | None, int]:
+def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[Leg] | None, int]:
     """Return the legs of a walk in walking order, None if this attempt finds none; and the largest L in its reach."""
-    left = None if shape.length is None else shape.length - 2 - 3 * shape.doors
-    here, back = rng.randrange(len(tree.neighbours)), None
+    # Actions that are no moves.
+    others = 2 + 3 * shape.doors
+    here, back = rng.randrange(len(tree)), None
     locked: set[Edge] = set()
-    legs: list[_Leg] = []
+    legs: list[Leg] = []
     walked = 0
     for legs_left in range(shape.doors + 1, 0, -1):
         before, layers = _explore(tree, here, back, locked)
-        reach = 2 + 3 * shape.doors + walked + len(layers) - 1
+        reach = others + walked + len(layers) - 1
         # A walk without doors has at least two moves; with doors its first leg may be a single one.
         nearest = 1 if legs_left == 1 and shape.doors else 2
+        left = None if shape.length is None else shape.length - others - walked
         distance = _distance(layers, nearest, legs_left, left, rng)
         if distance is None:
             return None, reach if legs_left == 1 else 0
@@ -247,17 +225,15 @@ def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[_Leg
         while path[-1] != here:
             path.append(before[path[-1]])
         walked += distance
-        if left is not None:
-            left -= distance
         if legs_left == 1:
-            legs.append(_Leg(path, None))
+            legs.append((path, None))
             break
         # Any door of the path but the one at the key room, through which Bob must come first.
         door = rng.randrange(1, distance)
         locked |= {(path[door], path[door + 1]), (path[door + 1], path[door])}
-        legs.append(_Leg(path, door))
+        legs.append((path, door))
         here, back = path[0], path[1]
-    return legs[::-1], 2 + 3 * shape.doors + walked
+    return legs[::-1], others + walked
 
 
 def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tuple[dict[int, int], list[list[int]]]:
@@ -267,7 +243,7 @@ def _explore(tree: Tree, here: int, back: int | None, locked: set[Edge]) -> tupl
     while layers[-1]:
         following = []
         for room in layers[-1]:
-            for neighbour in tree.neighbours[room] if room != here or back is None else [back]:
+            for neighbour in tree[room] if room != here or back is None else [back]:
                 if neighbour not in before and (room, neighbour) not in locked:
                     before[neighbour] = room
                     following.append(neighbour)
@@ -291,74 +267,59 @@ def _distance(
     return min(max(round(left / legs_left * rng.uniform(0.5, 1.5)), nearest), farthest)
 
 
-@dataclass(frozen=True)
-class _World:
-    """The doors and keys of a maze; `door` and `key` add one and return its sentences."""
-
-    names: list[str]
-    rng: random.Random
-    open_doors: list[tuple[str, str]] = field(default_factory=list)
-    locked_doors: list[tuple[str, str, str]] = field(default_factory=list)
-    keys: list[tuple[str, str]] = field(default_factory=list)
-
-    def either_way(self, here: int, there: int) -> tuple[str, str]:
-        pair = self.names[here], self.names[there]
-        return pair if self.rng.random() < 0.5 else pair[::-1]
-
-    def door(self, pair: tuple[str, str], key: str = "") -> list[str]:
-        a, b = pair
-        if key:
-            self.locked_doors.append((a, b, key))
-        else:
-            self.open_doors.append(pair)
-        return [SENTENCES[kind].format(a=a, b=b, key=key) for kind in (("locked", "requires") if key else ("open",))]
-
-    def key(self, key: str, room: int) -> str:
-        self.keys.append((key, self.names[room]))
-        return SENTENCES["key"].format(key=key, a=self.names[room])
+def _either_way(a: str, b: str, rng: random.Random) -> tuple[str, str]:
+    return (a, b) if rng.random() < 0.5 else (b, a)
 
 
-def _furnish(tree: Tree, legs: list[_Leg], shape: MazeShape, rng: random.Random) -> Instance | None:
+def _door(rooms: tuple[str, str], key: str = "") -> list[str]:
+    """Return the facts of an open door, or of a locked one with its key."""
+    a, b = rooms
+    return [SENTENCES[kind].format(a=a, b=b, key=key) for kind in (("locked", "requires") if key else ("open",))]
+
+
+def _furnish(tree: Tree, legs: Sequence[Leg], shape: MazeShape, rng: random.Random) -> Instance | None:
     """Add names, keys, facts and distractions to a walk; None if the tree has too few doors left to distract with."""
-    names, spare = tree.names, 0
+    names = [room_name(room % shape.columns, room // shape.columns) for room in range(len(tree))]
+    spare = 0
     if shape.doors and not shape.small:
-        most = sum(len(leg.rooms) for leg in legs) + 3 * shape.doors + 2
+        most = sum(len(rooms) for rooms, _ in legs) + 3 * shape.doors + 2
         spare = round(shape.noise * most) // 3
     # From one pool, so that a number does not tell whether its key is needed.
     count = shape.doors + spare
     numbers = [str(number) for number in rng.sample(range(1, max(100, 2 * count)), count)] if shape.doors else []
-    start, goal = names[legs[0].rooms[0]], names[legs[-1].rooms[-1]]
+    start, goal = names[legs[0][0][0]], names[legs[-1][0][-1]]
     plan: list[Action] = [("start", start)]
-    world = _World(names, rng)
     supporting = [SENTENCES["start"].format(a=start)]
     crossed: set[Edge] = set()
-    for number, leg in enumerate(legs):
+    for number, (rooms, door) in enumerate(legs):
         key = numbers[number - 1] if number else ""
         if number:
             plan.append(("pick_up_key", key))
-            supporting.append(world.key(key, leg.rooms[0]))
-        for i, (here, there) in enumerate(pairwise(leg.rooms)):
-            if i == leg.door:
+            supporting.append(SENTENCES["key"].format(key=key, a=names[rooms[0]]))
+        for i, (here, there) in enumerate(pairwise(rooms)):
+            if i == door:
                 plan += [("use_key", key), ("unlock_and_open_door_to", names[there])]
             plan.append(("move_to", names[there]))
             if (here, there) not in crossed:
                 crossed |= {(here, there), (there, here)}
-                supporting += world.door(world.either_way(here, there), key if i == leg.door else "")
+                supporting += _door(_either_way(names[here], names[there], rng), key if i == door else "")
     plan.append(("rescue", TARGET))
     supporting.append(SENTENCES["goal"].format(a=goal))
-    distracting = _distract(tree, crossed, world, round(shape.noise * len(supporting)), numbers[shape.doors :])
+    count = round(shape.noise * len(supporting))
+    distracting = _distract(tree, names, crossed, count, numbers[shape.doors :], rng)
     if distracting is None:
         return None
-    maze = Maze(tuple(world.open_doors), tuple(world.locked_doors), tuple(world.keys), start, goal)
-    return Instance(maze, tuple(plan), _order(supporting, distracting, shape.shuffle, rng), len(supporting))
+    facts = _order(supporting, distracting, shape.shuffle, rng)
+    return Instance(read_maze([*supporting, *distracting]), tuple(plan), facts, len(supporting))
 
 
-def _distract(tree: Tree, crossed: set[Edge], world: _World, count: int, spare: list[str]) -> list[str] | None:
+def _distract(
+    tree: Tree, names: Sequence[str], crossed: set[Edge], count: int, spare: list[str], rng: random.Random
+) -> list[str] | None:
     """Return `count` true facts that the plan does not need, grown from the walk; None if the tree has too few."""
-    rng = world.rng
     known = sorted({room for edge in crossed for room in edge})
     seen = set(known)
-    frontier = [(room, there) for room in known for there in tree.neighbours[room] if there not in seen]
+    frontier = [(room, there) for room in known for there in tree[room] if there not in seen]
     distracting: list[str] = []
     while len(distracting) < count:
         if not frontier:
@@ -366,15 +327,16 @@ def _distract(tree: Tree, crossed: set[Edge], world: _World, count: int, spare: 
         index = rng.randrange(len(frontier))
         frontier[index], frontier[-1] = frontier[-1], frontier[index]
         room, there = frontier.pop()
-        pair = world.either_way(room, there)
+        pair = _either_way(names[room], names[there], rng)
         if spare and len(distracting) + 3 <= count and rng.random() < _DECOY_LOCKED:
             key = spare.pop()
-            distracting += [*world.door(pair, key), world.key(key, rng.choice(known))]
+            place = names[rng.choice(known)]
+            distracting += [*_door(pair, key), SENTENCES["key"].format(key=key, a=place)]
         else:
-            distracting += world.door(pair)
+            distracting += _door(pair)
         known.append(there)
         seen.add(there)
-        frontier += [(there, beyond) for beyond in tree.neighbours[there] if beyond not in seen]
+        frontier += [(there, beyond) for beyond in tree[there] if beyond not in seen]
     return distracting
 
 

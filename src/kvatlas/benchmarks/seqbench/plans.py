@@ -10,10 +10,10 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import Grade, KvatlasError, Status
 
 Action = tuple[str, str]
 Plan = tuple[Action, ...]
@@ -94,6 +94,12 @@ def read_maze(sentences: Iterable[str]) -> Maze:
     )
 
 
+def depth(plan: Plan) -> tuple[int, int]:
+    """Return the numbers of locked doors (B) and moves (m) on the way of a plan."""
+    names = [name for name, _ in plan]
+    return names.count("use_key"), names.count("move_to")
+
+
 def format_plan(plan: Sequence[Action]) -> str:
     """Return the answer format: a Python list of tuples, as `[('start', 'F6'), ('move_to', 'E6')]`."""
     return str([tuple(action) for action in plan])
@@ -139,91 +145,64 @@ def _last_lists(text: str) -> Iterator[str]:
         yield text[begin:end]
 
 
-@dataclass
-class _Walk:
-    """The state of a walk: the room (None before the start), keys held, doors opened, the key just used, the end."""
-
-    room: str | None = None
-    held: set[str] = field(default_factory=set)
-    opened: set[frozenset[str]] = field(default_factory=set)
-    used: str | None = None
-    rescued: bool = False
-
-
 def follow(maze: Maze, plan: Plan) -> tuple[int, str]:
     """Return the number of possible leading actions, and the error class of the next one, or `NO_ERROR`."""
-    walk = _Walk()
+    # The room, empty before the start, and the key just used.
+    here = used = ""
+    held: set[str] = set()
+    opened: set[frozenset[str]] = set()
+    rescued = False
     for index, (name, argument) in enumerate(plan):
-        if walk.rescued:
+        if rescued:
             return index - 1, "misplaced_rescue"
-        error = _step(maze, walk, name, argument)
+        if name not in ACTIONS or not argument:
+            return index, "format"
+        if (name == "start") != (not here):
+            return index, "bad_start"
+        doors, door, key, used = maze.doors.get(here, {}), frozenset((here, argument)), used, ""
+        error = ""
+        match name:
+            case "unlock_and_open_door_to":
+                needed = doors.get(argument)
+                if needed is None or (key and door in opened):
+                    error = "no_such_door"
+                elif not key:
+                    error = "use_without_unlock" if needed in held else "key_not_held"
+                elif key != needed:
+                    error = "wrong_key"
+                opened.add(door)
+            case _ if key:
+                error = "use_without_unlock"
+            case "start":
+                error = "" if argument == maze.start else "bad_start"
+                here = argument
+            case "move_to":
+                if argument not in doors:
+                    error = "no_such_door"
+                elif doors[argument] is not None and door not in opened:
+                    error = "door_locked"
+                here = argument
+            case "pick_up_key":
+                error = "" if (argument, here) in maze.keys and argument not in held else "key_not_here"
+                held.add(argument)
+            case "use_key":
+                error = "" if argument in held else "key_not_held"
+                used = argument
+            case _:
+                error = "" if here == maze.goal and argument == TARGET else "misplaced_rescue"
+                rescued = True
         if error:
             return index, error
-    return len(plan), NO_ERROR if walk.rescued else "ended_early"
+    return len(plan), NO_ERROR if rescued else "ended_early"
 
 
-def _step(maze: Maze, walk: _Walk, name: str, argument: str) -> str | None:
-    """Do one action; return the error class if it is impossible."""
-    if name not in ACTIONS or not argument:
-        return "format"
-    if (name == "start") != (walk.room is None):
-        return "bad_start"
-    here, used = walk.room or "", walk.used
-    doors, door = maze.doors.get(here, {}), frozenset((here, argument))
-    walk.used = None
-    match name:
-        case "unlock_and_open_door_to":
-            key = doors.get(argument)
-            if key is None or (door in walk.opened and used is not None):
-                return "no_such_door"
-            if used is None:
-                return "use_without_unlock" if key in walk.held else "key_not_held"
-            walk.opened.add(door)
-            return None if key == used else "wrong_key"
-        case _ if used is not None:
-            return "use_without_unlock"
-        case "start":
-            walk.room = argument
-            return None if argument == maze.start else "bad_start"
-        case "move_to":
-            if argument not in doors:
-                return "no_such_door"
-            walk.room = argument
-            return None if doors[argument] is None or door in walk.opened else "door_locked"
-        case "pick_up_key":
-            if (argument, here) not in maze.keys or argument in walk.held:
-                return "key_not_here"
-            walk.held.add(argument)
-            return None
-        case "use_key":
-            walk.used = argument
-            return None if argument in walk.held else "key_not_held"
-        case _:
-            walk.rescued = True
-            return None if here == maze.goal and argument == TARGET else "misplaced_rescue"
-
-
-@dataclass(frozen=True)
-class PlanGrade:
-    """The comparison of a plan with the reference and with the maze.
+def judge(maze: Maze, reference: Plan, plan: Plan) -> Grade:
+    """Compare a plan with the reference and with the maze.
 
     `progress` is the share of the reference with which the plan begins; `progress_valid` is the number of possible
     leading actions over the length of the reference, and 1 only for a rescue. `precision` and `recall` compare the
     actions as multisets. `first_error_index` is the length of the plan if there is no error.
     """
-
-    solved: bool
-    valid: bool
-    progress: float
-    progress_valid: float
-    precision: float
-    recall: float
-    first_error: str
-    first_error_index: int
-
-
-def judge(maze: Maze, reference: Plan, plan: Plan) -> PlanGrade:
-    """Return all metrics of a plan."""
     solved = plan == reference
     pairs = enumerate(zip(plan, reference, strict=False))
     same = next((i for i, (a, b) in pairs if a != b), min(len(plan), len(reference)))
@@ -236,16 +215,15 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> PlanGrade:
         # If the plan continues after the whole reference, the last action of the reference, the rescue, is too early.
         same = min(same, len(reference) - 1)
     common = sum((Counter(plan) & Counter(reference)).values())
-    return PlanGrade(
-        solved=solved,
-        valid=valid,
-        progress=same / len(reference),
-        progress_valid=1.0 if valid else min(done, len(reference) - 1) / len(reference),
-        precision=common / len(plan) if plan else 0.0,
-        recall=common / len(reference),
-        first_error=error,
-        first_error_index=index,
-    )
+    metrics: dict[str, float | str] = {
+        "valid": float(valid),
+        "progress_valid": 1.0 if valid else min(done, len(reference) - 1) / len(reference),
+        "precision": common / len(plan) if plan else 0.0,
+        "recall": common / len(reference),
+        "first_error": error,
+        "first_error_index": index,
+    }
+    return Grade(solved, same / len(reference), format_plan(plan), Status.OK, metrics)
 
 
 def check(maze: Maze, plan: Plan) -> None:
