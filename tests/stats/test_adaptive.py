@@ -1,14 +1,9 @@
 """Group-sequential looks: published boundaries, errors by simulation, and what is given up."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from kvatlas.stats.adaptive import Seen, begin, last_quantile, look, replay
-from kvatlas.stats.run_analysis import RunAnalysis
-from kvatlas.stats.run_data import RunData
-from tests.stats.synthetic import grid, manifest, traces
 
 FOUR = np.repeat(np.arange(4), 60)
 
@@ -77,10 +72,3 @@ def test_a_setting_without_hope_is_given_up():
     end, took = replay(differences, [np.arange(240)], np.ones(1), 0.01, 20)
     assert end.hopeless.tolist() == [True]
     assert took[0] < 240
-
-
-def test_nothing_is_recommended_before_the_first_block_is_whole():
-    plan = replace(manifest(grid("dynts")), allocation={"problems": {"CHAIN6": 12, "CHAIN8": 12}, "blocks": 3})
-    kept = [stored for stored in traces(plan) if stored[1].problem != "p0"]
-    (choice,) = RunAnalysis(RunData(plan, kept, partial=True)).choices
-    assert (choice.losses, choice.least, choice.by_memory) == ({}, None, None)

@@ -12,7 +12,6 @@ from kvatlas.results.records import digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import TraceTable
 from kvatlas.stats.validity import Kind, findings, validities, validity
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -73,6 +72,13 @@ def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous,
         assert item.validity.vacuous is reason
 
 
+def test_nothing_is_recommended_before_the_first_block_of_an_adaptive_sweep_is_whole() -> None:
+    plan = replace(manifest(grid("dynts")), allocation={"problems": {"CHAIN6": 12, "CHAIN8": 12}, "blocks": 3})
+    kept = [stored for stored in traces(plan) if stored[1].problem != "p0"]
+    (choice,) = RunAnalysis(RunData(plan, kept, partial=True)).choices
+    assert (choice.losses, choice.least, choice.by_memory) == ({}, None, None)
+
+
 def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
     result = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
     assert [checked.vacuous for checked in validities(result.cells).values()] == [Vacuous.UNCOMPRESSED, None]
@@ -101,7 +107,7 @@ def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
     checked = validity(RunData(made, kept).cells)
     assert checked is not None
     assert checked.identical == ()
-    assert validity(TraceTable(made).cells()) is None
+    assert validity(RunData(made).cells) is None
 
 
 def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:
