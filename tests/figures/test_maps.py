@@ -10,14 +10,7 @@ import pytest
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import map_figure, plot
-from kvatlas.figures.panels import (
-    cost_of,
-    cost_panels,
-    data_csv,
-    difference_panels,
-    finding,
-    metric_panels,
-)
+from kvatlas.figures.panels import cost_of, cost_panels, data_csv, difference_panels, finding, metric_panels
 from kvatlas.figures.style import Look, save
 from kvatlas.report.map_figure import compare
 from kvatlas.results.csv_maps import read_maps

@@ -7,13 +7,7 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.bare_maps import (
-    ONE_SAMPLE,
-    axis_effect,
-    bound_verdict,
-    variance,
-    verdicts_of_maps,
-)
+from kvatlas.stats.bare_maps import ONE_SAMPLE, axis_effect, bound_verdict, variance, verdicts_of_maps
 from kvatlas.stats.inference import detectable, problems_for
 from kvatlas.stats.verdicts import Basis
 

@@ -14,14 +14,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.results import Store
 from kvatlas.stats.maps import check_complete, partial_note
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import (
-    ModelSetting,
-    choose,
-    correlation,
-    pair,
-    pairs_of,
-    systems_of,
-)
+from kvatlas.stats.systems import ModelSetting, choose, correlation, pair, pairs_of, systems_of
 from kvatlas.stats.table import missing
 from tests.wanderers import maze_run
 
