@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import yaml
 from kvatlas import models
 from kvatlas.models import ModelHandle
 from tests.command_line import kvatlas, succeed
+from tests.models.every_model import small_config
+from tests.r1 import TEMPLATE, save_model
 
 __all__ = ["kvatlas", "succeed"]
 
@@ -27,8 +30,6 @@ ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma3", "phi3"),
     *("gemma2", "gpt_oss", "deepseek_v3", "qwen3_next"),
 )
-#: Window of the layers that have one: some in gemma2, gemma3 and gpt_oss, all in mistral, none in the others.
-WINDOW = 24
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,72 +41,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def save_random_model(kind: str, folder: Path) -> ModelHandle:
     """A small causal language model with random weights of the given architecture, in a Hugging Face folder."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
     source = models.find("embedded:tiny-llama")
     folder.mkdir(parents=True, exist_ok=True)
     common = {
         "vocab_size": len(source.tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 96,
         "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 1024,
         "initializer_range": 0.2,
         "eos_token_id": source.tokenizer.eos_token_id,
         "pad_token_id": source.tokenizer.pad_token_id,
         "bos_token_id": None,
     }
     special: dict[str, dict[str, Any]] = {
-        "mistral": {"sliding_window": WINDOW},
-        "gemma3": {
-            "sliding_window": WINDOW,
+        "gemma3_text": {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "query_pre_attn_scalar": 16,
         },
-        "phi3": {"sliding_window": None},
-        "gemma2": {
-            "sliding_window": WINDOW,
-            "query_pre_attn_scalar": 16,
-            "attn_logit_softcapping": 3.0,
-            "final_logit_softcapping": None,
-        },
-        "gpt_oss": {
-            "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-        },
-        "deepseek_v3": {
-            "num_key_value_heads": 4,
-            "head_dim": 8,
-            "q_lora_rank": 32,
-            "kv_lora_rank": 32,
-            "qk_nope_head_dim": 16,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 12,
-            "moe_intermediate_size": 32,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-        },
+        "gemma2": {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0, "final_logit_softcapping": None},
+        "gpt_oss": {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        "deepseek_v3": {"v_head_dim": 12, "first_k_dense_replace": 1},
         "qwen3_next": {
             "layer_types": ["linear_attention", "full_attention", "full_attention"],
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
         },
     }
-    config = AutoConfig.for_model({"gemma3": "gemma3_text"}.get(kind, kind), **common | special.get(kind, {}))
+    kind = {"gemma3": "gemma3_text"}.get(kind, kind)
+    config = small_config(CONFIG_MAPPING[kind], {**common, **special.get(kind, {})})
     torch.manual_seed(7)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -129,6 +92,20 @@ class Models(dict[str, ModelHandle]):
 def random_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelHandle]:
     """One random-weight model of each architecture."""
     return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def r1_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelHandle]:
+    """A model of R1's form with this template and these tags as single tokens, saved once; no test writes into it."""
+
+    @cache
+    def saved(template: str, tags: tuple[str, ...]) -> str:
+        return save_model("llama", tmp_path_factory.mktemp("r1") / "m", template=template, tags=tags).name
+
+    def build(template: str = TEMPLATE, tags: tuple[str, ...] = ("<think>", "</think>")) -> ModelHandle:
+        return models.find(saved(template, tags))
+
+    return build
 
 
 @pytest.fixture(scope="session")

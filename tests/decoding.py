@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from kvatlas import models, policies
@@ -13,10 +14,10 @@ from kvatlas.policies import Policy
 BUDGET = 96
 
 
-def prompts(model: ModelHandle, count: int, seed: int = 1) -> list[tuple[int, ...]]:
-    rng = random.Random(seed)
+def prompts(model: ModelHandle, count: int, lengths: tuple[int, int] = (12, 60)) -> list[tuple[int, ...]]:
+    rng = random.Random(1)
     words = [i for i in range(len(model.tokenizer)) if i not in model.stops and i != model.think_close]
-    return [tuple(rng.choice(words) for _ in range(rng.randrange(12, 60))) for _ in range(count)]
+    return [tuple(rng.choice(words) for _ in range(rng.randrange(*lengths))) for _ in range(count)]
 
 
 def endless(model: ModelHandle) -> ModelHandle:
@@ -37,28 +38,31 @@ def grid(ratio_over: str = "thinking") -> list[Policy]:
     return results
 
 
-def requests(model: ModelHandle, settings: Iterable[Policy], count: int = 9) -> list[Request[int]]:
-    return [Request(i, prompt, 1000 + i, tuple(settings)) for i, prompt in enumerate(prompts(model, count))]
+def requests(
+    model: ModelHandle, settings: Iterable[Policy], count: int = 9, lengths: tuple[int, int] = (12, 60)
+) -> list[Request[int]]:
+    chosen = tuple(settings)
+    return [Request(i, prompt, 1000 + i, chosen) for i, prompt in enumerate(prompts(model, count, lengths))]
 
 
 def run(
-    model: ModelHandle, work: Sequence[Request[Any]], batch_size: int, **sampling: Any
+    model: ModelHandle, work: Sequence[Request[Any]], batch_size: int, backend: str | None = None, **sampling: Any
 ) -> tuple[Engine, list[Generation[Any]]]:
     by_name = dict.fromkeys(policy for request in work for policy in request.policies)
     drawn = Sampling(**{"temperature": 0.9, "top_k": 20, "top_p": 0.95, "max_new_tokens": 120, **sampling})
-    engine = Engine(model, model.load(), by_name, drawn, batch_size)
+    engine = Engine(model, model.load(), by_name, drawn, batch_size, backend)
     return engine, list(engine.run(work))
 
 
+def greedy(model: ModelHandle, prompt: Sequence[int], count: int) -> list[int]:
+    """The likeliest tokens after a prompt, with the full cache."""
+    request = Request(0, tuple(prompt), 0, (policies.of(Setting.of("full")),))
+    _, (generation,) = run(model, [request], 1, temperature=0.0, max_new_tokens=count)
+    return list(generation.tokens)
+
+
 def outcome(generations: Iterable[Generation[int]]) -> dict[Any, Any]:
-    return {
-        (g.key, g.policy.setting.id): (
-            g.tokens,
-            g.finished,
-            g.thinking_end,
-            g.usage.compressions,
-            g.usage.peak_kv_tokens,
-            g.usage.mean_kv_tokens,
-        )
-        for g in generations
-    }
+    """All of each generation but the time that it took."""
+    parts = ("tokens", "finished", "thinking_end", "eviction_trace")
+    usage = ("usage.compressions", "usage.peak_kv_tokens", "usage.mean_kv_tokens")
+    return {(item.key, item.policy.setting.id): attrgetter(*parts, *usage)(item) for item in generations}

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvatlas import models
 from kvatlas.models import ModelHandle
+from tests.models.every_model import small_config
 
 DATA = Path(__file__).parent / "data"
 AIME = DATA / "aime24.jsonl"
@@ -67,25 +68,21 @@ def save_model(kind: str, folder: Path, shards: str = "5GB", **tokenizer: Any) -
     """A 2-layer model ("llama" or "qwen2") with random weights and a random DynTS head."""
     import torch
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
     from kvatlas.predictor.training import new_head
 
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(folder, **tokenizer)
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=len(AutoTokenizer.from_pretrained(folder)),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    own = {
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 2048,
+        "initializer_range": 0.2,
+        "vocab_size": len(AutoTokenizer.from_pretrained(folder)),
+        "bos_token_id": 0,
+        "pad_token_id": None,
+    }
+    config = small_config(CONFIG_MAPPING[kind], own)
     torch.manual_seed(5)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size=shards)
     save_file({name: value.detach() for name, value in new_head(64).state_dict().items()}, folder / "dynts.safetensors")

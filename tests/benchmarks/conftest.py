@@ -3,6 +3,6 @@
 import os
 from pathlib import Path
 
-AIME = Path(__file__).parents[1] / "data" / "aime24.jsonl"
 #: Where the whole public problem files are: beside the checkout, or where this variable says.
 SHARED = Path(os.environ.get("KVATLAS_PROBLEM_FILES", Path(__file__).parents[3] / "shared" / "benchmarks"))
+FILES = {name: SHARED / f"{name.lower()}.jsonl" for name in ("AIME24", "AIME25", "AMC23", "MATH500", "GAOKAO2023EN")}

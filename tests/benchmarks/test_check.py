@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from kvatlas.benchmarks import families, find
 from kvatlas.benchmarks.check import notes_on
 from kvatlas.benchmarks.public import SOURCES
-from kvatlas.cli import app
 from kvatlas.core import KvatlasError
-from tests.benchmarks.conftest import AIME, SHARED
+from tests.benchmarks.conftest import FILES, SHARED
+from tests.command_line import Call
+from tests.r1 import AIME
 
 Row = dict[str, Any]
 
@@ -105,33 +105,28 @@ def test_every_public_benchmark_is_found_and_reads_a_file(tmp_path: Path, name: 
     assert families.get(name).about.endswith(f"hub: {SOURCES[name].repository})")
 
 
-def test_the_command_prints_a_line_for_each_thing_and_an_example(tmp_path: Path) -> None:
-    (tmp_path / "sums.json").write_text(json.dumps([*SUMS, SUMS[0]]))
-    result = CliRunner().invoke(app, ["check", f"file:{tmp_path / 'sums.json'}"])
-    assert result.exit_code == 0
-    assert "ok       columns         question in 'question', answer in 'answer'" in result.stdout
-    assert "warning  duplicates      1 of 41 problems are there before, first sums-001 again" in result.stdout
-    assert "Please reason step by step" in result.stdout
-    item = tmp_path / "one.json"
-    item.write_text(json.dumps(SUMS[:1]))
-    arguments = ["check", f"file:{item}", "--json"]
-    findings = {
-        finding["name"]: finding["message"] for finding in json.loads(CliRunner().invoke(app, arguments).stdout)
-    }
-    assert "characters in the median" in findings["prompts"]
-    solutions = tmp_path / "solutions.json"
-    solutions.write_text(json.dumps(DAMAGED["references that are solutions"][0]))
-    assert CliRunner().invoke(app, ["check", f"file:{solutions}"]).exit_code == 2
+def test_the_command_prints_a_line_for_each_thing_and_an_example(kvatlas: Call, tmp_path: Path) -> None:
+    contents = {"sums": [*SUMS, SUMS[0]], "one": SUMS[:1], "solutions": DAMAGED["references that are solutions"][0]}
+    files = {name: tmp_path / f"{name}.json" for name in contents}
+    for name, rows in contents.items():
+        files[name].write_text(json.dumps(rows))
+    out = kvatlas.succeed("check", f"file:{files['sums']}")
+    assert "ok       columns         question in 'question', answer in 'answer'" in out
+    assert "warning  duplicates      1 of 41 problems are there before, first sums-001 again" in out
+    assert "Please reason step by step" in out
+    findings = {row["name"]: row for row in json.loads(kvatlas.succeed("check", f"file:{files['one']}", "--json"))}
+    assert "characters in the median" in findings["prompts"]["message"]
+    code, *_ = kvatlas("check", f"file:{files['solutions']}")
+    assert code == 2
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
 def test_the_public_files_pass_and_are_told_apart() -> None:
-    files = {"AIME24": "aime24", "AIME25": "aime25", "AMC23": "amc23", "MATH500": "math500"}
-    for name, file in files.items():
-        assert said(f"{name}@{SHARED / file}.jsonl") == []
-    assert said(f"GAOKAO2023EN@{SHARED / 'gaokao2023en.jsonl'}") == [
+    for name in set(FILES) - {"GAOKAO2023EN"}:
+        assert said(f"{name}@{FILES[name]}") == []
+    assert said(f"GAOKAO2023EN@{FILES['GAOKAO2023EN']}") == [
         "GAOKAO2023EN: 383 problems with a reference answer, where the published set has 385; 2 without one are left "
         "out."
     ]
-    (told,) = said(f"MATH500@{SHARED / 'aime24.jsonl'}")
+    (told,) = said(f"MATH500@{FILES['AIME24']}")
     assert "the reference answers are those of AIME24; name it AIME24" in told

@@ -5,21 +5,22 @@ import gzip
 import json
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from huggingface_hub import close_session, constants
 from pyarrow import parquet
 
 from kvatlas.benchmarks import find, identity
-from kvatlas.benchmarks.public import SOURCES, Questions
-from kvatlas.core import KvatlasError, Problem
-from tests.benchmarks.conftest import AIME, SHARED
+from kvatlas.benchmarks.check import check
+from kvatlas.benchmarks.public import SOURCES
+from kvatlas.core import Check, KvatlasError
+from tests.benchmarks.conftest import FILES, SHARED
 from tests.hub_server import hub
+from tests.r1 import AIME
 
 ROWS = [{"question": "One and one?", "answer": 2.0}, {"question": "Two and two?", "answer": 4.0}]
 GPQA = [
@@ -60,13 +61,6 @@ def test_every_layout_gives_the_same_problems(tmp_path: Path, name: str) -> None
     # The same problems have the same run keys, whatever file they came from.
     WRITERS["a.jsonl"](tmp_path / "reference.jsonl", ROWS)
     assert identity(benchmark) == identity(find(f"AIME25@{tmp_path / 'reference.jsonl'}"))
-
-
-def only(path: Path, row: dict[str, Any]) -> Problem:
-    """Write a file of one row and read its problem."""
-    path.write_text(json.dumps([row]))
-    (problem,) = find(f"file:{path}").problems()
-    return problem
 
 
 def test_columns_can_be_named(tmp_path: Path) -> None:
@@ -114,7 +108,8 @@ COLOURS, NUMBERS = ["red", "blue"], ["1", "0", "3", "2"]
     ],
 )
 def test_options_in_columns(tmp_path: Path, row: dict[str, Any], letter: str, choices: Any) -> None:
-    problem = only(tmp_path / "mine.json", {"question": "Which?", **row})
+    (tmp_path / "mine.json").write_text(json.dumps([{"question": "Which?", **row}]))
+    (problem,) = find(f"file:{tmp_path / 'mine.json'}").problems()
     assert (problem.answer, problem.about.get("choices")) == (letter, choices)
 
 
@@ -159,6 +154,7 @@ def test_an_unknown_name_lists_what_is_there(name: str) -> None:
         ('{"question": "", "answer": "a"}', "a.jsonl", "has an empty question (AIME24-001)"),
         ('{"question": "a", "answer": ""}', "a.jsonl", "holds no problem with an answer"),
         ('{"question": "a", "answer": "x", "options": ["y"]}', "a.jsonl", "expected one of its options"),
+        ('\n{"question": "One?", "answer": "1"}\n{"question": "Two?", "answer" "2"}\n', "a.jsonl", "(line 3: "),
     ],
 )
 def test_a_wrong_file_is_told_in_one_sentence(tmp_path: Path, content: str | None, name: str, sentence: str) -> None:
@@ -186,7 +182,6 @@ def test_wrong_options_are_told_in_one_sentence() -> None:
         find("AIME245")
 
 
-FILES = {"AIME24": "aime24", "AIME25": "aime25", "AMC23": "amc23", "MATH500": "math500", "GAOKAO2023EN": "gaokao2023en"}
 FORMS = (
     r"\boxed{%s}",
     r"Thus $\boxed{%s}$.",
@@ -209,8 +204,7 @@ COPIES: tuple[Callable[[str], str], ...] = (
 @pytest.mark.parametrize("name", FILES)
 def test_every_reference_answer_is_right_against_itself_and_its_copies(name: str) -> None:
     """Each in one of the forms that models write, every fourth in other spellings, too."""
-    benchmark = find(f"{name}@{SHARED / FILES[name]}.jsonl")
-    assert isinstance(benchmark, Questions)
+    benchmark = find(f"{name}@{FILES[name]}")
     wrong = []
     for number, problem in enumerate(benchmark.problems()):
         inner = problem.answer.strip()
@@ -226,20 +220,10 @@ def test_every_reference_answer_is_right_against_itself_and_its_copies(name: str
 def test_lines_end_at_line_feeds_only(tmp_path: Path, separator: str) -> None:
     row = {"question": f"One{separator}and one?", "answer": "2"}
     (tmp_path / "a.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\r\n", newline="")
-    with (tmp_path / "a.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        writer.writeheader()
-        writer.writerow({**row, "question": row["question"] + "\nSay it."})
+    write_csv(tmp_path / "a.csv", [{**row, "question": row["question"] + "\nSay it."}])
     for name, question in (("a.jsonl", row["question"]), ("a.csv", row["question"] + "\nSay it.")):
         (problem,) = find(f"file:{tmp_path / name}").problems()
         assert problem.question == question
-
-
-def test_a_damaged_line_is_told_by_its_number(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('\n{"question": "One?", "answer": "1"}\n{"question": "Two?", "answer" "2"}\n')
-    with pytest.raises(KvatlasError, match=r"cannot be read \(line 3: "):
-        find(f"file:{path}").problems()
 
 
 @pytest.mark.parametrize(
@@ -263,10 +247,6 @@ def test_choices_inside_a_question_get_the_letter_prompt_and_grading(
     assert not benchmark.grade(problem, r"\boxed{\text{red}}").correct
 
 
-ARENA = [
-    {"problem_idx": 1, "problem": "What is half of one?", "answer": r"\frac{1}{2}", "problem_type": ["Algebra"]},
-    {"problem_idx": 2, "problem": "Find all roots of $x^2 = 4$.", "answer": "2,-2", "problem_type": ["Algebra"]},
-]
 OLYMPIAD = {"id": 1606, "question": "Compute the sum of all digits.", "solution": ["So."], "final_answer": ["45"]}
 WRONG = [{"question": "Is this another file?", "answer": "yes", "final_answer": ["yes"]}]
 #: For each benchmark the files of its data set, and the answers that are to be found in the right one.
@@ -298,50 +278,39 @@ LAYOUTS: dict[str, tuple[dict[str, list[dict[str, Any]]], list[str]]] = {
         [r"\arcsin{1.3 \sin{\theta_w}}"],
     ),
 }
-#: Reads every benchmark by its name alone, and grades each reference as an answer.
-READ = """
-import json, sys
-from kvatlas.benchmarks import find
-from kvatlas.benchmarks.check import check
-found = {}
-for name in sys.argv[1:]:
-    benchmark = find(name)
-    problems = benchmark.problems()
-    right = [benchmark.grade(each, "So it is \\\\boxed{" + each.answer + "}.").correct for each in problems]
-    told = {one.name: one.status for one in check(benchmark)}
-    found[name] = [[each.answer for each in problems], right, told]
-print(json.dumps(found))
-"""
 
 
-@pytest.fixture(scope="module")
-def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the problems that a process without a cache reads of each benchmark from a hub with these files."""
-    where = tmp_path_factory.mktemp("hub")
-    folders = {}
-    for name, (files, _) in LAYOUTS.items():
-        folders[SOURCES[name].repository] = where / name
-        for path, rows in files.items():
-            file = where / name / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            if file.suffix == ".jsonl":
-                file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-            else:
-                parquet.write_table(pa.Table.from_pylist(rows), file)
-    with hub(folders) as (endpoint, _):
-        environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(where / "cache"), "HF_HUB_DISABLE_XET": "1"}
-        environment.pop("HF_HUB_OFFLINE", None)
-        command = [sys.executable, "-c", READ, *LAYOUTS]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+def connect(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None:
+    """Let the hub's client of this process ask another hub, with an empty cache and without a proxy."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    for name, value in {
+        "HUGGINGFACE_CO_URL_TEMPLATE": address,
+        "ENDPOINT": endpoint,
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_XET": True,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    close_session()
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_the_right_file_and_columns_of_a_public_set_are_read(name: str, read: dict[str, Any]) -> None:
-    answers, right, told = read[name]
-    assert answers == LAYOUTS[name][1]
-    assert all(right)
-    assert (told["columns"], told["references"], told["own answers"]) == ("ok", "ok", "ok")
+def test_the_right_file_and_columns_of_a_public_set_are_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name alone, from a hub."""
+    files, answers = LAYOUTS[name]
+    for path, rows in files.items():
+        file = tmp_path / "data" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        WRITERS[f"a{file.suffix}"](file, rows)
+    with hub({SOURCES[name].repository: tmp_path / "data"}) as (endpoint, _):
+        connect(monkeypatch, endpoint, tmp_path / "cache")
+        benchmark = find(name)
+        problems = benchmark.problems()
+        told = {one.name: one.status for one in check(benchmark)}
+    assert [problem.answer for problem in problems] == answers
+    assert all(benchmark.grade(each, rf"So it is \boxed{{{each.answer}}}.").correct for each in problems)
+    assert (told["columns"], told["references"], told["own answers"]) == (Check.OK, Check.OK, Check.OK)

@@ -46,7 +46,6 @@ class Activations:
     values: list[Tensor]
     queries: list[Tensor]
     states: list[Tensor]
-    hidden: Tensor
     scaling: list[float]
 
     def weights(self, layer: int) -> Tensor:
@@ -134,5 +133,5 @@ def activations(handle: ModelHandle) -> Activations:
     decoder = model.get_decoder()
     for layer in decoder.layers:
         layer.self_attn.register_forward_pre_hook(note, with_kwargs=True)
-    output = decoder(input_ids=text, use_cache=False)
-    return Activations(handle, tuple(text[0].tolist()), len(prompt), hidden=output.last_hidden_state[0], **stored)
+    decoder(input_ids=text, use_cache=False)
+    return Activations(handle, tuple(text[0].tolist()), len(prompt), **stored)

@@ -9,6 +9,7 @@ Allocation pools follow PyTorch's: see `Pool`.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,9 +26,30 @@ from transformers.models.llama import modeling_llama  # noqa: F401 (asks for GPU
 
 from kvatlas.models.options import Options
 from kvatlas.models.weights import load_weights
-from tests.engine.cuda_device import DEVICE, without_cuda
 
 CAPTURING = "operation not permitted when stream is capturing"
+DEVICE = torch.device("cuda:0")
+#: Numbers of device types in torch (c10/core/DeviceType.h).
+CUDA, META = 1, 14
+
+
+@contextmanager
+def without_cuda() -> Iterator[None]:
+    """Provide what fake tensors need without a GPU: a guard of devices, and tensors that are made on the host first.
+
+    Meta tensors have a guard that does nothing; that of a build with CUDA asks for a driver. Devices must be named with
+    their number.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 32).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    guard, lifted = guards[CUDA], torch._C._only_lift_cpu_tensors()
+    guards[CUDA] = guards[META]
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        guards[CUDA] = guard
+        torch._C._set_only_lift_cpu_tensors(lifted)
 
 
 class GpuTensor(torch.Tensor):
@@ -99,13 +121,6 @@ def _listed(result: Any) -> list[Any]:
     return list(result) if isinstance(result, tuple | list) else [result]
 
 
-class Stream:
-    """One that does all at once."""
-
-    def wait_stream(self, other: Stream) -> None:
-        pass
-
-
 class Gpu(TorchDispatchMode):
     """Computes every operation with tensors on `cuda:0`."""
 
@@ -163,7 +178,6 @@ class Gpu(TorchDispatchMode):
         return self.known[key]
 
     def _record(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> None:
-        assert self.graph is not None
         if func._schema.name in ("aten::mm", "aten::bmm", "aten::addmm") and self.workspace is None:
             self.workspace = self.pool
         kinds = [item.alias_info for item in func._schema.returns]
@@ -249,15 +263,16 @@ def paged_attention(query: Any, key: Any, value: Any, block_mask: Any, scale: fl
 def install(patch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     """Put the stand-in where torch has CUDA."""
 
-    def compiled(_kernel: Callable[..., Any]) -> Callable[..., Any]:
-        return paged_attention
+    def stream() -> Any:
+        """One that does all at once."""
+        return SimpleNamespace(wait_stream=lambda _other: None)
 
     names = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "device": lambda _device: nullcontext(),
-        "Stream": Stream,
-        "current_stream": Stream,
+        "Stream": stream,
+        "current_stream": stream,
         "stream": lambda _stream: nullcontext(),
         "CUDAGraph": Graph,
         "graph": gpu.capture,
@@ -270,7 +285,7 @@ def install(patch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     for name, stand_in in names.items():
         patch.setattr(torch.cuda, name, stand_in)
     patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", gpu.clear_workspaces, raising=False)
-    patch.setattr(torch, "compile", compiled)
+    patch.setattr(torch, "compile", lambda _kernel: paged_attention)
     patch.setattr(Options, "resolved_device", lambda self: "cpu" if self.device == "cpu" else str(DEVICE))
     patch.setattr("kvatlas.models.weights.load_weights", loaded_there)
 
@@ -286,11 +301,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 def loaded_there(name: str, folder: Path, dtype: str, device: str) -> Any:
     """As `load_weights`, in whose place it is put."""
-    return (
-        moved(load_weights(name, folder, dtype, "cpu"))
-        if device != "cpu"
-        else load_weights(name, folder, dtype, device)
-    )
+    model = load_weights(name, folder, dtype, "cpu")
+    return model if device == "cpu" else moved(model)
 
 
 def moved(model: Any) -> Any:

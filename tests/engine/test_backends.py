@@ -1,4 +1,4 @@
-"""Native attention equals plain torch, and a sequence's numbers do not depend on what else is in the batch."""
+"""Native attention equals plain torch, whatever else is in the batch; packed keys and values: their bound and bytes."""
 
 import random
 from pathlib import Path
@@ -6,128 +6,152 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from kvatlas import native
-from kvatlas.core import KvatlasError
+from kvatlas import native, policies
+from kvatlas.core import KvatlasError, Setting, Storage
 from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend
 from kvatlas.engine.cache import CachedSequence, KVCache, Layer
 from kvatlas.engine.engine import backend_for
 from kvatlas.engine.flex import FlexBackend
-from kvatlas.models import Shape
-from kvatlas.native import load
+from kvatlas.engine.storage import pack, unpack
+from kvatlas.models import ModelHandle, Shape
 from tests.command_line import Call
+from tests.decoding import endless, requests, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-MODEL = "embedded:tiny-llama"
-needs_native = pytest.mark.skipif(load() is None, reason="no native kernels for this machine")
-
-
-def fill(cache: KVCache, lengths: list[int], generator: torch.Generator) -> list[CachedSequence]:
-    """Sequences whose pages lie in disorder, filled with random keys and values."""
-    results = [cache.begin() for _ in lengths]
-    order = [number for number, length in enumerate(lengths) for _ in range(length)]
-    random.Random(3).shuffle(order)
-    have = [0] * len(lengths)
-    for number in order:
-        have[number] += 1
-        cache.reserve(results[number], have[number])
-    for sequence, length in zip(results, lengths, strict=True):
-        sequence.length = length
-        slots = cache.slots(sequence)
-        for pool in (*cache.keys, *cache.values):
-            pool[:, slots] = torch.randn(pool.shape[0], length, pool.shape[2], generator=generator).to(pool)
-    return results
+CPU = torch.device("cpu")
+needs_native = pytest.mark.skipif(native.load() is None, reason="no native kernels for this machine")
+#: New tokens of each sequence in each step.
+Steps = list[tuple[int, ...]]
+#: Window, soft cap and whether there are sinks.
+PLAIN = (None, None, False)
 
 
 def attend(
     backend: AttentionBackend,
     shape: Shape,
-    lengths: list[int],
-    counts: list[int],
-    kind: tuple[int | None, float | None, bool] = (None, None, False),
+    steps: Steps,
+    storage: Storage = Storage(),  # noqa: B008
+    kind: tuple[int | None, float | None, bool] = PLAIN,
     members: list[int] | None = None,
-    device: str = "cpu",
     scaling: float = 1.0,
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the outputs and the watched attention of the sequences `members` of a scene."""
-    generator = torch.Generator().manual_seed(len(lengths))
-    cache = KVCache(shape, len(lengths), {}, 0, torch.device(device), torch.float32, backend.page_size)
-    sequences = fill(cache, lengths, generator)
-    sizes = (shape.heads, shape.kv_heads, shape.kv_heads)
-    tensors = [torch.randn(sum(counts), heads, shape.head_dim, generator=generator) for heads in sizes]
-    starts = [sum(counts[:index]) for index in range(len(counts))]
-    chosen = list(range(len(lengths))) if members is None else members
+    gap: int = 0,
+    device: str = "cpu",
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the outputs of sequences that grow in steps, and the watched attention of every other one in each step.
+
+    Pages lie in disorder; true positions leave `gap` out between two steps. Only `members` are there, and none of them
+    is watched.
+    """
+    rows = list(range(len(steps[0]))) if members is None else members
+    cache = KVCache(shape, len(rows), {}, 0, torch.device(device), torch.float32, backend.page_size, storage=storage)
+    sequences: dict[int, CachedSequence] = {row: cache.begin() for row in rows}
+    drawn, outputs, noted = {}, {row: list[Tensor]() for row in rows}, list[Tensor]()
+    for row in rows:
+        source = torch.Generator().manual_seed(row)
+        count = max(107, sum(step[row] for step in steps))
+        sizes = (shape.heads, shape.kv_heads, shape.kv_heads)
+        drawn[row] = [torch.randn(count, heads, shape.head_dim, generator=source).to(device) for heads in sizes]
     window, softcap, sinks = kind
-    if window is not None:
-        places = cache.watch_window(0)
-        for sequence in sequences:
-            places[:, cache.slots(sequence)] = 2 * torch.arange(sequence.length, dtype=torch.int32)
-    for index in chosen:
-        cache.reserve(sequences[index], lengths[index] + counts[index])
-    batch = ForwardBatch(
-        cache,
-        [sequences[index] for index in chosen],
-        [[0] * counts[index] for index in chosen],
-        [2 * lengths[index] for index in chosen],
-        watched=tuple(range(0, len(chosen), 2)) if members is None else (),
+    layer = Layer(
+        *(0, scaling * shape.head_dim**-0.5, window, softcap),
+        torch.linspace(-1, 2, shape.heads) if sinks else None,
     )
-    rows = torch.cat([torch.arange(starts[index], starts[index] + counts[index]) for index in chosen])
-    sink = torch.linspace(-1, 2, shape.heads) if sinks else None
-    layer = Layer(0, scaling * shape.head_dim**-0.5, window, softcap, sink)
-    out = backend.attend(batch, layer, *(tensor[rows].to(device) for tensor in tensors))
-    return list(out.split([counts[index] for index in chosen])), list(batch.attention[0])
+    for number, step in enumerate(steps):
+        active = [row for row in rows if step[row]]
+        if not active:
+            continue
+        order = [row for row in active for _ in range(step[row])]
+        random.Random(3).shuffle(order)
+        for at, row in enumerate(order):
+            cache.reserve(sequences[row], sequences[row].length + order[: at + 1].count(row))
+        chosen, counts = [sequences[row] for row in active], [step[row] for row in active]
+        watched = range(number % 2, len(active), 2) if members is None else ()
+        starts = [own.length + number * gap for own in chosen]
+        batch = ForwardBatch(cache, chosen, [[0] * count for count in counts], starts, tuple(watched))
+        spans = {row: slice(sequences[row].length, sequences[row].length + step[row]) for row in active}
+        new = [torch.cat([drawn[row][side][span] for row, span in spans.items()]) for side in range(3)]
+        for row, part in zip(active, backend.attend(batch, layer, *new).split(counts), strict=True):
+            outputs[row].append(part)
+            sequences[row].length += step[row]
+        noted += list(batch.attention[0])
+    return [torch.cat(own) for own in outputs.values()], noted
 
 
-SCENES = [
-    ([5, 0, 130, 64, 63, 300], [1, 7, 1, 1, 65, 3]),
-    ([100, 17, 400, 1], [1, 1, 1, 1]),
-    ([0, 0], [70, 1]),
+GROWING: Steps = [(70, 3), (1, 1), (1, 40), (33, 1), (1, 1), (1, 1)]
+SCENES: list[Steps] = [
+    [(5, 0, 130, 64, 63, 300), (1, 7, 1, 1, 65, 3)],
+    [(100, 17, 400, 1), (1, 1, 1, 1)],
+    [(70, 1)],
+    GROWING,
 ]
 
 
 @needs_native
-@pytest.mark.parametrize("kind", [(None, None, False), (40, None, False), (None, 3.0, False), (40, 50.0, True)])
-@pytest.mark.parametrize(("group", "size", "scaling"), [(1, 20, 1.0), (3, 16, 30.0), (8, 80, 1.0), (3, 256, 1.0)])
+@pytest.mark.parametrize("kind", [PLAIN, (25, None, False), (None, 3.0, False), (25, 50.0, True)])
+@pytest.mark.parametrize(
+    ("storage", "group", "size", "scaling"),
+    [
+        (Storage(), 1, 20, 1.0),
+        (Storage(), 3, 16, 30.0),
+        (Storage(), 8, 80, 1.0),
+        (Storage(), 3, 256, 1.0),
+        (Storage(8, 8), 3, 64, 1.0),
+        (Storage(4, 4, 32, 0), 2, 32, 1.0),
+        (Storage(3, 2, 16, 5), 1, 40, 1.0),
+        (Storage(16, 4, 32, 16), 8, 16, 1.0),
+        (Storage(2, 16, 64, 1), 1, 128, 1.0),
+    ],
+)
 def test_native_attention_is_that_of_plain_torch(
-    group: int, size: int, scaling: float, kind: tuple[int | None, float | None, bool]
+    storage: Storage, group: int, size: int, scaling: float, kind: tuple[int | None, float | None, bool]
 ) -> None:
     """On every target to the bit, alone as among others, for scores that are huge, too."""
     from tests.native.targets import ALL, BEST
 
     shape = Shape(layers=1, heads=2 * group, kv_heads=2, head_dim=size, hidden=64)
-    for lengths, counts in [*SCENES, ([4095], [2])] if size == 20 else SCENES:
-        result, noted = attend(CpuBackend(BEST), shape, lengths, counts, kind, scaling=scaling)
-        wanted, expected = attend(ReferenceBackend(), shape, lengths, counts, kind, scaling=scaling)
-        for own, theirs in zip([*result, *noted], [*wanted, *expected], strict=True):
-            # The larger a score, the more its rounding tells.
-            torch.testing.assert_close(own, theirs, atol=1e-5 * scaling, rtol=1e-5 * scaling)
+    own: Any = {"kind": kind, "scaling": scaling, "gap": 0 if storage.packed else 7}
+    # The larger a score, the more its rounding tells.
+    atol, rtol = (2e-5, 1e-4) if storage.packed else (1e-5 * scaling, 1e-5 * scaling)
+    for steps in [*SCENES, [(1100,), (2,)]] if size == 20 else SCENES:
+        result, noted = attend(CpuBackend(BEST), shape, steps, storage, **own)
+        wanted, expected = attend(ReferenceBackend(), shape, steps, storage, **own)
+        for ours, theirs in zip([*result, *noted], [*wanted, *expected], strict=True):
+            torch.testing.assert_close(ours, theirs, atol=atol, rtol=rtol)
         for number, kernels in enumerate(ALL):
-            index = number % len(lengths)
-            (alone,), _ = attend(CpuBackend(kernels), shape, lengths, counts, kind, [index], scaling=scaling)
+            index = number % len(result)
+            (alone,), _ = attend(CpuBackend(kernels), shape, steps, storage, members=[index], **own)
             assert torch.equal(alone, result[index])
+    if storage.packed:
+        exact, _ = attend(CpuBackend(BEST), shape, GROWING, **own)
+        # A window within the unpacked tokens sees no codes.
+        unlike = kind[0] is None or kind[0] > storage.residual
+        assert all(torch.equal(ours, full) != unlike for ours, full in zip(result, exact, strict=True))
 
 
-#: Cached tokens before the new one, around every border of pages of 128.
-BORDERS = [0, 1, 127, 128, 129, 255, 325]
+@needs_native
+@pytest.mark.parametrize("storage", [Storage(), Storage(4, 3, 32, 8)])
+def test_a_sequence_is_the_same_in_any_chunks(storage: Storage) -> None:
+    shape = Shape(layers=1, heads=6, kv_heads=2, head_dim=32, hidden=64)
+    backend = backend_for(CPU, torch.float32)
+    together, _ = attend(backend, shape, GROWING, storage)
+    one_by_one, _ = attend(backend, shape, [(1, 1)] * 47, storage)
+    assert torch.equal(one_by_one[0], together[0][:47])
+    assert torch.equal(one_by_one[1], together[1])
+    assert torch.equal(attend(backend, shape, [(7, 1)] * 15 + [(2, 1)], storage)[0][0], together[0])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("group", "size"), [(1, 64), (3, 32), (4, 128)])
 def test_flex_attention_over_pages_is_that_of_plain_torch(device: str, group: int, size: int) -> None:
-    """Compiled on a GPU, in plain torch without one."""
+    """Compiled on a GPU, in plain torch without one; cached tokens end around every border of pages of 128."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU that PyTorch can use")
     shape = Shape(layers=1, heads=2 * group, kv_heads=2, head_dim=size, hidden=64)
-    everyone = list(range(len(BORDERS)))
+    steps: Steps = [(0, 1, 127, 128, 129, 255, 325), (1,) * 7]
     result, wanted = (
-        attend(
-            backend_for(torch.device(device), torch.float32, name),
-            shape,
-            BORDERS,
-            [1] * 7,
-            members=everyone,
-            device=device,
-        )[0]
+        attend(backend_for(torch.device(device), torch.float32, name), shape, steps, members=[*range(7)], device=device)
         for name in ("flex", "reference")
     )
     torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-5)
@@ -136,7 +160,7 @@ def test_flex_attention_over_pages_is_that_of_plain_torch(device: str, group: in
 def test_without_native_kernels_a_command_says_so_once_and_writes_the_same_tokens(
     kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["run", MODEL, "CHAIN4", "--problems", "1", "--samples", "1", "--max-new-tokens", "30", "--workers", "1"]
+    words = ["run", "embedded:tiny-llama", "CHAIN4", "--problems", 1, "--max-new-tokens", 30, "--workers", 1]
     kvatlas.succeed(*words, "--out", tmp_path / "on")
     monkeypatch.setenv(native.VARIABLE, "off")
     monkeypatch.setattr(native, "_loaded", native._loaded.__wrapped__)
@@ -147,7 +171,7 @@ def test_without_native_kernels_a_command_says_so_once_and_writes_the_same_token
 
 def test_an_unknown_backend_is_a_sentence() -> None:
     with pytest.raises(KvatlasError, match="The attention backend is 'fast'; expected 'reference' or 'flex' here"):
-        backend_for(torch.device("cpu"), torch.float32, "fast")
+        backend_for(CPU, torch.float32, "fast")
 
 
 def test_flex_attention_is_compiled_for_one_number_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +185,87 @@ def test_flex_attention_is_compiled_for_one_number_of_sequences(monkeypatch: pyt
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda kernel, **_: compile_(kernel, backend=noted))
     backend, shape = FlexBackend(compiled=True), Shape(layers=1, heads=6, kv_heads=2, head_dim=32, hidden=64)
-    for lengths in ([300] * 2, [700] * 2, [700] * 3, [800] * 4, [900] * 2):
+    for length, rows in ((300, 2), (700, 2), (700, 3), (800, 4), (900, 2)):
         with torch.inference_mode():
-            attend(backend, shape, lengths, [1] * len(lengths), members=list(range(len(lengths))))
+            attend(backend, shape, [(length,) * rows, (1,) * rows], members=[*range(rows)])
     batches = [next(shape[0] for shape in shapes if len(shape) == 4) for shapes in compiled]
     assert batches == [2, 2, 3, 4]
     assert all(type(batch) is int for batch in batches)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3, 2])
+@pytest.mark.parametrize(("size", "group"), [(16, 16), (20, 16), (32, 32), (80, 32), (128, 64)])
+def test_a_round_trip_is_within_the_bound(bits: int, size: int, group: int) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    numbers = torch.randn(500, size, generator=generator) * 3 + torch.randn(500, 1, generator=generator)
+    rows = pack(numbers, bits, group)
+    assert rows.shape[-1] == Storage(bits, bits, group).row_bytes(bits, size)
+    differences = (unpack(rows, size, bits, group) - numbers).abs()
+    for off, whole in zip(differences.split(group, 1), numbers.split(group, 1), strict=True):
+        low, high = whole.aminmax(dim=1)
+        step = (high - low) / (2**bits - 1)
+        # Half a step, and the rounding of zero point and scale to the 11 bits of fp16.
+        bound = step / 2 + 2.0**-11 * (low.abs() + (high - low))
+        assert (off <= bound[:, None] * 1.0001).all()
+        assert bits > 4 or off.max() > step.min() / 4
+
+
+def test_equal_numbers_come_back() -> None:
+    numbers = torch.tensor([[0.0] * 32, [1.5] * 32, [-2.0] * 16 + [6.0] * 16])
+    for bits in (8, 4, 3, 2):
+        assert torch.equal(unpack(pack(numbers, bits, 32), 32, bits, 32)[:2], numbers[:2])
+        assert torch.equal(unpack(pack(numbers, bits, 16), 32, bits, 16), numbers)
+
+
+def test_settings_name_their_bits() -> None:
+    def named(**values: Any) -> dict[str, Any]:
+        return policies.of(Setting.of("full", **values)).setting.values
+
+    assert named(kv_bits=16, residual=5) == named(key_bits=16) == {}
+    assert named(key_bits=4, value_bits=4, group=64) == named(kv_bits=4, group=64) == {"kv_bits": 4, "group": 64}
+    assert named(key_bits=8, kv_bits=4) == {"key_bits": 8, "value_bits": 4}
+
+
+@pytest.mark.parametrize("storage", [Storage(), Storage(8, 8), Storage(4, 2, 16, 5), Storage(16, 3)])
+def test_planned_bytes_are_allocated(storage: Storage) -> None:
+    shape, rows, tokens = Shape(layers=3, heads=4, kv_heads=2, head_dim=40, hidden=64), 3, 640
+    cache = KVCache(shape, rows, {}, 0, CPU, torch.float32, storage=storage)
+    sequence = cache.begin()
+    before = cache.bytes
+    cache.reserve(sequence, tokens)
+    token, beside = shape.kv_bytes(storage)
+    # Page 0 belongs to no sequence, and the idle sequence has a row.
+    assert cache.bytes - before == (tokens + cache.page_size) * token
+    assert before == (rows + 1) * beside
+
+
+@needs_native
+@pytest.mark.parametrize("storage", [Storage(8, 3), Storage(4, 2, 16), Storage(3, 8, 64), Storage(2, 4)])
+@pytest.mark.parametrize("size", [20, 64, 80])
+def test_kernels_write_the_rows_of_plain_torch(storage: Storage, size: int) -> None:
+    shape, source = Shape(layers=1, heads=2, kv_heads=2, head_dim=size, hidden=64), torch.Generator().manual_seed(size)
+    key, value = (torch.randn(70, 2, size, generator=source) * 5 for _ in range(2))
+    key[3], value[5, 1], key[7, :, ::2] = 1.25, 0.0, 0.0
+    pools = []
+    for name in ("cpu", "reference"):
+        cache = KVCache(shape, 1, {}, 0, CPU, torch.float32, storage=storage)
+        sequence = cache.begin()
+        cache.reserve(sequence, len(key))
+        batch = ForwardBatch(cache, [sequence], [[0] * len(key)], [0])
+        backend_for(CPU, torch.float32, name).attend(batch, Layer(0, 1.0), key, key, value)
+        pools.append([pool[0][:, batch.entered_slots] for pool in (cache.keys, cache.values)])
+    assert all(torch.equal(own, theirs) for own, theirs in zip(*pools, strict=True))
+
+
+@needs_native
+def test_a_budget_in_bytes_decodes_as_the_tokens_that_it_holds(tiny_llama: ModelHandle) -> None:
+    model = endless(tiny_llama)
+    values = {"local_window": 16, "ratio": 0.3, "kv_bits": 8, "residual": 8}
+    policy = policies.of(Setting.of("window", kv_budget="70KiB", **values))
+    token, beside = model.kv_bytes(policy.storage)
+    tokens = policies.of(Setting.of("window", kv_budget=(70 * 1024 - beside) // token, **values))
+    (of_bytes, of_tokens) = (run(model, requests(model, [each], 3), 3)[1] for each in (policy.on(model), tokens))
+    assert [(g.key, g.tokens, g.usage.compressions) for g in of_bytes] == [
+        (g.key, g.tokens, g.usage.compressions) for g in of_tokens
+    ]
+    assert all(0 <= 70 * 1024 - (g.usage.peak_kv_tokens * token + beside) < token for g in of_bytes)

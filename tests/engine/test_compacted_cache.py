@@ -9,9 +9,11 @@ import torch
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, Scope
-from tests.conftest import ARCHITECTURES, WINDOW
+from kvatlas.policies import CacheView, CompressingPolicy, Scope
+from tests.conftest import ARCHITECTURES
 from tests.decoding import endless, prompts
+from tests.models.every_model import WINDOW
+from tests.policies.scenes import rule
 
 BUDGET, NEW = 64, 90
 
@@ -24,17 +26,16 @@ class Recorded(CompressingPolicy):
 
     def score(self, cached: CacheView) -> torch.Tensor:
         LOG.append(cached.positions.clone())
-        layers, heads, _ = cached.positions.shape
-        salt = torch.arange(1, layers * heads + 1).view(layers, heads, 1)
-        return (cached.positions * 7919 + salt * 104_729) % 10_007
+        return _scores(cached.positions)
 
 
 LOG: list[torch.Tensor] = []
 
 
-def _policy(scope: Scope) -> Policy:
-    kind = type("Scoped", (Recorded,), {"scope": scope})
-    return kind(kv_budget=BUDGET, local_window=6, ratio=0.3, ratio_over="thinking")
+def _scores(positions: torch.Tensor) -> torch.Tensor:
+    layers, heads, _ = positions.shape
+    salt = torch.arange(1, layers * heads + 1).view(layers, heads, 1)
+    return (positions * 7919 + salt * 104_729) % 10_007
 
 
 @pytest.mark.parametrize(
@@ -50,13 +51,14 @@ def test_logits_equal_those_of_a_masked_full_cache(
     model = handle.load()
     seen: list[torch.Tensor] = []
     model.get_output_embeddings().register_forward_hook(lambda _m, _i, output: seen.append(output[0, -1].clone()))
-    policy = _policy(scope)
+    kind_of_policy = type("Scoped", (Recorded,), {"scope": scope})
+    policy = kind_of_policy(kv_budget=BUDGET, local_window=6, ratio=0.3, ratio_over="thinking")
     engine = Engine(handle, model, [policy], Sampling(temperature=0.7, max_new_tokens=NEW), 8)
     (generation,) = engine.run([Request(0, prompt, 3, (policy,))])
     assert generation.usage.compressions == len(LOG) >= 2
 
     tokens = prompt + generation.tokens[:-1]
-    visible = _visible(handle, len(prompt), len(tokens), generation.usage.compressions, policy)
+    visible = _visible(handle, len(prompt), len(tokens), policy)
     wanted = _masked(handle, tokens, visible)[len(prompt) - 1 :]
     assert len(seen) == len(wanted)
     # Linear attention reads a whole text by another formula than token by token.
@@ -64,46 +66,25 @@ def test_logits_equal_those_of_a_masked_full_cache(
     torch.testing.assert_close(torch.stack(seen), wanted, atol=atol, rtol=1e-4)
 
 
-def _visible(model: ModelHandle, prompt: int, total: int, compressions: int, policy: Policy) -> torch.Tensor:
+def _visible(model: ModelHandle, prompt: int, total: int, policy: CompressingPolicy) -> torch.Tensor:
     """[layers, KV heads, total, total]: which token sees which, from what was cached at each compression."""
     shape = model.shape
     visible = torch.ones(total, total, dtype=torch.bool).tril().expand(shape.layers, shape.kv_heads, -1, -1).clone()
     for number, cached in enumerate(LOG):
-        fired = int(cached.max())
-        later = LOG[number + 1] if number + 1 < len(LOG) else None
+        fired, scores = int(cached.max()), _scores(cached).tolist()
         for layer in range(shape.layers):
             for head in range(shape.kv_heads):
-                row = cached[min(layer, cached.shape[0] - 1), min(head, cached.shape[1] - 1)]
-                if later is None:
-                    kept = _reference_choice(model, row, prompt, layer, head, policy)
-                else:
-                    after = later[min(layer, later.shape[0] - 1), min(head, later.shape[1] - 1)]
-                    kept = after[after <= fired]
-                    assert torch.equal(kept, _reference_choice(model, row, prompt, layer, head, policy))
+                choice = min(layer, cached.shape[0] - 1), min(head, cached.shape[1] - 1)
+                row = cached[choice]
+                kept = row[rule(policy, row.tolist(), scores[choice[0]][choice[1]], prompt)]
+                if number + 1 < len(LOG):
+                    after = LOG[number + 1][choice]
+                    assert torch.equal(after[after <= fired], kept)
                 gone = torch.ones(total, dtype=torch.bool)
                 gone[kept] = False
                 gone[fired + 1 :] = False
                 visible[layer, head, fired + 1 :, gone] = False
     return visible
-
-
-def _reference_choice(
-    model: ModelHandle, row: torch.Tensor, prompt: int, layer: int, head: int, policy: Policy
-) -> torch.Tensor:
-    """The contract once more, one token at a time, in plain Python."""
-    assert isinstance(policy, CompressingPolicy)
-    positions = row.tolist()
-    older, window = positions[: -policy.local_window], positions[-policy.local_window :]
-    layers_apart = policy.scope is not Scope.GLOBAL
-    heads = model.shape.kv_heads if policy.scope is Scope.HEAD else 1
-    salt = (layer * heads + (head if policy.scope is Scope.HEAD else 0) if layers_apart else 0) + 1
-
-    def score(position: int) -> int:
-        return (position * 7919 + salt * 104_729) % 10_007
-
-    thinking = sorted((p for p in older if p >= prompt), key=score, reverse=True)
-    chosen = thinking[: int(0.3 * len(thinking) + 1e-9)]
-    return torch.tensor(sorted([p for p in older if p < prompt] + chosen) + window)
 
 
 def _masked(handle: ModelHandle, tokens: tuple[int, ...], visible: torch.Tensor) -> torch.Tensor:

@@ -1,16 +1,21 @@
-from pathlib import Path
+"""Traces are the same however they are decoded, and the recorded evictions equal what the cache really holds."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
 
 from kvatlas import models, policies
-from kvatlas.core import Setting
-from kvatlas.engine import Request
-from kvatlas.engine.cache import GROWTH, PAGE, pages_for
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request, scheduler
+from kvatlas.engine.cache import KVCache
+from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ModelHandle
+from kvatlas.policies import Policy
 from tests.conftest import ARCHITECTURES
 from tests.decoding import BUDGET, endless, grid, outcome, requests, run
-from tests.r1 import save_model
 
 
 @pytest.mark.newest
@@ -28,21 +33,46 @@ def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle]
         assert generation.tokens == tuple(wanted[0, prompt.shape[1] :].tolist())
 
 
-@pytest.mark.parametrize(("kind", "count"), [("llama", 4), ("gemma3", 2)])
+def packed() -> list[Policy]:
+    """Settings that store keys and values in fewer bits, and the same in 16."""
+    bits: list[dict[str, Any]] = [{}, {"kv_bits": 8}, {"kv_bits": 4, "residual": 8}, {"key_bits": 4, "value_bits": 2}]
+    results = [Setting.of("full", **own) for own in bits]
+    for name in ("random", "rkv"):
+        results += [Setting.of(name, kv_budget=80, local_window=32, ratio=0.3, **own) for own in bits[::2]]
+    return [policies.of(setting) for setting in results]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "count"),
+    [("llama", grid, 3), ("gemma3", lambda: grid()[::3], 2), ("llama", packed, 1)],
+    ids=["grid", "windows", "packed"],
+)
 def test_traces_do_not_depend_on_batch_size_order_or_sharing(
-    random_models: dict[str, ModelHandle], kind: str, count: int
+    random_models: dict[str, ModelHandle], kind: str, settings: Callable[[], list[Policy]], count: int
 ) -> None:
     model = random_models[kind]
-    work = requests(model, grid(), count)
+    work = requests(model, settings(), count)
     alone, wanted = run(model, work, 1)
     expected = outcome(wanted)
-    assert len(expected) == len(work) * len(grid())
+    assert len(expected) == len(work) * len(settings())
     assert any(g.usage.compressions > 1 for g in wanted)
     assert outcome(run(model, work[::-1], 3)[1]) == expected
     separate = [Request(r.key, r.prompt, r.stream, (policy,)) for r in work for policy in r.policies]
     apart, result = run(model, separate, 64)
     assert outcome(result) == expected
     assert alone.decoded_tokens < apart.decoded_tokens
+    # Again, on slots that other sequences left behind.
+    assert outcome(apart.run(separate[::-5])).items() <= expected.items()
+    full = {g.key: g.tokens for g in wanted if g.policy == policies.of(Setting.of("full"))}
+    for generation in wanted:
+        # Before its first compression every setting of 16 bits writes what the full cache writes.
+        if generation.policy.budget and not generation.policy.storage.packed:
+            shared = generation.policy.budget.tokens - generation.usage.prompt_tokens + 1
+            assert generation.tokens[:shared] == full[generation.key][:shared]
+        assert generation.policy.budget or set(generation.eviction_trace.left) == {0}
+    if settings is packed:
+        # Fewer bits change the traces of the full cache, too.
+        assert len({g.tokens for g in wanted if g.key == 0 and g.policy.budget is None}) > 2
 
 
 def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: dict[str, ModelHandle]) -> None:
@@ -54,27 +84,6 @@ def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: d
     assert sum(generation.decoded for generation in generations) == engine.decoded_tokens
 
 
-def test_compression_obeys_the_budget_and_memory_stays_constant(random_models: dict[str, ModelHandle]) -> None:
-    model = endless(random_models["llama"])
-    long = policies.of(Setting.of("window", kv_budget=BUDGET, local_window=8, ratio=0.2, ratio_over="thinking"))
-    work = requests(model, [long], 6)
-    engine, generations = run(model, work, 8, max_new_tokens=400)
-    assert all(len(generation.tokens) == 400 for generation in generations)
-    assert all(generation.usage.peak_kv_tokens == BUDGET for generation in generations)
-    # 96 tokens fit into two pages, however long the traces are; beside them is the page of no sequence.
-    pages = 1 + 6 * pages_for(BUDGET)
-    least = pages * PAGE * model.shape.kv_bytes_per_token()
-    assert least <= engine.cache.bytes <= least * (1 + 1 / GROWTH)
-
-
-def test_two_runs_of_one_engine_do_not_influence_each_other(random_models: dict[str, ModelHandle]) -> None:
-    model = random_models["llama"]
-    work = requests(model, grid(), 4)
-    engine, _ = run(model, work[:2], 16)
-    again = outcome(engine.run(work[2:]))
-    assert again == outcome(run(model, work[2:], 16)[1])
-
-
 def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
     _, generations = run(model, requests(model, [policies.of(Setting.of("full"))], 6), 8, max_new_tokens=1)
@@ -82,20 +91,9 @@ def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, Model
     assert all(g.finished == (g.tokens[-1] in model.stops) for g in generations)
 
 
-def test_settings_share_their_random_numbers(random_models: dict[str, ModelHandle]) -> None:
-    """Before its first compression every setting writes what the full cache writes."""
-    model = random_models["llama"]
-    _, generations = run(model, requests(model, grid(), 4), 16)
-    full = {g.key: g.tokens for g in generations if g.policy.name == "full"}
-    for generation in generations:
-        shared = BUDGET - generation.usage.prompt_tokens + 1
-        assert generation.tokens[:shared] == full[generation.key][:shared]
-    assert any(generation.tokens != full[generation.key] for generation in generations)
-
-
-def test_half_precision_decodes_under_observing_policies(tmp_path: Path) -> None:
+def test_half_precision_decodes_under_observing_policies(r1_model: Callable[..., ModelHandle]) -> None:
     """The types of a GPU run, on a CPU: weights, cache and masks in bfloat16, scores and random numbers in more."""
-    model = models.find(save_model("llama", tmp_path / "m").name, dtype="bfloat16", think_close="")
+    model = models.find(r1_model().name, dtype="bfloat16", think_close="")
     common = {"kv_budget": BUDGET, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [policies.of(Setting.of(name, **common)) for name in ("dynts", "h2o", "snapkv", "random")]
     engine, generations = run(model, requests(model, [policies.of(Setting.of("full")), *settings], 1), 8)
@@ -103,3 +101,53 @@ def test_half_precision_decodes_under_observing_policies(tmp_path: Path) -> None
     assert {generation.policy.name for generation in generations} == {"full", "dynts", "h2o", "snapkv", "random"}
     assert any(generation.usage.compressions for generation in generations)
     assert all(g.usage.peak_kv_tokens <= BUDGET for g in generations if g.policy.name != "full")
+
+
+def selections(model: ModelHandle) -> list[Policy]:
+    """Every policy that this model can run without files."""
+    results = []
+    for name in policies.policies.names():
+        with suppress(KvatlasError):
+            policy = policies.of(Setting.of(name, kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking"))
+            policy.check(model)
+            results.append(policy)
+    return results
+
+
+def checked(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
+    """Compress, and compare the log with the positions that are held."""
+    before = row.position
+    evicted = compress(model, cache, row)
+    stored = [set(head.tolist()) for layer in row.kept for head in layer]
+    assert row.cached.length == len(stored[0])
+    eviction_trace = row.evictions.eviction_trace(row.position)
+    assert before == row.position == len(eviction_trace.left)
+    for position in range(row.position):
+        holding = sum(position in positions for positions in stored)
+        assert eviction_trace.held[position] == holding
+        assert (eviction_trace.left[position] == 0) == (holding > 0)
+        assert eviction_trace.left[position] <= len(row.tokens)
+    return evicted
+
+
+def test_the_log_equals_what_the_cache_holds_at_every_compression(
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "compress", checked)
+    model = endless(random_models["qwen3"])
+    chosen = selections(model)
+    assert {"window", "random"} <= {policy.name for policy in chosen}
+    engine = Engine(model, model.load(), chosen, Sampling(0.9, 20, 0.95, 160), 16)
+    generations = list(engine.run(requests(model, chosen, 2)))
+    assert len(generations) == 2 * len(chosen)
+    for generation in generations:
+        eviction_trace = generation.eviction_trace
+        cached = generation.usage.prompt_tokens + len(generation.tokens) - 1
+        assert len(eviction_trace.left) == len(eviction_trace.held) == cached
+        assert set(eviction_trace.left) > {0}
+        # Steps at which tokens left are compressions: no more of them than were counted.
+        assert len(set(eviction_trace.left) - {0}) <= generation.usage.compressions
+        if generation.policy.keep_prompt:  # type: ignore[attr-defined]
+            assert set(eviction_trace.held[: generation.usage.prompt_tokens]) == {eviction_trace.holders}
+        layers, heads = generation.policy.scope.width(model.shape)
+        assert eviction_trace.holders == layers * heads

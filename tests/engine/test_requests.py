@@ -1,6 +1,6 @@
 """Requests with their own sampling, a watcher, adjusted logits; and sources that have nothing yet."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,43 +22,39 @@ WINDOW = policies.of(Setting.of("window", kv_budget=56, local_window=8, ratio=0.
 
 
 @pytest.fixture(scope="module")
-def model(tiny_llama: ModelHandle) -> Any:
-    return tiny_llama.load()
+def work(tiny_llama: ModelHandle) -> list[Request[int]]:
+    drawn = enumerate(prompts(tiny_llama, 6))
+    return [Request(i, prompt[:40], 70 + i, (WINDOW,), sampling=SAMPLINGS[i % 3]) for i, prompt in drawn]
 
 
-def requests(handle: ModelHandle, count: int = 6) -> list[Request[int]]:
-    drawn = [SAMPLINGS[number % 3] for number in range(count)]
-    result = prompts(handle, count)
-    return [Request(i, result[i][:40], 70 + i, (WINDOW,), sampling=drawn[i]) for i in range(count)]
-
-
-def tokens(handle: ModelHandle, model: Any, work: Any, sampling: Sampling = SAMPLINGS[0], rows: int = 6) -> Any:
-    engine = Engine(handle, model, [WINDOW], sampling, rows)
+def tokens(handle: ModelHandle, work: Iterable[Request[int] | None], sampling: Sampling = SAMPLINGS[0]) -> Any:
+    engine = Engine(handle, handle.load(), [WINDOW], sampling, 6)
     return {generation.key: generation.tokens for generation in engine.run(work)}
 
 
-def test_requests_with_different_samplings_share_a_batch(tiny_llama: ModelHandle, model: Any) -> None:
-    together = tokens(tiny_llama, model, requests(tiny_llama))
-    for request in requests(tiny_llama):
-        alone = tokens(tiny_llama, model, [replace(request, sampling=None)], request.sampling)
-        assert together[request.key] == alone[request.key]
-    assert max(map(len, together.values())) <= 40
+@pytest.fixture(scope="module")
+def whole(tiny_llama: ModelHandle, work: list[Request[int]]) -> dict[int, tuple[int, ...]]:
+    """The tokens of these requests, which are decoded together."""
+    return tokens(tiny_llama, work)  # type: ignore[no-any-return]
 
 
-def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle, model: Any) -> None:
-    whole = tokens(tiny_llama, model, requests(tiny_llama))
+def test_requests_with_different_samplings_share_a_batch(tiny_llama: ModelHandle, work: Any, whole: Any) -> None:
+    for request in work:
+        alone = tokens(tiny_llama, [replace(request, sampling=None)], request.sampling)
+        assert whole[request.key] == alone[request.key]
+    assert max(map(len, whole.values())) <= 40
+
+
+def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle, work: Any, whole: Any) -> None:
     seen: list[int] = []
 
     def stopping_criterion(new: Sequence[int]) -> bool:
         seen.append(new[-1])
         return len(new) == 7
 
-    first, *others = requests(tiny_llama)
-    engine = Engine(tiny_llama, model, [WINDOW], SAMPLINGS[0], 4)
-    ended = {
-        generation.key: generation
-        for generation in engine.run([replace(first, stopping_criterion=stopping_criterion), *others])
-    }
+    first = replace(work[0], stopping_criterion=stopping_criterion)
+    engine = Engine(tiny_llama, tiny_llama.load(), [WINDOW], SAMPLINGS[0], 4)
+    ended = {generation.key: generation for generation in engine.run([first, *work[1:]])}
     assert ended[0].tokens == tuple(seen) == whole[0][:7]
     assert not ended[0].finished
     assert all(ended[key].tokens == whole[key] for key in whole if key)
@@ -66,20 +62,11 @@ def test_a_watcher_sees_every_token_and_can_end_its_row(tiny_llama: ModelHandle,
     assert engine.evicted_tokens > 0
 
 
-def test_a_source_may_have_nothing_yet(tiny_llama: ModelHandle, model: Any) -> None:
-    def slowly() -> Iterator[Request[int] | None]:
-        for request in requests(tiny_llama):
-            yield None
-            yield request
-            yield None
-            yield None
-
-    assert tokens(tiny_llama, model, slowly()) == tokens(tiny_llama, model, requests(tiny_llama))
+def test_a_source_may_have_nothing_yet(tiny_llama: ModelHandle, work: Any, whole: Any) -> None:
+    assert tokens(tiny_llama, (item for request in work for item in (None, request, None, None))) == whole
 
 
-def test_adjusted_logits_are_of_one_request_alone(tiny_llama: ModelHandle, model: Any) -> None:
-    work = requests(tiny_llama)
-    whole = tokens(tiny_llama, model, work)
+def test_adjusted_logits_are_of_one_request_alone(tiny_llama: ModelHandle, work: Any, whole: Any) -> None:
     # A token that some trace writes for the first time, later than at once: until there nothing may change.
     key, position = next(
         (key, position)
@@ -94,20 +81,17 @@ def test_adjusted_logits_are_of_one_request_alone(tiny_llama: ModelHandle, model
         lengths.append(len(so_far))
         return logits.index_fill(0, torch.tensor([forbidden]), float("-inf"))
 
-    result = tokens(
-        tiny_llama,
-        model,
-        [replace(item, logits_processor=logits_processor) if item.key == key else item for item in work],
-    )
+    adjusted = [replace(item, logits_processor=logits_processor) if item.key == key else item for item in work]
+    result = tokens(tiny_llama, adjusted)
     assert forbidden not in result[key]
     assert result[key][:position] == whole[key][:position]
     assert lengths == list(range(len(work[key].prompt), len(work[key].prompt) + len(result[key])))
     assert all(result[other] == whole[other] for other in whole if other != key)
 
 
-def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: ModelHandle, model: Any) -> None:
+def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: ModelHandle, work: Any) -> None:
     """A row that is being decoded gets its next token in every pass, whatever prompts came."""
-    first, *others = requests(tiny_llama)
+    first, *others = work
     passes: list[tuple[int, int]] = []
 
     class Spy(Engine):
@@ -122,28 +106,28 @@ def test_prompts_are_read_in_chunks_beside_rows_that_are_decoded(tiny_llama: Mod
         for request in others:
             yield replace(request, prompt=(request.prompt * 70)[:700])
 
-    engine = Spy(tiny_llama, model, [WINDOW], SAMPLINGS[0], 6)
+    engine = Spy(tiny_llama, tiny_llama.load(), [WINDOW], SAMPLINGS[0], 6)
     assert len(list(engine.run(source()))) == 6
     busy = [prompt for decoding, prompt in passes if decoding and prompt]
     # Five prompts of 700 tokens in chunks of 512 and 188, at most 1,024 tokens at a time.
     assert busy == [512 + 512, 188 + 188 + 512, 188 + 512, 188 + 512, 188]
 
 
-def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, model: Any, monkeypatch: Any) -> None:
+def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, work: Any, monkeypatch: Any) -> None:
     """For a policy that sees attention and one that sees hidden states, too."""
     from kvatlas.engine import rows
 
     values = {"kv_budget": 700, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
     chosen = [policies.of(Setting.of(name, **values)) for name in ("h2o", "dynts", "lazyeviction")]
     handle, brief = endless(tiny_llama), Sampling(max_new_tokens=60)
-    work = [
+    asked = [
         replace(request, prompt=(request.prompt * 70)[:680], policies=tuple(chosen), sampling=brief)
-        for request in requests(tiny_llama, 2)
+        for request in work[:2]
     ]
     results = []
     for chunk in (rows.PROMPT_CHUNK, 1000):
         monkeypatch.setattr(rows, "PROMPT_CHUNK", chunk)
-        engine = Engine(handle, model, chosen, SAMPLINGS[0], 6)
-        results.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(work)})
+        engine = Engine(handle, handle.load(), chosen, SAMPLINGS[0], 6)
+        results.append({(g.key, g.policy): (g.tokens, g.usage.compressions) for g in engine.run(asked)})
     assert results[0] == results[1]
     assert all(compressions for _, compressions in results[0].values())

@@ -35,6 +35,7 @@ _SIZES: dict[int, str] = {
     8: "qk_rope_head_dim num_experts n_routed_experts num_local_experts moe_num_experts",
     16: "head_dim v_head_dim qk_nope_head_dim attention_head_dim hidden_size_per_layer_input",
     WINDOW: "sliding_window attention_window_size window_size attention_chunk_size",
+    # What torch's GELU turns is a multiple of 32, as in real models: it computes the rest of a tensor in another way.
     32: "kv_lora_rank q_lora_rank moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size "
     "linear_key_head_dim linear_value_head_dim mamba_d_head mamba_head_dim global_head_dim",
     64: "hidden_size n_embd d_model emb_dim embedding_size",
@@ -112,11 +113,6 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def address(name: str) -> tuple[str, dict[str, Any]]:
-    """The model type of a case and what it sets."""
-    return name.split()[0], OWN.get(name, {})
-
-
 def every() -> list[str]:
     """All cases: each type of transformers, and what `OWN` adds to one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -153,8 +149,8 @@ def save(name: str, folder: Path) -> None:
 
     from kvatlas.models import EMBEDDED
 
-    kind, own = address(name)
-    config = small_config(CONFIG_MAPPING[kind], own)
+    own = OWN.get(name, {})
+    config = small_config(CONFIG_MAPPING[name.split()[0]], own)
     with torch.device("meta"):
         size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
     if size > PARAMETERS:

@@ -1,6 +1,7 @@
 """Checks of a model against problems: its tokenizer on their prompts, and the ranges that it claims."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,16 @@ from kvatlas.core import Check, KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import CLAIMS, Claims, check_tokenizer, notes_for
 from kvatlas.sweeps import make_plan, parse_spec
-from tests.r1 import AIME, copied, save_model
+from tests.r1 import AIME, copied
 
 RANGES = {"CHAIN": {"n": [3, 12]}, "SEQBENCH": {"grid": ["4x4", "6x5"], "B": [0, 1], "N": [0, 1.5], "L": [3, 16]}}
 OK, WARNING, FAILED = Check.OK, Check.WARNING, Check.FAILED
 QUESTIONS = [json.loads(line)["problem"] for line in AIME.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def r1(tmp_path_factory: pytest.TempPathFactory) -> ModelHandle:
-    return save_model("llama", tmp_path_factory.mktemp("r1") / "m")
+@pytest.fixture
+def r1(r1_model: Callable[..., ModelHandle]) -> ModelHandle:
+    return r1_model()
 
 
 def statuses(model: ModelHandle, questions: list[str]) -> dict[str, Check]:
@@ -60,10 +61,11 @@ def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: ModelHandle) -> None:
         ]
         assert unknown.status is status
         assert unknown.message.startswith(f"{count} of {length + count} prompt tokens are unknown")
+    spec = {"models": [tiny_llama.name], "benchmarks": [f"AIME24@{AIME}"]}
     with pytest.raises(
         KvatlasError, match=r"'embedded:tiny-llama' does not fit AIME24: .* are unknown .*; it is made for CHAIN"
     ):
-        notes_for(tiny_llama, [tiny_llama.prompt(item) for item in QUESTIONS], "AIME24")
+        make_plan(parse_spec(spec))
 
 
 def test_tokens_beyond_the_models_are_refused(r1: ModelHandle, tmp_path: Path) -> None:

@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
-from kvatlas import native, policies
-from kvatlas.core import Sampling, Setting
-from kvatlas.engine import Engine, Request
+from kvatlas import native
 from kvatlas.models import find
-from kvatlas.models.packing import pack
+from tests.decoding import greedy
 from tests.models import every_model
 
 pytestmark = pytest.mark.slow
@@ -37,27 +35,6 @@ def test_a_model_is_decoded_as_by_transformers_or_refused(name: str) -> None:
         assert result["bits"]
 
 
-@pytest.mark.parametrize("name", ["llama", "llama bias", "mixtral", "gpt_oss", "nemotron_h"])
-def test_a_model_of_somebody_else_is_as_it_was_afterwards(name: str) -> None:
-    """Linear layers without and with biases; experts with gates, turned ones with biases, and some without gates."""
-    kind, own = every_model.address(name)
-    config = every_model.small_config(CONFIG_MAPPING[kind], own)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    implementation = model.config._attn_implementation
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.inference_mode():
-        expected = model(ids).logits
-        with pack(model):
-            packed = {type(module).__name__ for module in model.modules()}
-            assert native.load() is None or {"PackedLinear", "PackedExperts"} & packed
-            torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
-        assert torch.equal(model(ids).logits, expected)
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    assert model.config._attn_implementation == implementation
-    assert "forward" not in vars(model.get_decoder())
-
-
 def test_mxfp4_checkpoints_are_decoded_as_by_transformers(tmp_path: Path) -> None:
     """Experts in four bits, as GPT-OSS is published: on a CPU transformers turns them into floating-point numbers."""
     every_model.save("gpt_oss", tmp_path)
@@ -74,9 +51,7 @@ def test_mxfp4_checkpoints_are_decoded_as_by_transformers(tmp_path: Path) -> Non
     file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantized}))
     handle = find(f"hf:{tmp_path}")
     vars(handle)["stops"] = frozenset()
-    full, prompt = policies.of(Setting.of("full")), (5, 6, 7, 8, 9)
-    engine = Engine(handle, handle.load(), [full], Sampling(temperature=0.0, max_new_tokens=12), 1)
-    (generation,) = engine.run([Request(0, prompt, 0, (full,))])
+    prompt = (5, 6, 7, 8, 9)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     output = plain.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None)
-    assert list(generation.tokens) == output[0, len(prompt) :].tolist()
+    assert greedy(handle, prompt, 12) == output[0, len(prompt) :].tolist()

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from kvatlas import models
-from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.engine import Engine, Request
+from kvatlas.core import KvatlasError
 from kvatlas.models import gguf
 from kvatlas.models.weights import ADAPTER_FILES, Adapter
-from kvatlas.policies import of
+from tests.decoding import greedy
 
 pytestmark = pytest.mark.newest
 
@@ -75,12 +74,9 @@ def test_a_gguf_runs_as_transformers_runs_it(file: Path, tmp_path: Path, capsys:
     model.check()
     prompt = model.encode("the thing in the inn")
     assert model.text(prompt) == model.prompt("the thing in the inn")
-    (written,) = Engine(
-        model, model.load(), [of(Setting.of("full"))], Sampling(temperature=0.0, max_new_tokens=40), 1
-    ).run([Request(0, prompt, 0, (of(Setting.of("full")),))])
     theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     wanted = theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40, eos_token_id=list(model.stops))
-    assert written.tokens == tuple(wanted[0, len(prompt) :].tolist())
+    assert greedy(model, prompt, 40) == wanted[0, len(prompt) :].tolist()
 
     capsys.readouterr()
     again = models.find(f"hf:{file}", cache=str(tmp_path))

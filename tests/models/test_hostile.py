@@ -2,11 +2,11 @@
 
 import contextlib
 import io
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,14 +40,6 @@ def damage(model: ModelHandle, value: float | None) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("value", [None, math.nan, -math.inf])
-def test_a_tensor_that_is_missing_or_not_finite_is_named(model: ModelHandle, value: float | None) -> None:
-    damage(model, value)
-    with pytest.raises(KvatlasError, match="lack the tensor" if value is None else "no finite numbers") as caught:
-        model.load()
-    assert TENSOR in str(caught.value)
-
-
 def test_a_value_beyond_the_type_in_which_the_model_runs_is_named(model: ModelHandle) -> None:
     damage(model, 1e30)
     assert model.load() is not None
@@ -64,6 +56,8 @@ def reconfigure(model: ModelHandle, **changes: object) -> ModelHandle:
     ("harm", "sentence"),
     [
         (lambda model: damage(model, None), f"lack the tensor {TENSOR!r}"),
+        (lambda model: damage(model, math.nan), f"{TENSOR!r} that are no finite numbers"),
+        (lambda model: damage(model, -math.inf), "no finite numbers"),
         (lambda model: reconfigure(model, hidden_act="nonsense"), "cannot be loaded ("),
         (lambda model: (model.folder / "model.safetensors").write_bytes(b"no tensors"), "is no safetensors file ("),
         (lambda model: reconfigure(model, quantization_config={"quant_method": "gptq", "bits": 4}), "cannot be loaded"),
@@ -81,20 +75,20 @@ def test_a_run_of_weights_that_cannot_be_loaded_ends_in_one_sentence(
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "Evil"}),
+        ("config.json", {"model_type": "evil", "head_dim": None}),
+    ],
+)
 def test_code_that_comes_with_a_model_is_never_run(
-    model: ModelHandle, file: str, monkeypatch: pytest.MonkeyPatch
+    model: ModelHandle, file: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = model.folder / "ran"
     (model.folder / "evil.py").write_text(f"open({str(ran)!r}, 'w')\nclass Evil: pass\n")
-    content = json.loads((model.folder / file).read_text())
-    content |= {"auto_map": {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}}
-    if file == "tokenizer_config.json":
-        content["tokenizer_class"] = "Evil"
-    else:
-        content["model_type"] = "evil"
-        del content["head_dim"]
-    (model.folder / file).write_text(json.dumps(content))
+    code = {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}
+    edit(model.folder, file, auto_map=code, **changes)
     agreeing = io.StringIO("y\n" * 9)
     monkeypatch.setattr("sys.stdin", agreeing)
     harmful = models.find(model.name)

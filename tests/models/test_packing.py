@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from kvatlas import native
 from kvatlas.core import KvatlasError, Sampling, Setting
@@ -15,44 +15,38 @@ from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import FusedDecoder, PackedLinear, pack
 from kvatlas.policies import of
 from kvatlas.predictor import answer_attention
+from tests.models.every_model import small_config
 
 pytestmark = pytest.mark.newest
 
 if native.load() is None:
     pytest.skip(str(native.why_not()), allow_module_level=True)
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 60,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-}
 #: Models whose decoders are of Llama's form.
 FUSED: dict[str, dict[str, Any]] = {
     "llama": {},
+    "llama bias": {"attention_bias": True, "mlp_bias": True},
     "qwen2": {},
     "mistral": {"sliding_window": 8},
     "ministral": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "seed_oss": {"attention_bias": True},
     "smollm3": {"no_rope_layers": [1, 0]},
 }
-#: Models with something else in their layers; tests of every model decode with them.
+#: Models with something else in their layers, experts with and without gates; tests of every model decode with them.
 OTHERS: dict[str, dict[str, Any]] = {
     "granite": {"residual_multiplier": 0.3},
     "qwen3": {},
-    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
+    "bamba": {"attn_layer_indices": [1]},
+    "mixtral": {},
+    "gpt_oss": {},
+    "nemotron_h": {},
 }
 
 
 def build(kind: str, **changes: Any) -> Any:
     torch.manual_seed(3)
-    config = AutoConfig.for_model(kind, **{**SMALL, **(FUSED | OTHERS)[kind], **changes})
-    model = AutoModelForCausalLM.from_config(config).eval()
+    own = {"num_hidden_layers": 2, "initializer_range": 0.2, **(FUSED | OTHERS)[kind], **changes}
+    model = AutoModelForCausalLM.from_config(small_config(CONFIG_MAPPING[kind.split()[0]], own)).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, *((0.5, 1.5) if "norm" in name else (-0.3, 0.3)))
@@ -76,14 +70,20 @@ def decode(model: Any, tokenizer: Any, rows: int = 1) -> list[tuple[tuple[int, .
 
 
 @pytest.mark.parametrize("kind", [*FUSED, *OTHERS])
-def test_a_packed_model_computes_what_its_own_layers_do(kind: str) -> None:
+def test_a_packed_model_computes_what_its_own_layers_do_and_is_as_it_was_afterwards(kind: str) -> None:
     model, tokens = build(kind), torch.arange(3, 40)[None]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    implementation = model.config._attn_implementation
     with torch.inference_mode():
         own = model(tokens).logits
         with pack(model):
             assert fused(model) == (kind in FUSED)
+            assert {"PackedLinear", "PackedExperts"} & {type(module).__name__ for module in model.modules()}
             torch.testing.assert_close(model(tokens).logits, own, atol=1e-4, rtol=1e-4)
         assert torch.equal(model(tokens).logits, own)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert model.config._attn_implementation == implementation
+    assert "forward" not in vars(model.get_decoder())
 
 
 @pytest.mark.parametrize("kind", ["llama", "ministral", "granite", "qwen3"])
@@ -131,7 +131,7 @@ def test_a_model_that_decodes_is_called_by_nobody_else() -> None:
 
 
 def test_what_is_packed_or_replaced_already_is_left_alone() -> None:
-    model = LlamaForCausalLM(LlamaConfig(**SMALL)).eval()
+    model = build("llama")
     layer = model.model.layers[1].self_attn.o_proj
     layer.forward = lambda x, forward=layer.forward: 2 * forward(x)
     pack(model)

@@ -1,6 +1,5 @@
 import json
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,26 +19,12 @@ from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, copied, edi
 Make = Callable[..., ModelHandle]
 
 
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A model with this template and these tags as single tokens, saved once."""
-
-    @cache
-    def saved(template: str, tags: tuple[str, ...]) -> str:
-        return save_model("llama", tmp_path_factory.mktemp("model") / "m", template=template, tags=tags).name
-
-    def build(template: str = TEMPLATE, tags: tuple[str, ...] = ("<think>", "</think>")) -> ModelHandle:
-        return models.find(saved(template, tags))
-
-    return build
-
-
 def ids(model: ModelHandle, text: str) -> tuple[int, ...]:
     return tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def test_the_r1_format_opens_thinking_in_the_prompt(make: Make) -> None:
-    model = make()
+def test_the_r1_format_opens_thinking_in_the_prompt(r1_model: Make) -> None:
+    model = r1_model()
     assert model.prompt("Why?") == f"{BOS}{USER}Why?{ASSISTANT}<think>\n"
     # One token for the beginning: it is in the template, and must not be added again.
     encoded = model.encode("Why?")
@@ -50,37 +35,36 @@ def test_the_r1_format_opens_thinking_in_the_prompt(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "answer"),
+    ("opened", "written", "answer"),
     [
-        ("let me see</think>\n\nIt is 7.", "\n\nIt is 7."),
-        ("</think>7", "7"),
-        ("a</think>b</think>c", "b</think>c"),
-        ("let me see", None),
+        (True, "let me see</think>\n\nIt is 7.", "\n\nIt is 7."),
+        (True, "</think>7", "7"),
+        (True, "a</think>b</think>c", "b</think>c"),
+        (True, "let me see", None),
+        # A model may open thinking itself, or not think at all.
+        (False, "<think>\nhm</think>7", "7"),
+        (False, "<think>\nhm", None),
+        (False, "It is 7.", "It is 7."),
     ],
 )
-def test_the_answer_follows_the_first_end_of_thinking(make: Make, written: str, answer: str | None) -> None:
-    model = make()
+def test_the_answer_follows_the_first_end_of_thinking(
+    r1_model: Make, opened: bool, written: str, answer: str | None
+) -> None:
+    model = r1_model(TEMPLATE if opened else FIRST_TEMPLATE)
+    assert model.opens_thinking is opened
     assert model.answer((*ids(model, written), model.tokenizer.eos_token_id)) == answer
 
 
-def test_a_model_may_open_thinking_itself_or_not_think_at_all(make: Make) -> None:
-    model = make(FIRST_TEMPLATE)
-    assert not model.opens_thinking
-    assert model.answer(ids(model, "<think>\nhm</think>7")) == "7"
-    assert model.answer(ids(model, "<think>\nhm")) is None
-    assert model.answer(ids(model, "It is 7.")) == "It is 7."
-
-
-def test_thinking_can_be_opened_for_a_template_that_does_not(make: Make) -> None:
-    plain = make(FIRST_TEMPLATE)
+def test_thinking_can_be_opened_for_a_template_that_does_not(r1_model: Make) -> None:
+    plain = r1_model(FIRST_TEMPLATE)
     forced = models.find(plain.name, think_open="<think>\n")
     assert forced.prompt("Why?") == f"{BOS}{USER}Why?{ASSISTANT}<think>\n"
     assert forced.opens_thinking
-    assert models.find(make().name, think_open="<think>\n").prompt("Why?").count("<think>") == 1
+    assert models.find(r1_model().name, think_open="<think>\n").prompt("Why?").count("<think>") == 1
 
 
-def test_the_loop_notices_an_end_of_several_tokens(make: Make) -> None:
-    model = models.find(make(tags=()).name, think_close="")
+def test_the_loop_notices_an_end_of_several_tokens(r1_model: Make) -> None:
+    model = models.find(r1_model(tags=()).name, think_close="")
     full = policies.of(Setting.of("full"))
     _, generations = run(model, requests(model, [full], 4), 8, temperature=1.0)
     written = {generation.key: generation.tokens for generation in generations}
@@ -98,10 +82,10 @@ def test_the_loop_notices_an_end_of_several_tokens(make: Make) -> None:
     assert first.thinking_end == first.usage.thinking_tokens <= 20
 
 
-def test_the_tags_are_found_or_named(make: Make) -> None:
-    assert make(tags=("[THINK]", "[/THINK]"), template=FIRST_TEMPLATE).thinking.close == "[/THINK]"
-    assert make(tags=()).thinking.close == "</think>"
-    silent = make(FIRST_TEMPLATE, ())
+def test_the_tags_are_found_or_named(r1_model: Make) -> None:
+    assert r1_model(tags=("[THINK]", "[/THINK]"), template=FIRST_TEMPLATE).thinking.close == "[/THINK]"
+    assert r1_model(tags=()).thinking.close == "</think>"
+    silent = r1_model(FIRST_TEMPLATE, ())
     named = models.find(silent.name, think_close="so:")
     assert named.answer(ids(named, "hm so: 7")) == " 7"
     # How thinking begins is not known: it is open from the start, on the server as in a sweep.
@@ -109,8 +93,9 @@ def test_the_tags_are_found_or_named(make: Make) -> None:
     assert Detokenizer(named).push(ids(named, "hm, 7"), last=True) == ("hm, 7", "")
 
 
-def test_a_model_without_tags_writes_nothing_but_its_answer(make: Make) -> None:
-    silent = make(FIRST_TEMPLATE, ())
+def test_a_model_without_tags_writes_nothing_but_its_answer(r1_model: Make) -> None:
+    """All is compressed as thinking, and nothing counts as reasoning."""
+    silent = r1_model(FIRST_TEMPLATE, ())
     for model in (silent, models.find(silent.name, think_close="")):
         model.check()
         tokens = ids(model, "It is 7.</think>")
@@ -118,23 +103,18 @@ def test_a_model_without_tags_writes_nothing_but_its_answer(make: Make) -> None:
         assert model.answer(tokens) == "It is 7.</think>"
         assert model.split(tokens) is None
         assert model.thinking_tokens(tokens, None) == 0
-
-
-def test_without_tags_all_is_compressed_as_thinking_and_nothing_counts_as_reasoning(make: Make) -> None:
-    model = make(FIRST_TEMPLATE, ())
     window = Setting.of("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
-    work = requests(model, [policies.of(window)], 2)
-    _, generations = run(model, work, 2, temperature=1.0)
+    _, generations = run(silent, requests(silent, [policies.of(window)], 2), 2, temperature=1.0)
     assert all(generation.usage.compressions for generation in generations)
     assert {generation.usage.thinking_tokens for generation in generations} == {0}
 
 
-def test_thinking_that_nobody_opened_has_no_tokens(make: Make) -> None:
-    model = make(FIRST_TEMPLATE)
+def test_thinking_that_nobody_opened_has_no_tokens(r1_model: Make) -> None:
+    model = r1_model(FIRST_TEMPLATE)
     assert model.thinking_tokens(ids(model, "It is 7."), None) == 0
     assert model.thinking_tokens(ids(model, "<think>hm"), None) == len(ids(model, "<think>hm"))
     assert model.thinking_tokens(ids(model, "<think>hm</think>7"), 3) == 3
-    assert make().thinking_tokens(ids(model, "hm"), None) == len(ids(model, "hm"))
+    assert r1_model().thinking_tokens(ids(model, "hm"), None) == len(ids(model, "hm"))
 
 
 TAGS = ("</think>", "</think>\n", "\n</think>\n\n", " so: ", "◁/think▷", "终 ", "\n", "s")
@@ -187,7 +167,6 @@ def test_a_tag_is_found_however_it_is_spelled(merging: Any, close: str, pieces: 
         assert set(seen) <= {None}
         return
     first = there.index(True)
-    assert split is not None
     end, start = split
     assert seen[: first + 1] == [None] * first + [end]
     assert close in text(tokens[end : first + 1])
@@ -207,18 +186,6 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     model = models.find("embedded:tiny-llama", device="cuda:63")
     with pytest.raises(KvatlasError, match=r"device is 'cuda:63', but this machine has .* that PyTorch can use"):
         model.check()
-
-
-def test_the_type_of_the_weights_follows_the_options(make: Make) -> None:
-    import torch
-
-    path = make().name
-    assert models.find(path, device="cpu").dtype == "float32"
-    half = models.find(path, dtype="bfloat16", device="cpu")
-    assert half.kv_bytes_per_token * 2 == models.find(path, device="cpu").kv_bytes_per_token
-    model = half.load()
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert models.find("embedded:tiny-llama").device == "cpu"
 
 
 #: A normalizer at which the tokenizers library panics.
@@ -253,9 +220,9 @@ def test_layers_without_a_cache_are_said(random_models: dict[str, ModelHandle]) 
     ],
 )
 def test_what_a_model_lacks_is_known_before_weights_are_read(
-    make: Make, tmp_path: Path, change: Callable[[Path], object], sentence: str
+    r1_model: Make, tmp_path: Path, change: Callable[[Path], object], sentence: str
 ) -> None:
-    model = copied(make(), tmp_path / "broken")
+    model = copied(r1_model(), tmp_path / "broken")
     change(model.folder)
     with pytest.raises(KvatlasError) as caught:
         model.check()
@@ -263,8 +230,8 @@ def test_what_a_model_lacks_is_known_before_weights_are_read(
     assert "\n" not in str(caught.value)
 
 
-def test_sizes_that_config_json_leaves_out_are_its_types_own(make: Make, tmp_path: Path) -> None:
-    model = make()
+def test_sizes_that_config_json_leaves_out_are_its_types_own(r1_model: Make, tmp_path: Path) -> None:
+    model = r1_model()
     absent = dict.fromkeys(("head_dim", "num_key_value_heads", "max_position_embeddings"))
     short = copied(model, tmp_path / "short", "config.json", **absent)
     # Llama's own: as many KV heads as heads, the hidden size shared among them.
@@ -285,7 +252,10 @@ def test_the_bytes_of_weights_are_known_before_they_are_there(tmp_path: Path) ->
     model = save_model("llama", tmp_path / "m", shards="60KB")
     index = json.loads((model.folder / "model.safetensors.index.json").read_text())
     assert model.weight_bytes == pytest.approx(index["metadata"]["total_size"], rel=0.1)
-    assert models.find(model.name, dtype="bfloat16").weight_bytes == model.weight_bytes // 2
+    whole, half = (models.find(model.name, dtype=dtype, device="cpu") for dtype in ("auto", "bfloat16"))
+    assert whole.dtype == "float32"
+    assert half.weight_bytes * 2 == model.weight_bytes
+    assert half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
     for file in model.folder.glob("model-*.safetensors"):
         file.unlink()
     on_hub = ModelHandle("R1", model.folder, Options(device="cpu"), Repository("owner/r1"))
@@ -295,8 +265,8 @@ def test_the_bytes_of_weights_are_known_before_they_are_there(tmp_path: Path) ->
     assert ModelHandle("R1", model.folder, Options(device="cpu"), Repository("owner/r1")).weight_bytes is None
 
 
-def test_the_end_of_text_is_the_generation_configs_else_the_tokenizers(make: Make, tmp_path: Path) -> None:
-    model = make()
+def test_the_end_of_text_is_the_generation_configs_else_the_tokenizers(r1_model: Make, tmp_path: Path) -> None:
+    model = r1_model()
     assert model.stops == {1}
     many = copied(model, tmp_path / "many", "generation_config.json", eos_token_id=[1, 5])
     assert many.stops == {1, 5}

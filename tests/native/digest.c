@@ -47,19 +47,30 @@ static void digest(const char *name, const void *bits, int64_t bytes) {
     call(WRITE, 1, line, n);
 }
 
-static void attention(int64_t size, int64_t group, int64_t window) {
-    enum { KV = 2, PAGES = 16, PAGE = 48, TOKENS = 26 };
-    int32_t table[3][5] = {{3, 1, 7, 0, 2}, {4, 9, 5, 6, 8}, {11, 10, 12, 13, 15}}, starts[] = {0, 1, 6, 26};
+enum { KV = 2, PAGES = 16, PAGE = 48, TOKENS = 26, SEQUENCES = 3, GROUP = 32, RESIDUAL = 5 };
+
+/* Keys or values; of packed ones the cached tokens are zeros. */
+static struct side side(int64_t size, int64_t bits) {
+    struct side made = {size, KV * size, numbers(TOKENS * KV * size)};
+    if (bits) {
+        made.bits = bits, made.group = GROUP, made.residual = RESIDUAL;
+        made.bytes = 4 * (((size + LANES - 1) / LANES * bits + 1) / 2 + (size + GROUP - 1) / GROUP);
+        made.recent = numbers(SEQUENCES * KV * RESIDUAL * size);
+    }
+    made.pool = bits ? zeros(KV * PAGES * PAGE * made.bytes) : numbers(KV * PAGES * PAGE * size);
+    return made;
+}
+
+static void attention(int64_t size, int64_t group, int64_t window, int64_t bits) {
+    int32_t table[SEQUENCES][5] = {{3, 1, 7, 0, 2}, {4, 9, 5, 6, 8}, {11, 10, 12, 13, 15}}, starts[] = {0, 1, 6, 26};
     int32_t lengths[] = {200, 30, 0}, watched[] = {0, -1, 1}, positions[TOKENS], *places = zeros(4 * (KV * PAGES * PAGE));
+    int32_t rows[] = {0, 1, 2};
     for (int i = 0; i < TOKENS; i++) positions[i] = 2 * i;
     float *out = zeros(4 * (TOKENS * KV * group * size)), *mass = zeros(4 * (2 * KV * 240));
-    struct batch b = {3, PAGE, 5, 240, &table[0][0], starts, lengths, watched, 0};
+    struct batch b = {SEQUENCES, PAGE, 5, 240, &table[0][0], starts, lengths, watched, rows, lengths};
     b.scratch = zeros(4 * (kvatlas_attention_scratch(size, 240, 1)));
-    struct layer l = {KV * group, KV, PAGES * PAGE, size, size};
-    l.query = numbers(TOKENS * KV * group * size), l.key = numbers(TOKENS * KV * size);
-    l.value = numbers(TOKENS * KV * size), l.keys = numbers(KV * PAGES * PAGE * size);
-    l.values = numbers(KV * PAGES * PAGE * size), l.out = out, l.mass = mass, l.scaling = 0.1;
-    l.query_stride = KV * group * size, l.key_stride = l.value_stride = KV * size;
+    struct layer l = {KV * group, KV, PAGES * PAGE, numbers(TOKENS * KV * group * size), KV * group * size};
+    l.key = side(size, bits), l.value = side(size, bits), l.out = out, l.mass = mass, l.scaling = 0.1;
     if (window) l.places = places, l.positions = positions, l.window = window;
     if (group == 4) l.sinks = numbers(KV * group), l.softcap = 30.0;
     kvatlas_attend(&b, &l);
@@ -71,7 +82,8 @@ __attribute__((force_align_arg_pointer))
 #endif
 void _start(void) {
     for (int64_t size = 16; size <= 128; size += 28)
-        for (int64_t group = 1; group < 9; group += 3) attention(size, group, size % 3 ? 0 : 9);
+        for (int64_t group = 1; group < 9; group += 3)
+            for (int64_t bits = 0; bits < 9; bits += bits ? bits : 2) attention(size, group, size % 3 ? 0 : 9, bits);
     for (int64_t rows = 1; rows < 14; rows++) {
         float *y = zeros(4 * (rows * 70)), *x = numbers(rows * 75);
         kvatlas_linear(x, 75, numbers(5 * 75 * 16), numbers(80), y, 70, rows, 75, 70), digest("linear", y, rows * 280);

@@ -94,11 +94,6 @@ def test_noise_is_that_of_torch_to_the_bit(seed: int, rows: int, width: int) -> 
         assert torch.equal(noise.gumbel(streams[:, None], positions[:, None], own), -torch.log(-torch.log(expected)))
 
 
-def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(native.VARIABLE, "off")
-    assert native._loaded.__wrapped__() == (None, "The native CPU kernels are switched off (KVATLAS_NATIVE=off).")
-
-
 def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(native, "_FOLDER", tmp_path)
     kernels, why = native._loaded.__wrapped__()

@@ -5,7 +5,7 @@ Each takes a policy and a cache and gives a score of one token, as `tests.polici
 
 import cmath
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -43,6 +43,11 @@ def softmax(values: list[float]) -> list[float]:
     parts = [math.exp(value - top) for value in values]
     total = sum(parts)
     return [part / total for part in parts]
+
+
+def weights(cached: CacheView, layer: int, head: int, queries: int, slots: Iterable[int]) -> list[list[float]]:
+    """Attention weights of one query head, by query, among these slots."""
+    return [softmax([logit(cached, layer, head, query, slot) for slot in slots]) for query in range(queries)]
 
 
 def mean(values: list[list[float]]) -> list[float]:
@@ -102,7 +107,7 @@ def snapkv(policy: Any, cached: CacheView) -> Score:
     @cache
     def votes(layer: int, head: int) -> list[float]:
         """Sum over the observation window's queries of their softmax, before the window; of one query head."""
-        rows = [softmax([logit(cached, layer, head, q, slot) for slot in range(count)]) for q in range(queries)]
+        rows = weights(cached, layer, head, queries, range(count))
         return [
             0.0 if in_window(cached, layer, head // group, slot, queries) else sum(row[slot] for row in rows)
             for slot in range(count)
@@ -160,12 +165,12 @@ def tova(policy: Any, cached: CacheView) -> Score:
     group, shape = grouping(cached), cached.model.shape
 
     @cache
-    def weights(layer: int, head: int) -> list[float]:
-        return softmax([logit(cached, layer, head, 0, slot) for slot in range(cached.positions.shape[-1])])
+    def newest(layer: int, head: int) -> list[float]:
+        return weights(cached, layer, head, 1, range(cached.positions.shape[-1]))[0]
 
     def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         heads = range(shape.heads) if policy.scope is Scope.LAYER else range(head * group, (head + 1) * group)
-        return sum(weights(layer, head)[slot] for head in heads) / len(heads)
+        return sum(newest(layer, head)[slot] for head in heads) / len(heads)
 
     return score
 
@@ -183,14 +188,14 @@ def keydiff(policy: Any, cached: CacheView) -> Score:
     return score
 
 
-def lazyeviction(policy: Any, cached: CacheView, weights: Tensor) -> Score:
+def lazyeviction(policy: Any, cached: CacheView, attention: Tensor) -> Score:
     """From attention weights [steps after the prompt, layers, heads, tokens]."""
-    layers, heads, total = weights.shape[1:]
-    prompt = total - len(weights)
+    layers, heads, total = attention.shape[1:]
+    prompt = total - len(attention)
 
     def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
         at = position(cached, layer, head, slot)
-        row = weights[:, min(layer, layers - 1), min(head, heads - 1), at].tolist()
+        row = attention[:, min(layer, layers - 1), min(head, heads - 1), at].tolist()
         times = [prompt - 1 if at < prompt else at - 1]
         times += [step for step in range(max(prompt, at), total) if row[step - prompt] >= policy.alpha]
         pause = max((b - a for a, b in pairwise(times)), default=0)
@@ -210,9 +215,7 @@ def vase(policy: Any, cached: CacheView) -> Score:
         past = [slot for slot in range(count) if not in_window(cached, layer, head, slot, policy.queries)]
         total = [0.0] * count
         for query_head in range(head * group, (head + 1) * group):
-            rows = [
-                softmax([logit(cached, layer, query_head, q, slot) for slot in past]) for q in range(policy.queries)
-            ]
+            rows = weights(cached, layer, query_head, policy.queries, past)
             for slot, weight in zip(past, mean(rows), strict=True):
                 total[slot] += weight / group
         return [sum(total[i] for i in neighbours(slot, policy.kernel, count)) / policy.kernel for slot in range(count)]

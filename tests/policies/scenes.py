@@ -1,17 +1,20 @@
 """A cache of random tensors at the moment of a compression, and the contract once more in plain Python."""
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvatlas import policies
+from kvatlas.core import Setting
 from kvatlas.models import Shape
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, Step, select_tokens
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, select_tokens
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32)
-GROUP = SHAPE.heads // SHAPE.kv_heads
 PROMPT, LENGTH, CACHED, STREAM = 9, 90, 60, 77
 
 #: What each layer multiplies q k by: not 1 / sqrt(head size), and not the same in all.
@@ -21,7 +24,12 @@ SCALING = (0.25, 0.6)
 Score = Callable[[CacheView, int, int, int], float]
 
 
-def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None, **changes: Any) -> CacheView:
+def make(name: str, **changes: Any) -> CompressingPolicy:
+    """A policy that keeps the 10 newest tokens, and 20 of the 50 older ones."""
+    return policies.of(Setting.of(name, **{"kv_budget": CACHED, "local_window": 10, "ratio": 0.4, **changes}))
+
+
+def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None) -> CacheView:
     """A cache that lost some of its thinking tokens before, each head others if the scope is that narrow."""
     random = torch.Generator().manual_seed(seed)
     layers, heads = policy.scope.width(SHAPE)
@@ -43,8 +51,8 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
     values = drawn(SHAPE.kv_heads, CACHED, SHAPE.head_dim)
     queries = drawn(SHAPE.heads, policy.queries, SHAPE.head_dim)
     tokens = torch.randint(60, 100, (LENGTH,), generator=random)
-    result = CacheView(
-        model=changes.pop("model", SimpleNamespace(shape=SHAPE)),
+    return CacheView(
+        model=SimpleNamespace(shape=SHAPE),
         positions=positions,
         prompt_length=PROMPT,
         thinking_end=None,
@@ -54,88 +62,48 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
         key=keys.__getitem__,
         value=values.__getitem__,
         query=queries.__getitem__,
-        window=changes.pop("window", lambda _: None),
+        window=lambda _: None,
         scaling=SCALING.__getitem__,
         tokens=lambda: tokens,
     )
-    assert not changes
-    return result
 
 
 def expected(policy: CompressingPolicy, cached: CacheView, score: Score) -> list[list[list[int]]]:
-    """Slots that stay by layer and head: the published rule, one token at a time."""
-    return [
-        [
-            _rule(policy, cached.positions[layer, head].tolist(), scores, cached.prompt_length)
-            for head, scores in enumerate(rows)
-        ]
-        for layer, rows in enumerate(shared_scores(cached, score))
-    ]
-
-
-def shared_scores(cached: CacheView, score: Score) -> list[list[list[float]]]:
-    """Scores by layer, head and slot, averaged as the scope says."""
+    """Slots that stay by layer and head: the published rule, one token at a time, on scores averaged by the scope."""
     layers, heads, count = cached.positions.shape
     shape = cached.model.shape
-    scores = [
-        [[score(cached, layer, head, slot) for slot in range(count)] for head in range(shape.kv_heads)]
-        for layer in range(shape.layers)
-    ]
-    results = []
-    for layer in range(layers):
-        rows = []
-        for head in range(heads):
-            shared = [
-                scores[a][b]
-                for a in (range(shape.layers) if layers == 1 else [layer])
-                for b in (range(shape.kv_heads) if heads == 1 else [head])
-            ]
-            rows.append([sum(item[slot] for item in shared) / len(shared) for slot in range(count)])
-        results.append(rows)
-    return results
+    each = product(range(shape.layers), range(shape.kv_heads), range(count))
+    scores = torch.tensor([score(cached, *at) for at in each], dtype=torch.double).view(-1, shape.kv_heads, count)
+    scores = scores.mean(0, keepdim=True) if layers == 1 else scores
+    scores = scores.mean(1, keepdim=True) if heads == 1 else scores
+    choices = zip(cached.positions.flatten(0, 1).tolist(), scores.flatten(0, 1).tolist(), strict=True)
+    kept = [rule(policy, positions, own, cached.prompt_length) for positions, own in choices]
+    return [kept[layer * heads : (layer + 1) * heads] for layer in range(layers)]
 
 
-def places(policy: CompressingPolicy, positions: list[int], prompt: int) -> tuple[set[int], int]:
+def places(
+    policy: CompressingPolicy, positions: list[int], prompt: int, end: int | None = None
+) -> tuple[set[int], int]:
     """Slots before the local window that stay in any case, and how many of the others do."""
-    older = range(len(positions) - policy.local_window)
+    older, ratio = range(len(positions) - policy.local_window), Fraction(str(policy.ratio))
     certain = {slot for slot in older if policy.keep_prompt and positions[slot] < prompt}
-    room = (
-        int(policy.ratio * (len(older) - len(certain)) + 1e-9)
-        if policy.ratio_over == "thinking"
-        else int(policy.ratio * len(older) + 1e-9) - len(certain)
-    )
-    return certain, max(0, room)
+    certain |= {slot for slot in older if end is not None and positions[slot] >= end}
+    if policy.ratio_over == "thinking":
+        return certain, int(ratio * (len(older) - len(certain)))
+    return certain, max(0, int(ratio * len(older)) - len(certain))
 
 
-def _rule(policy: CompressingPolicy, positions: list[int], scores: list[float], prompt: int) -> list[int]:
-    certain, room = places(policy, positions, prompt)
+def rule(
+    policy: CompressingPolicy, positions: list[int], scores: list[float], prompt: int, end: int | None = None
+) -> list[int]:
+    """Slots that stay, one token at a time; a strict budget keeps the oldest of those that stay in any case."""
+    certain, room = places(policy, positions, prompt, end)
     older = range(len(positions) - policy.local_window)
     others = sorted((slot for slot in older if slot not in certain), key=lambda slot: scores[slot], reverse=True)
-    return sorted([*certain, *others[:room]]) + list(range(len(older), len(positions)))
-
-
-class Noted:
-    """Columns of one sequence, as the loop keeps them."""
-
-    def __init__(self, policy: CompressingPolicy, layers: int, heads: int, slots: int) -> None:
-        self.policy = policy
-        self.held = {name: torch.zeros(1, layers, heads, slots) for name in policy.columns}
-
-    def show(self, positions: Tensor, attention: Tensor | None = None, hidden: Tensor | None = None) -> None:
-        """One step: `attention` [1, layers, heads, slots], `hidden` [entered, size]; several tokens are a prompt."""
-        self.entered = positions
-        states = None if hidden is None else hidden[None]
-        prompt = len(positions) if len(positions) > 1 else None
-        self.policy.observe(Step(None, positions[None], states, attention, self, prompt))  # type: ignore[arg-type]
-
-    def enter(self, name: str, values: Tensor) -> None:
-        self.held[name][..., self.entered] = values[:, None, None].to(torch.float32)
-
-    def read(self, name: str) -> Tensor:
-        return self.held[name].clone()
-
-    def write(self, name: str, values: Tensor) -> None:
-        self.held[name] = values
+    chosen = [*sorted(certain), *others[:room]]
+    if policy.strict_budget:
+        chosen = chosen[: int(Fraction(str(policy.ratio)) * len(older))]
+    return sorted(chosen) + list(range(len(older), len(positions)))
 
 
 def assert_keeps(policy: CompressingPolicy, cached: CacheView, score: Score) -> None:

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -10,10 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvatlas import models, policies
+from kvatlas import policies
 from kvatlas.core import BudgetAudit, KvatlasError, Setting
+from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
 from kvatlas.policies.audit import AuditedCell, audit, audit_setting, no_choice_sentence
+from tests.policies.scenes import rule
 
 EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
 
@@ -54,27 +55,18 @@ def policy(**changes: Any) -> Given:
     st.randoms(use_true_random=False),
 )
 def test_what_stays(
-    prompt: int, thinking: int, window: int, ratio: float, rule: tuple[str, bool], keep_prompt: bool, answer: int,
+    prompt: int, thinking: int, window: int, ratio: float, over: tuple[str, bool], keep_prompt: bool, answer: int,
     rng: Any,
 ) -> None:  # fmt: skip
-    """The published rule, read once more token by token; a strict budget keeps exactly the ratio, of prompt and answer
-    the oldest where they do not fit."""
+    """The published rule; a strict budget keeps exactly the ratio, of prompt and answer the oldest."""
     total = prompt + thinking + answer
     if total <= window:
         return
     end = prompt + thinking if answer else None
     scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
-    over, strict = rule
-    item = Given(total + 1, window, ratio, over, keep_prompt, strict_budget=strict)
+    item = Given(total + 1, window, ratio, over[0], keep_prompt, strict_budget=over[1])
     kept = select_tokens(item, cached(scores, prompt, end))[0, 0].tolist()
-
-    older = range(total - window)
-    certain = [t for t in older if (keep_prompt and t < prompt) or (end is not None and t >= end)]
-    others = sorted((t for t in older if t not in certain), key=lambda t: float(scores[0, 0, t]), reverse=True)
-    exact = Fraction(str(ratio))
-    count = int(exact * len(older)) if over == "older" else len(certain) + int(exact * len(others))
-    chosen = (certain + others)[: count if strict else max(count, len(certain))]
-    assert kept == sorted(chosen) + list(range(total - window, total))
+    assert kept == rule(item, [*range(total)], scores[0, 0].tolist(), prompt, end)
 
 
 def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> None:
@@ -84,8 +76,6 @@ def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> N
     assert "strict_budget" not in usual.setting.values
     assert strict.setting.values == {**usual.setting.values, "strict_budget": True}
     assert policies.of(strict.setting) == strict
-    assert isinstance(usual, CompressingPolicy)
-    assert isinstance(strict, CompressingPolicy)
     with pytest.raises(KvatlasError, match="expected budgets above 54"):
         usual.check_prompt(50, "this prompt")
     strict.check_prompt(50, "this prompt")
@@ -142,11 +132,33 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
         ({"": False}, "has no parameter ''"),
         ({"strict_budget": True, "ratio_over": "thinking"}, "strict_budget is true and ratio_over is 'thinking'"),
         ({"sinks": 4}, "has no parameter 'sinks'; expected: kv_budget, local_window, ratio"),
+        ({"kv_bits": 5}, "kv_bits is 5; expected 16, 8, 4, 3, 2"),
+        ({"kv_bits": 4, "group": 24}, "group is 24; expected a multiple of 16"),
+        ({"local_window": 16, "kv_bits": 4}, "residual is 32, more than the local_window 16"),
+        ({"every": True, "ratio": None}, "every is True; expected an integer"),
+        ({"every": 8}, "ratio is 0.3 beside every 8; leave ratio out"),
+        ({"every": 8, "ratio": None, "ratio_over": "older"}, "ratio_over is 'older' beside every 8"),
+        ({"every_from": "start"}, "every_from is 'start' without every"),
+        ({"budget_over": "thinking", "keep_prompt": False}, "budget_over is 'thinking' and keep_prompt"),
+        (
+            {"every": 8, "ratio": None, "budget_over": "thinking", "strict_budget": True},
+            "strict_budget is true and budget_over",
+        ),
+        ({"kv_budget": "12MB"}, "expected an integer >= 2, or bytes such as 12MiB"),
+        ({"kv_budget": "1.5MiB"}, "expected an integer >= 2"),
+        ({"kv_budget": "1KiB"}, "holds no two tokens of embedded:tiny-llama, which take 2,048 bytes each"),
+        (
+            {"kv_budget": "40KiB", "local_window": 32},
+            "local_window 32 leaves nothing to select in a kv_budget of 40KiB (20 tokens)",
+        ),
     ],
 )
-def test_wrong_parameters_are_refused_in_one_sentence(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(KvatlasError, match=words.replace("(", r"\(")):
-        policies.of(Setting.of("window", **{**EXPLAIN, **changes}))
+def test_wrong_parameters_are_refused_in_one_sentence(
+    tiny_llama: ModelHandle, changes: dict[str, Any], words: str
+) -> None:
+    values = {name: value for name, value in {**EXPLAIN, **changes}.items() if value is not None}
+    with pytest.raises(KvatlasError, match=re.escape(words)):
+        policies.of(Setting.of("window", **values)).on(tiny_llama)
 
 
 def test_a_budget_that_prompt_and_window_fill_is_refused_with_the_numbers() -> None:
@@ -164,17 +176,15 @@ def test_a_budget_that_prompt_and_window_fill_is_refused_with_the_numbers() -> N
     st.booleans(),
 )
 def test_it_counts_what_a_compression_keeps(
-    prompt: int, window: int, ratio: float, rule: tuple[str, bool], keep_prompt: bool
+    prompt: int, window: int, ratio: float, over: tuple[str, bool], keep_prompt: bool
 ) -> None:
-    over, strict = rule
-    policy = Given(40, window, ratio, over, keep_prompt, strict_budget=strict)
+    policy = Given(40, window, ratio, over[0], keep_prompt, strict_budget=over[1])
     length = max(40, prompt + 1)
     # Two policies that rank the competing tokens in opposite ways.
     scores = torch.arange(length, dtype=torch.float64).view(1, 1, -1)
     first, second = (select_tokens(policy, cached(item, prompt))[0, 0].tolist() for item in (scores, -scores))
     protected = prompt if keep_prompt else 0
     result = audit(policy, [prompt])
-    assert result is not None
     assert result.worst == result.median == sum(protected <= token < length - window for token in first)
     assert (result.none, result.no_choice) == (float(not result.worst), float(first == second))
 
@@ -207,9 +217,7 @@ def cells(*changes: dict[str, Any], prompts: list[int]) -> list[AuditedCell]:
     made = []
     for change in changes:
         item = policies.of(setting(**change))
-        assert isinstance(item, CompressingPolicy)
         result = audit(item, prompts)
-        assert result is not None
         made.append(AuditedCell("m", "AIME25", item.setting, result))
     return made
 
@@ -217,7 +225,6 @@ def cells(*changes: dict[str, Any], prompts: list[int]) -> list[AuditedCell]:
 def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
     given_ = cells({}, {"ratio": 0.5}, {"local_window": 500}, {"ratio": 0.0}, prompts=[100, 100, 250, 300])
     sentence = no_choice_sentence(given_)
-    assert sentence is not None
     assert sentence.startswith("In 1 of 4 cells all policies keep the same tokens in 50 % of problems, so choose ")
     assert "ratio, or ratio_over thinking for them: local_window 3000, ratio 0.1 on AIME25 (50 %)." in sentence
     assert no_choice_sentence(cells({"ratio": 0.5}, prompts=[100])) is None
@@ -226,31 +233,14 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 4])
-def test_a_budget_in_bytes_is_the_tokens_that_they_hold(bits: int) -> None:
+def test_a_budget_in_bytes_is_the_tokens_that_they_hold(tiny_llama: ModelHandle, bits: int) -> None:
     """The setting keeps the text, so that the maps of several models and bits share it."""
-    model = models.find("embedded:tiny-llama")
     setting = Setting.of("window", kv_budget="600KiB", local_window=32, ratio=0.3, kv_bits=bits)
     of_bytes = policies.of(setting)
-    assert isinstance(of_bytes, CompressingPolicy)
-    on = of_bytes.on(model)
-    token, beside = model.kv_bytes(of_bytes.storage)
+    on = of_bytes.on(tiny_llama)
+    token, beside = tiny_llama.kv_bytes(of_bytes.storage)
     assert on.budget.tokens * token + beside <= 600 * 1024 < (on.budget.tokens + 1) * token + beside
     assert on.setting == of_bytes.setting
     assert on.setting.values["kv_budget"] == "600KiB"
     with pytest.raises(KvatlasError, match="expected a number of tokens where no model is known"):
         _ = of_bytes.budget
-
-
-@pytest.mark.parametrize(
-    ("budget", "words"),
-    [
-        ("12MB", "expected an integer >= 2, or bytes such as 12MiB"),
-        ("1.5MiB", "expected an integer >= 2"),
-        ("1KiB", "holds no two tokens of embedded:tiny-llama, which take 2,048 bytes each"),
-        ("40KiB", "local_window 32 leaves nothing to select in a kv_budget of 40KiB (20 tokens)"),
-    ],
-)
-def test_budgets_in_bytes_are_refused_in_a_sentence(budget: str, words: str) -> None:
-    setting = Setting.of("window", kv_budget=budget, local_window=32, ratio=0.3)
-    with pytest.raises(KvatlasError, match=re.escape(words)):
-        policies.of(setting).on(models.find("embedded:tiny-llama"))

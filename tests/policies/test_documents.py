@@ -25,12 +25,9 @@ def presets() -> str:
     return "\n".join(["| preset | is | with |", "|---|---|---|", *rows]) + "\n"
 
 
-def test_the_page_has_every_policy() -> None:
+def test_the_page_has_every_policy_and_every_preset() -> None:
     """`python -m tests.policies.test_documents` writes the tables anew."""
     assert table() in PAGE.read_text()
-
-
-def test_the_page_has_every_preset() -> None:
     assert presets() in PAGE.read_text()
 
 

@@ -1,8 +1,10 @@
 """Policies that observe plug into the loop: what they are shown equals a slow computation of the same."""
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,39 +13,41 @@ from safetensors.torch import load_file, save_file
 
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
-from kvatlas.engine import Engine, Request
+from kvatlas.engine import Engine, Request, attention
 from kvatlas.models import ModelHandle, find
-from kvatlas.policies import CacheView, CompressingPolicy, Scope, Signal, Step
+from kvatlas.policies import CacheView, CompressingPolicy, Scope
 from kvatlas.policies.dynts import Layout, importance, load_head
 from kvatlas.predictor.labels import answer_attention
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
+from tests.policies import formulas
 from tests.r1 import copied
 
-SEEN: list[torch.Tensor] = []
+#: Decodes a trace under a policy: all its tokens, and what `look` gives for each compression's cache and scores.
+Decode = Callable[..., tuple[tuple[int, ...], list[Any]]]
 
 
-@dataclass(frozen=True)
-class HeavyHitters(CompressingPolicy):
-    """Accumulated attention: a policy of a third party, as short as it gets."""
+@pytest.fixture
+def decode(monkeypatch: pytest.MonkeyPatch) -> Decode:
+    def decoded(
+        model: ModelHandle, name: str, look: Callable[[CacheView, torch.Tensor], Any], **values: Any
+    ) -> tuple[tuple[int, ...], list[Any]]:
+        kind = policies.policies.get(name)
+        score, seen = kind.score, []
 
-    name = "heavy"
-    observes = frozenset({Signal.ATTENTION})
-    columns = ("mass",)
+        def spy(self: CompressingPolicy, cached: CacheView) -> torch.Tensor:
+            scores = score(self, cached)
+            seen.append(look(cached, scores))
+            return scores
 
-    def observe(self, step: Step) -> None:
-        assert step.attention is not None
-        step.add("mass", step.attention)
+        monkeypatch.setattr(kind, "score", spy)
+        policy = policies.of(Setting.of(name, **{"kv_budget": 60, "local_window": 5, "ratio": 0.4, **values}))
+        prompt = prompts(model, 1)[0][:25]
+        engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
+        (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
+        return prompt + generation.tokens, seen
 
-    def score(self, cached: CacheView) -> torch.Tensor:
-        SEEN.append(cached.columns["mass"].clone())
-        return cached.columns["mass"]
-
-
-@dataclass(frozen=True)
-class HeavyPerHead(HeavyHitters):
-    name = "heavy-head"
-    scope = Scope.HEAD
+    return decoded
 
 
 def _attentions(handle: ModelHandle, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -55,22 +59,49 @@ def _attentions(handle: ModelHandle, tokens: tuple[int, ...]) -> torch.Tensor:
     return torch.stack([layer[0] for layer in output.attentions])
 
 
-@pytest.mark.parametrize("kind", [HeavyHitters, HeavyPerHead])
-def test_accumulated_attention_equals_the_attention_matrix(
-    random_models: dict[str, ModelHandle], kind: type[HeavyHitters]
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("name", ["h2o", "lazyeviction"])
+def test_attention_is_noted_as_the_whole_matrix_has_it(
+    random_models: dict[str, ModelHandle], decode: Decode, name: str, scope: Scope
 ) -> None:
-    model = endless(random_models["qwen2"])
-    SEEN.clear()
-    prompt = prompts(model, 1)[0][:25]
-    policy = kind(kv_budget=60, local_window=5, ratio=0.4, ratio_over="thinking")
-    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
-    (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
-    cached_tokens = (prompt + generation.tokens)[:60]
-    wanted = _attentions(model, cached_tokens)
-    wanted = wanted.unflatten(1, (model.shape.kv_heads, -1)).mean(2).sum(-2)
-    if kind is HeavyHitters:
-        wanted = wanted.mean((0, 1), keepdim=True)
-    torch.testing.assert_close(SEEN[0].double(), wanted, atol=1e-5, rtol=1e-4)
+    """Summed up, and as the tokens' last times and longest pauses: by the first compression, from the first step on."""
+    model, alpha = endless(random_models["qwen2"]), {} if name == "h2o" else {"alpha": 0.02}
+    look = lambda cached, scores: (cached, scores.double())  # noqa: E731
+    tokens, ((cached, result), *_) = decode(model, name, look, scope=scope, **alpha)
+    attention = _attentions(model, tokens[:60]).unflatten(1, (model.shape.kv_heads, -1)).mean(2)
+    if scope is not Scope.HEAD:
+        attention = attention.mean((0, 1) if scope is Scope.GLOBAL else 1, keepdim=True)
+    wanted = attention.sum(-2)
+    if name == "lazyeviction":
+        written = attention[:, :, cached.prompt_length :].permute(2, 0, 1, 3)
+        score = formulas.lazyeviction(SimpleNamespace(**alpha), cached, written)
+        each = product(*map(range, wanted.shape))
+        wanted = torch.tensor([score(cached, *at) for at in each], dtype=torch.double).view_as(wanted)
+    torch.testing.assert_close(result, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_recent_queries_are_those_of_the_newest_tokens(
+    random_models: dict[str, ModelHandle], decode: Decode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring holds what the model computes for the last tokens, rotated, after any number of compressions."""
+    recorded: list[dict[int, torch.Tensor]] = [{}, {}, {}]
+
+    def attend(module: Any, query: torch.Tensor, *rest: Any, kvatlas: Any, **others: Any) -> Any:
+        _, batch = kvatlas
+        for at, position in enumerate(batch.positions.tolist()):
+            recorded[module.layer_idx][position] = query[0, :, at].clone()
+        return attention.attend(module, query, *rest, kvatlas=kvatlas, **others)
+
+    def look(cached: CacheView, _: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
+        return cached.length, [cached.query(layer).clone() for layer in range(3)]
+
+    monkeypatch.setattr("kvatlas.engine.engine.attend", attend)
+    _, seen = decode(endless(random_models["qwen3"]), "snapkv", look, queries=12, local_window=12)
+    assert len(seen) > 2
+    for length, queries in seen:
+        for layer in range(3):
+            wanted = torch.stack([recorded[layer][at] for at in range(length - 12, length)], dim=1)
+            assert torch.equal(queries[layer], wanted)
 
 
 @pytest.fixture(scope="module", params=["granite", "gemma3"])
@@ -85,56 +116,32 @@ def scaled(request: pytest.FixtureRequest, random_models: dict[str, ModelHandle]
     return endless(copied(random_models[source], folder, "config.json", **changes))
 
 
-def test_recent_attention_is_scaled_as_the_layers_scale_it(
-    scaled: ModelHandle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recent_attention_is_scaled_as_the_layers_scale_it(scaled: ModelHandle, decode: Decode) -> None:
     """The attention of the newest query that `tova` uses, at the first and a later compression, is the eager
     attention's row."""
-    kind = policies.policies.get("tova")
-    score, seen = kind.score, []
-
-    def spy(self: CompressingPolicy, cached: CacheView) -> torch.Tensor:
-        seen.append((cached.positions.clone(), score(self, cached)))
-        return seen[-1][1]
-
-    monkeypatch.setattr(kind, "score", spy)
-    policy = policies.of(Setting.of("tova", kv_budget=60, local_window=5, ratio=1.0, ratio_over="thinking"))
-    prompt = prompts(scaled, 1)[0][:25]
-    engine = Engine(scaled, scaled.load(), [policy], Sampling(temperature=0.8, max_new_tokens=50), 8)
-    (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
+    tokens, seen = decode(scaled, "tova", lambda cached, scores: (cached.positions.clone(), scores), ratio=1.0)
     for positions, result in (seen[0], seen[-1]):
         length = positions.shape[-1]
         assert torch.equal(positions[0, 0], torch.arange(length))
-        wanted = _attentions(scaled, (prompt + generation.tokens)[:length])[:, :, -1].mean(1)
+        wanted = _attentions(scaled, tokens[:length])[:, :, -1].mean(1)
         torch.testing.assert_close(result[:, 0].double(), wanted, atol=1e-5, rtol=1e-4)
-    labels, _ = answer_attention(scaled.load(), list(prompt + generation.tokens), 60)
-    wanted = _attentions(scaled, prompt + generation.tokens)[:, :, 60:, :60].mean((0, 1, 2))
+    labels, _ = answer_attention(scaled.load(), list(tokens), 60)
+    wanted = _attentions(scaled, tokens)[:, :, 60:, :60].mean((0, 1, 2))
     torch.testing.assert_close(labels.double(), wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_dynts_scores_the_last_hidden_state_of_each_token(
-    random_models: dict[str, ModelHandle], tmp_path: Path
+    random_models: dict[str, ModelHandle], decode: Decode, tmp_path: Path
 ) -> None:
     model = endless(random_models["llama"])
     file = tmp_path / "head.safetensors"
     save_file(_tensors("ours"), file)
-    recorded: list[torch.Tensor] = []
-    kind = policies.policies.get("dynts")
-
-    class Spy(kind):  # type: ignore[misc, valid-type]
-        def score(self, cached: CacheView) -> torch.Tensor:
-            recorded.append(cached.columns["importance"].clone())
-            return cached.columns["importance"]
-
-    policy = Spy(kv_budget=70, local_window=5, ratio=0.4, ratio_over="thinking", predictor=str(file))
-    prompt = prompts(model, 1)[0][:25]
-    engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
-    (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
-    tokens = (prompt + generation.tokens)[:70]
+    tokens, (result, *_) = decode(model, "dynts", lambda _, scores: scores.clone(), predictor=str(file))
     with torch.inference_mode():
-        hidden = model.load().get_decoder()(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+        inputs = torch.tensor([tokens[:60]])
+        hidden = model.load().get_decoder()(input_ids=inputs, use_cache=False).last_hidden_state[0]
         wanted = importance(load_head(str(file)), hidden)
-    torch.testing.assert_close(recorded[0][0, 0], wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(result[0, 0], wanted, atol=1e-4, rtol=1e-4)
 
 
 def _tensors(layout: str, hidden: int = 64) -> dict[str, torch.Tensor]:

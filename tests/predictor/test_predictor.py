@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,6 @@ def test_labels_are_of_the_thinking_tokens_alone(random_models: dict[str, ModelH
 )
 def test_why_a_trace_is_left_out(random_models: dict[str, ModelHandle], after: str, grade: Grade, why: str) -> None:
     model = random_models["llama"]
-    assert model.think_close is not None
     end = {"": (), "</think>": (model.think_close,)}.get(after, (model.think_close, 20))
     tokens = end if after == "unthought" else (12, 13, *end)
     usage = Usage(3, len(tokens), 2, 9, 9, 0, 0)
@@ -115,14 +115,6 @@ def test_targets_and_weights_of_the_authors_losses() -> None:
     assert constant == pytest.approx((2.0 + 5 * 4.5 + 5.0) / 7, abs=0.1)
 
 
-EMPTY = Examples(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long))
-
-
-def examples_of(traces: list[tuple[torch.Tensor, torch.Tensor]]) -> Examples:
-    numbers = torch.arange(len(traces)).repeat_interleave(len(traces[0][1]))
-    return Examples(torch.cat([hidden for hidden, _ in traces]), torch.cat([label for _, label in traces]), numbers)
-
-
 def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     results = []
@@ -140,11 +132,11 @@ def counted(traces: int = 5) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "states.safetensors"
     hidden_states.write(file, counted(), {"model": "m"})
-    result, wanted = hidden_states.read(file), examples_of(parts())
+    result = hidden_states.read(file)
     assert result.hidden.dtype is torch.float16
-    for name in ("hidden", "label", "trace"):
-        assert torch.equal(getattr(result, name), getattr(wanted, name))
-    assert result.thinking is not None
+    for written, wanted in zip((result.hidden, result.label), zip(*parts(), strict=True), strict=True):
+        assert torch.equal(written, torch.cat(wanted))
+    assert torch.equal(result.trace, torch.arange(5).repeat_interleave(40))
     assert result.thinking.tolist() == [100, 101, 102, 103, 104]
     assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
     assert hidden_states.is_made_from(file, {"model": "m"})
@@ -178,17 +170,16 @@ def test_sampling_keeps_pairs_order_and_range() -> None:
 
 
 def test_a_head_keeps_its_provenance_and_is_judged_on_its_own_width(tmp_path: Path) -> None:
-    data = examples_of(parts())
+    data = _synthetic(0, traces=5)
     head = train(data, steps=20, batch=64)
     path = tmp_path / "deep" / "head.safetensors"
     save_head(path, head, {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}})
     assert provenance_of(path) == {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}}
     assert json.loads(json.dumps(provenance_of(path)))
-    wide = examples_of([(torch.zeros(4, 9), torch.ones(4))])
-    with pytest.raises(KvatlasError, match="is for a hidden size of 8, the model has 9"):
-        evaluate(head, wide)
+    with pytest.raises(KvatlasError, match="is for a hidden size of 16, the model has 9"):
+        evaluate(head, replace(data, hidden=torch.zeros(len(data.label), 9)))
     with pytest.raises(KvatlasError, match="nothing to be judged on"):
-        evaluate(head, EMPTY)
+        evaluate(head, Examples(torch.zeros(0, 16), torch.zeros(0), torch.zeros(0, dtype=torch.long)))
 
 
 @pytest.mark.parametrize(("kind", "part"), [("llama", "q_proj"), ("qwen2", "q_proj"), ("qwen3", "q_norm")])
@@ -203,14 +194,11 @@ def test_statistics_are_those_of_the_queries_before_rotation(
     shape, planes = handle.shape, handle.shape.head_dim // 2
     recorded: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(shape.layers)}
 
-    def note(layer: int) -> Any:
-        def hook(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
-            recorded[layer].append(output.reshape(-1, shape.heads, shape.head_dim).double())
-
-        return hook
+    def note(layer: int, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        recorded[layer].append(output.reshape(-1, shape.heads, shape.head_dim).double())
 
     for layer, block in enumerate(model.get_decoder().layers):
-        getattr(block.self_attn, part).register_forward_hook(note(layer))
+        getattr(block.self_attn, part).register_forward_hook(partial(note, layer))
     with torch.inference_mode():
         for text in texts:
             model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False)

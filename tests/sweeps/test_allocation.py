@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
-from tests.sweeps.conftest import contents
+from tests.sweeps.conftest import Build, contents
 
-Build = Callable[..., dict[str, Any]]
 #: Two good settings and two that lose nearly all: the window forgets everything.
 TINY: dict[str, Any] = {
     "models": ["embedded:tiny-llama"],
@@ -63,8 +61,7 @@ def test_settings_that_break_the_margin_get_fewer_problems(adaptive: tuple[Path,
 
 
 def test_its_maps_are_whole_and_say_that_they_are_adaptive(adaptive: tuple[Path, list[str]]) -> None:
-    with Store.open(adaptive[0]) as store:
-        maps = maps_of_run(RunData(store.manifest(), store.traces(texts=False)))
+    maps = maps_of_run(RunData.open(adaptive[0]))
     assert all("adaptive: cells have" in map_.notes[0].text for map_ in maps)
     for map_ in maps:
         good, bad = (max((map_.cells[w, n].estimate for w in (4, 8)), key=lambda e: e.problems) for n in (400, 72))
@@ -90,27 +87,14 @@ def test_its_description_says_what_each_setting_loses(adaptive: tuple[Path, list
 
 def test_the_map_of_its_means_outlines_the_settings_that_keep_the_margin(adaptive: tuple[Path, list[str]]) -> None:
     """Those of single benchmarks have no outline: settings are dropped on the mean."""
-    with Store.open(adaptive[0]) as store:
-        manifest, traces = store.manifest(), list(store.traces(texts=False))
-    analysis = RunAnalysis(RunData(manifest, traces))
+    analysis = RunAnalysis(RunData.open(adaptive[0]))
     ((outlined),) = [panel.outlined for panel in metric_panels(analysis.means)]
     assert outlined
     assert {budget for _, budget in outlined} == {400}
     assert not any(panel.outlined for panel in metric_panels(analysis.maps))
 
 
-def test_a_second_start_decides_the_same_and_decodes_nothing(
-    adaptive: tuple[Path, list[str]], spec_data: Build
-) -> None:
-    said: list[str] = []
-    before = contents(adaptive[0])
-    plan = make_plan(parse_spec(spec_data(**TINY)))
-    sweep(plan, adaptive[0], workers=1, on_trace=lambda _: pytest.fail("decoded"), on_message=said.append)
-    assert said == adaptive[1]
-    assert contents(adaptive[0]) == before
-
-
-def test_it_goes_on_where_its_model_was_moved_to(
+def test_a_second_start_decides_the_same_and_decodes_nothing_where_its_model_was_moved_to(
     adaptive: tuple[Path, list[str]], spec_data: Build, tmp_path: Path
 ) -> None:
     """A model is known by its weights: under another name the stored traces count, and nothing is decoded."""
@@ -123,6 +107,7 @@ def test_it_goes_on_where_its_model_was_moved_to(
     assert [line.partition(": ")[2] for line in said] == [
         line.removeprefix("embedded:tiny-llama: ") for line in adaptive[1]
     ]
+    assert contents(run) == contents(adaptive[0])
     with Store.open(run) as store:
         assert {cell.model for cell in store.manifest().expected} == {plan.models[0].name}
 

@@ -1,11 +1,12 @@
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
-from kvatlas import cli, policies
+from kvatlas import policies
+from kvatlas.cli import app
 from kvatlas.core import Setting
 from kvatlas.models import ModelHandle
 from kvatlas.predictor import provenance_of
@@ -24,11 +25,8 @@ TRAIN = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head of the embedded model, trained by the command."""
     file = tmp_path_factory.mktemp("predictor") / "head.safetensors"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["kvatlas", "predictor", "train", str(file), *map(str, TRAIN), "--steps", "80"])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    assert not ended.value.code
+    result = CliRunner().invoke(app, ["predictor", "train", str(file), *map(str, TRAIN), "--steps", "80"])
+    assert result.exit_code == 0
     return file
 
 

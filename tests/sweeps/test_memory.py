@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,27 +27,16 @@ from kvatlas.sweeps.learning import Material, learn
 from kvatlas.sweeps.worker import Job, decode, fitting
 from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu
-from tests.sweeps.conftest import contents
+from tests.sweeps.conftest import Build, contents, job
 
 __all__ = ["gpu"]
-
-Build = Callable[..., dict[str, Any]]
-
-
-def job(data: dict[str, Any], **changes: Any) -> Job:
-    plan = make_plan(parse_spec(data))
-    (model,) = plan.models
-    prompt = max(max(prompt) for prompt in plan.prompts.values())
-    values = {"prompt": prompt, **changes}
-    units = tuple(plan.units(plan.manifest().expected, {}))
-    return Job(model, model.weights_digest, plan.benchmarks, units, plan.spec.sampling.sampling(), 3, **values)
 
 
 @pytest.mark.parametrize(("rows", "chosen"), [(4, slice(None)), (32, slice(1, None))])
 def test_the_cache_is_as_large_as_predicted(random_models: dict[str, ModelHandle], rows: int, chosen: slice) -> None:
     model = endless(random_models["llama"])
     settings = grid()[chosen]
-    work = requests(model, settings, 5)
+    work = requests(model, settings, 3)
     engine, _ = run(model, work, rows, max_new_tokens=300)
     longest = max(len(request.prompt) for request in work)
     predicted = peak(model, settings, rows, len(work), longest, 300)

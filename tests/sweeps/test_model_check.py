@@ -1,5 +1,3 @@
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from kvatlas.core import Check, Finding
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import checks
 from kvatlas.sweeps.checks import check_model
-from tests.r1 import FIRST_TEMPLATE, save_model
+from tests.r1 import FIRST_TEMPLATE, copied
 
 NAMES = ["model", "layers", "vocabulary", "unknown tokens", "round trip", "marker letters", "think tags", "stop tokens"]
 NAMES += ["one step", "generation"]
@@ -31,10 +29,8 @@ def test_every_line_is_there_and_fine(random_models: dict[str, ModelHandle], kin
 
 
 def test_another_scale_and_half_precision_pass(tmp_path: Path, random_models: dict[str, ModelHandle]) -> None:
-    shutil.copytree(random_models["gemma3"].folder, tmp_path / "m")
-    path = tmp_path / "m" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "query_pre_attn_scalar": 64}))
-    lines = findings(models.find(f"hf:{tmp_path / 'm'}", dtype="bfloat16"))
+    scaled = copied(random_models["gemma3"], tmp_path / "m", "config.json", query_pre_attn_scalar=64)
+    lines = findings(models.find(scaled.name, dtype="bfloat16"))
     assert lines["one step"].status is Check.OK
     assert "in bfloat16 on cpu (stored in float32)" in lines["model"].message
 
@@ -54,48 +50,33 @@ def test_nothing_is_decoded_where_something_failed(tmp_path: Path, random_models
     lines = findings(random_models["llama"], ["Was ist das?"])
     assert lines["unknown tokens"].status is Check.FAILED
     assert "one step" not in lines
-    shutil.copytree(random_models["llama"].folder, tmp_path / "m")
-    path = tmp_path / "m" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "layer_types": ["chunked_attention"] * 3}))
-    lines = findings(models.find(f"hf:{tmp_path / 'm'}"))
+    chunked = {"layer_types": ["chunked_attention"] * 3}
+    lines = findings(copied(random_models["llama"], tmp_path / "chunked", "config.json", **chunked))
     assert lines["model"].status is Check.FAILED
     assert "chunked_attention layers" in lines["model"].message
-    (tmp_path / "m" / "model.safetensors").write_bytes(b"no weights")
-    path.write_text((random_models["llama"].folder / "config.json").read_text())
-    lines = findings(models.find(f"hf:{tmp_path / 'm'}"))
-    assert lines["weights"].status is Check.FAILED
+    broken = copied(random_models["llama"], tmp_path / "broken")
+    (broken.folder / "model.safetensors").write_bytes(b"no weights")
+    assert findings(broken)["weights"].status is Check.FAILED
 
 
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelHandle]:
-    def build(**tokenizer: Any) -> ModelHandle:
-        return save_model("llama", tmp_path_factory.mktemp("model") / "m", **tokenizer)
-
-    return build
-
-
-def test_tags_are_looked_for_in_a_generation(make: Callable[..., ModelHandle]) -> None:
-    model = make()
+def test_tags_are_looked_for_in_a_generation(r1_model: Callable[..., ModelHandle]) -> None:
+    model = r1_model()
     lines = findings(model)
     assert lines["think tags"].message == "'<think>' to '</think>' (one token), opened by the prompt"
     assert "still thinking after 12 tokens" in lines["generation"].message
     # What the model happens to write is the end of its thinking.
-    close = model.tokenizer.decode(list(written(model, 12))[5:8])
+    _, written = checks._generate(model, model.load(), model.encode(CHAIN[0]), 12)
+    close = model.tokenizer.decode(list(written.tokens)[5:8])
     lines = findings(models.find(model.name, think_close=close))
     assert "(found in the text)" in lines["think tags"].message
     assert lines["generation"].message.startswith(f"{close!r} after ")
-    first = make(template=FIRST_TEMPLATE)
+    first = r1_model(template=FIRST_TEMPLATE)
     assert "to be opened by the model" in findings(first)["think tags"].message
     assert findings(first)["generation"].status is Check.WARNING
     assert "thinking was not opened" in findings(first)["generation"].message
-    none = findings(make(template=FIRST_TEMPLATE, tags=()))
+    none = findings(r1_model(template=FIRST_TEMPLATE, tags=()))
     assert none["think tags"].message == "none: the whole output is the answer"
     assert none["generation"].status is Check.OK
-
-
-def written(model: ModelHandle, count: int) -> tuple[int, ...]:
-    _, generation = checks._generate(model, model.load(), model.encode(CHAIN[0]), count)
-    return generation.tokens
 
 
 def test_a_tag_that_the_tokenizer_cannot_write_fails(tiny_llama: ModelHandle) -> None:
@@ -104,12 +85,10 @@ def test_a_tag_that_the_tokenizer_cannot_write_fails(tiny_llama: ModelHandle) ->
     assert "is not found in its own tokens" in lines["think tags"].message
 
 
-def test_a_template_that_ends_turns_otherwise_is_told(make: Callable[..., ModelHandle], tmp_path: Path) -> None:
-    model = make()
+def test_a_template_that_ends_turns_otherwise_is_told(r1_model: Callable[..., ModelHandle], tmp_path: Path) -> None:
+    model = r1_model()
     assert findings(model)["stop tokens"].message == "<｜end▁of▁sentence｜>"
-    shutil.copytree(model.folder, tmp_path / "m")
-    path = tmp_path / "m" / "generation_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": 5}))
-    line = findings(models.find(f"hf:{tmp_path / 'm'}"))["stop tokens"]
+    other = copied(model, tmp_path / "m", "generation_config.json", eos_token_id=5)
+    line = findings(other)["stop tokens"]
     assert line.status is Check.WARNING
     assert "the chat template ends a turn with <｜end▁of▁sentence｜>; add 1 to eos_token_id" in str(line)

@@ -1,25 +1,32 @@
 import json
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
+from kvatlas.models import ModelHandle, embedded
+from kvatlas.report.app.traces import Sources
 from kvatlas.results import Manifest
+from kvatlas.stats.maps import maps_of_run
+from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from tests.counting import calls
-from tests.r1 import AIME, FIRST_TEMPLATE, save_model
+from tests.r1 import AIME, FIRST_TEMPLATE, copied
+from tests.sweeps.conftest import Build
 
-Build = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def r1_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a model that reads any text."""
-    return save_model("llama", tmp_path_factory.mktemp("r1") / "model").name
+#: Bits of cached numbers as an axis.
+BITS: dict[str, Any] = {
+    "models": ["embedded:tiny-llama"],
+    "benchmarks": ["CHAIN6"],
+    "problems": 2,
+    "sampling": {"max_new_tokens": 120},
+    "settings": [{"policy": "window", "kv_budget": 160, "ratio": 0.3}],
+    "axes": {"kv_bits": [16, 4], "local_window": [32, 40]},
+}
 
 
 def test_a_plan_names_every_trace(spec_data: Build) -> None:
@@ -61,6 +68,29 @@ def test_run_keys_follow_what_can_change_an_answer_and_nothing_else(
     assert all((first.keys[key] == other.keys[key]) is same for key in shared)
 
 
+def test_keys_of_16_bits_are_those_without_bits() -> None:
+    plain = make_plan(parse_spec({**BITS, "axes": {"local_window": [32, 40]}}))
+    keys = make_plan(parse_spec(BITS)).keys
+    assert {name: key for name, key in keys.items() if "kv_bits" not in name[2].values} == dict(plain.keys)
+    packed = {key for (_, _, setting), key in keys.items() if "kv_bits" in setting.values}
+    assert len(packed) == 1
+    assert not packed & {*plain.keys.values()}
+
+
+def test_bits_are_an_axis_and_bytes_are_known(tmp_path: Path) -> None:
+    plan = make_plan(parse_spec(BITS))
+    sweep(plan, tmp_path, workers=1)
+    shape = plan.models[0].shape
+    (map_,) = maps_of_run(RunData.open(tmp_path))
+    assert dict(map_.axes) == {"kv_bits": (4, 16), "local_window": (32, 40)}
+    # 4 layers of 2 KV heads with keys and values of 32 numbers; 32 codes of 4 bits and two numbers of fp16.
+    assert shape.kv_bytes_per_token() == 16 * 32 * 4
+    for (bits, _), cell in map_.cells.items():
+        token, beside = (16 * 20, 32 * 16 * 32 * 4) if bits == 4 else (16 * 32 * 4, 0)
+        assert cell.mean_kv_bytes == cell.mean_kv_tokens * token + beside
+        assert cell.peak_kv_bytes == cell.peak_kv_tokens * token + beside
+
+
 @pytest.mark.parametrize(
     ("template", "stops", "same"),
     [
@@ -71,14 +101,14 @@ def test_run_keys_follow_what_can_change_an_answer_and_nothing_else(
     ],
 )
 def test_run_keys_follow_stop_tokens_and_prompts(
-    r1_folder: str, tmp_path: Path, template: str, stops: Any, same: bool
+    r1_model: Callable[..., ModelHandle], tmp_path: Path, template: str, stops: Any, same: bool
 ) -> None:
-    shutil.copytree(r1_folder.removeprefix("hf:"), tmp_path / "model")
+    folder = copied(r1_model(), tmp_path / "model").folder
 
     def keys(template: str, stops: Any, **options: str) -> list[str]:
-        (tmp_path / "model" / "chat_template.jinja").write_text(template)
-        (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
-        entry = {"model": f"hf:{tmp_path / 'model'}", **options}
+        (folder / "chat_template.jinja").write_text(template)
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": stops}))
+        entry = {"model": f"hf:{folder}", **options}
         spec = {"models": [entry], "benchmarks": ["CHAIN4"], "problems": 1, "sampling": {"max_new_tokens": 90}}
         plan = make_plan(parse_spec(spec))
         vars(plan.models[0])["tokenizer_digest"] = ""
@@ -144,6 +174,8 @@ def test_the_plan_and_the_run_agree_on_decoded_tokens(
         ({"baseline": [{"policy": "full"}, {"policy": "full"}]}, "is repeated"),
         ({"settings": {"policy": "dynts", "kv_budget": 64}}, "needs a trained predictor"),
         ({"sampling": {"max_new_tokens": 5000}}, "sampling.max_new_tokens 5000 and the longest prompt"),
+        ({"benchmarks": [f"AIME24@{AIME}"]}, "does not fit AIME24: "),
+        ({"strict_budget": True}, "strict_budget is true and ratio_over is 'thinking'"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_decoded(
@@ -154,13 +186,8 @@ def test_what_cannot_work_is_refused_before_anything_is_decoded(
     assert sentence in str(caught.value)
 
 
-def test_a_tokenizer_that_does_not_fit_is_refused_before_anything_is_decoded(spec_data: Build) -> None:
-    with pytest.raises(KvatlasError, match=r"The tokenizer of the model .* does not fit AIME24: .* are unknown"):
-        make_plan(parse_spec(spec_data(benchmarks=[f"AIME24@{AIME}"])))
-
-
-def test_a_sweep_says_what_a_plan_notes(spec_data: Build, tmp_path: Path) -> None:
-    model = save_model("llama", tmp_path / "m", template=FIRST_TEMPLATE, tags=())
+def test_a_sweep_says_what_a_plan_notes(spec_data: Build, r1_model: Callable[..., ModelHandle], tmp_path: Path) -> None:
+    model = r1_model(FIRST_TEMPLATE, ())
     data = spec_data(models=[model.name], problems=1, samples=1, settings=[], axes={}, sampling={"max_new_tokens": 4})
     told: list[str] = []
     sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, on_message=told.append)
@@ -170,21 +197,25 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, tmp_path: Path) -> Non
     assert make_plan(parse_spec(data)).notes == ()
 
 
-def test_models_are_named_once_and_options_reach_their_keys(spec_data: Build, r1_folder: str) -> None:
+def test_models_are_named_once_and_options_reach_their_keys(
+    spec_data: Build, r1_model: Callable[..., ModelHandle]
+) -> None:
+    model = r1_model().name
+
     def keys(**options: Any) -> set[str]:
-        data = spec_data(models=[{"model": r1_folder, **options}], benchmarks=[f"AIME24@{AIME}"], settings=[], axes={})
+        data = spec_data(models=[{"model": model, **options}], benchmarks=[f"AIME24@{AIME}"], settings=[], axes={})
         return set(make_plan(parse_spec(data)).keys.values())
 
     plain = keys()
     assert keys(name="R1", device="cpu", cache="somewhere") == plain
     for options in ({"dtype": "bfloat16"}, {"think_close": "so:"}, {"think_open": "<think>"}):
         assert not keys(**options) & plain
-    twice = [{"model": r1_folder}, {"model": r1_folder, "dtype": "bfloat16"}]
+    twice = [{"model": model}, {"model": model, "dtype": "bfloat16"}]
     with pytest.raises(KvatlasError, match="Two entries of the spec are the model"):
         make_plan(parse_spec(spec_data(models=twice)))
     entries = [f"AIME24@{AIME}", {"name": "AIME24", "file": str(AIME), "prompt": "plain"}]
     with pytest.raises(KvatlasError, match="Two entries of the spec are the benchmark 'AIME24'"):
-        make_plan(parse_spec(spec_data(models=[r1_folder], benchmarks=entries)))
+        make_plan(parse_spec(spec_data(models=[model], benchmarks=entries)))
 
 
 def test_a_strict_budget_of_the_spec_is_part_of_every_setting_that_compresses(spec_data: Build) -> None:
@@ -198,5 +229,32 @@ def test_a_strict_budget_of_the_spec_is_part_of_every_setting_that_compresses(sp
         item.setting for item in usual.manifest().expected
     }
     assert [setting.policy for setting in shared] == ["full"]
-    with pytest.raises(KvatlasError, match="strict_budget is true and ratio_over is 'thinking'"):
-        make_plan(parse_spec(spec_data(strict_budget=True)))
+
+
+def test_models_that_can_read_the_task_of_mazes_are_told_it(
+    r1_model: Callable[..., ModelHandle], tmp_path: Path
+) -> None:
+    r1 = copied(r1_model(), tmp_path / "r1", "config.json", max_position_embeddings=8192)
+    (maze,) = find("SEQBENCH-4x4").problems(1)
+    spec = {"problems": 1, "samples": 1, "sampling": {"max_new_tokens": 3}, "models": [r1.name, *embedded()]}
+    plan = make_plan(parse_spec({**spec, "benchmarks": ["SEQBENCH-4x4", "SEQBENCH-4x4-facts"]}))
+    sweep(plan, tmp_path / "run", workers=1)
+    told, facts, *tiny = (plan.prompts[key] for key in plan.prompts)
+    assert told == [len(r1.encode(find("SEQBENCH-4x4-full").prompt(maze)))]
+    assert facts == [len(r1.encode(maze.question))]
+    # The embedded models have no tokens for the task, whatever their tokenizers make of such characters.
+    assert (tiny[0], tiny[2]) == (tiny[1], tiny[3])
+    run = RunData.open(tmp_path / "run")
+    assert run.manifest.about["SEQBENCH-4x4"] == {maze.id: dict(maze.about)}
+    sources = Sources.of(run.manifest)
+    with run.store() as store:
+        for _, trace in store.traces(texts=False):
+            asked = plan.prompts[trace.model, trace.benchmark]
+            assert [trace.usage.prompt_tokens] == [len(sources.prompt(trace) or ())] == asked
+
+
+def test_a_context_that_is_too_short_is_told_in_numbers(tiny_llama: ModelHandle, tmp_path: Path) -> None:
+    short = copied(tiny_llama, tmp_path / "copy", "config.json", max_position_embeddings=64)
+    spec = {"problems": 1, "sampling": {"max_new_tokens": 20}, "models": [short.name], "benchmarks": ["SEQBENCH-5x5"]}
+    with pytest.raises(KvatlasError, match=r"has \d+ tokens, and the model .* reads at most 64, its answer included"):
+        make_plan(parse_spec(spec))

@@ -14,8 +14,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool
 from kvatlas.sweeps.ray import WorkQueue, _connect, difference
-from kvatlas.sweeps.worker import Job
-from tests.sweeps.conftest import Build, contents
+from tests.sweeps.conftest import Build, contents, job
 
 pytestmark = pytest.mark.newest
 
@@ -97,21 +96,11 @@ def test_a_cluster_that_is_not_there_is_a_sentence(spec_data: Build, tmp_path: P
 
 
 def test_a_node_unlike_the_drivers_is_refused(spec_data: Build, tmp_path: Path) -> None:
-    plan = make_plan(parse_spec(spec_data()))
-    (model,) = plan.models
-    job = Job(
-        model,
-        model.weights_digest,
-        plan.benchmarks,
-        tuple(plan.units(plan.manifest().expected, {})),
-        plan.spec.sampling.sampling(),
-        3,
-        4,
-    )
-    assert difference(job) is None
-    assert "finds other weights of the model" in str(difference(replace(job, weights="0" * 64)))
-    assert "has torch" in str(difference(replace(job, made_with={**job.made_with, "torch": "1.0"})))
-    gone = replace(job, model=replace(model, folder=tmp_path / "gone"))
+    own = job(spec_data())
+    assert difference(own) is None
+    assert "finds other weights of the model" in str(difference(replace(own, weights="0" * 64)))
+    assert "has torch" in str(difference(replace(own, made_with={**own.made_with, "torch": "1.0"})))
+    gone = replace(own, model=replace(own.model, folder=tmp_path / "gone"))
     assert "finds no folder" in str(difference(gone))
 
 

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -28,8 +29,7 @@ from kvatlas.results import Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool, worth
 from kvatlas.sweeps.plan import Plan, WorkItem
-from kvatlas.sweeps.worker import Job, grade
-from tests.r1 import save_model
+from kvatlas.sweeps.worker import Job, grade, outcome
 from tests.sweeps.conftest import Build, contents
 
 
@@ -193,14 +193,16 @@ def test_a_small_job_is_not_worth_several_processes(tiny_llama: ModelHandle) -> 
     assert worth(replace(job, model=unknown)) == 20
 
 
-def test_traces_follow_the_problems_of_a_file(spec_data: Build, tmp_path: Path) -> None:
+def test_traces_follow_the_problems_of_a_file(
+    spec_data: Build, r1_model: Callable[..., ModelHandle], tmp_path: Path
+) -> None:
     """Each problem by itself: a row that is added or changed costs the others nothing."""
-    model, file, run = save_model("llama", tmp_path / "model"), tmp_path / "own.jsonl", tmp_path / "run"
+    file, run = tmp_path / "own.jsonl", tmp_path / "run"
     rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(3)]
     added = [*rows, {"question": "What is 7 - 7?", "answer": "0"}]
     edited = [rows[0], rows[1] | {"question": "What is 2 - 1?"}, *added[2:]]
     settings = [{"policy": "window", "kv_budget": 90, "ratio_over": "thinking"}]
-    data = spec_data(models=[model.name], benchmarks=[f"file:{file}"], settings=settings, problems=None, samples=1)
+    data = spec_data(models=[r1_model().name], benchmarks=[f"file:{file}"], settings=settings, problems=None, samples=1)
 
     def decoded(rows: list[dict[str, str]], folder: Path = run) -> set[str]:
         """The problems that are decoded, all of each."""
@@ -226,12 +228,6 @@ def test_traces_follow_the_problems_of_a_file(spec_data: Build, tmp_path: Path) 
     assert decoded(added[1:]) == {"001", "002", "003"}
 
 
-def save_head(seed: int, file: Path) -> None:
-    """A random head for the model of `spec_data`."""
-    torch.manual_seed(seed)
-    save_file({name: torch.randn_like(value) for name, value in new_head(64).state_dict().items()}, file)
-
-
 def test_a_replaced_file_of_a_policy_is_read_or_refused(spec_data: Build, tmp_path: Path) -> None:
     def planned(file: Path) -> Plan:
         setting = {"policy": "dynts", "kv_budget": 64, "ratio_over": "thinking", "local_window": 4, "ratio": 0.4}
@@ -244,13 +240,13 @@ def test_a_replaced_file_of_a_policy_is_read_or_refused(spec_data: Build, tmp_pa
             return [trace.tokens for _, trace in store.traces()]
 
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    for seed, file in enumerate((first, second)):
-        save_head(seed, file)
+    for file in (first, second):
+        save_file({name: torch.randn_like(value) for name, value in new_head(64).state_dict().items()}, file)
     before, wanted = traces(first, "1"), traces(second, "2")
     assert before != wanted
     planned_before = planned(first)
     assert planned_before.keys
-    save_head(1, first)
+    shutil.copy(second, first)
     assert traces(first, "3") == wanted
     with pytest.raises(KvatlasError, match="was replaced after the sweep began; start the sweep again"):
         sweep(planned_before, tmp_path / "4", workers=1)
@@ -304,15 +300,21 @@ def test_grades_of_plugins_are_stored_or_refused_before_anything_is_decoded(
     assert stored in str(caught.value)
 
 
-def test_what_counts_as_an_answer(tiny_llama: ModelHandle) -> None:
-    from kvatlas.benchmarks import find
-
+def test_an_answer_is_something_said_after_thinking_by_a_trace_that_ends(tiny_llama: ModelHandle) -> None:
+    """In a sweep and, of the trace of the full cache, in a screen."""
     chain = find("CHAIN4")
     (problem,) = chain.problems(1)
     answer = tuple(tiny_llama.tokenizer(problem.answer)["input_ids"])
     (end,) = tiny_llama.stops
     close = tiny_llama.think_close
-    assert grade(tiny_llama, chain, problem, (close, *answer, end), True).correct
-    assert grade(tiny_llama, chain, problem, (close, *answer), False).status is Status.TRUNCATED
-    assert grade(tiny_llama, chain, problem, (*answer, end), True).status is Status.NO_ANSWER
-    assert grade(tiny_llama, chain, problem, (*answer, close, end), True).status is Status.NO_ANSWER
+    for tokens, status in (
+        ((close, *answer, end), Status.OK),
+        ((*answer, close, *answer, end), Status.OK),
+        ((*answer, close, *answer), Status.TRUNCATED),
+        (answer, Status.TRUNCATED),
+        ((*answer, close, end), Status.NO_ANSWER),
+        ((*answer, end), Status.NO_ANSWER),
+    ):
+        graded = grade(tiny_llama, chain, problem, tokens, tokens[-1] == end)
+        assert graded.status is outcome(tiny_llama, tokens) is status
+        assert graded.correct is (status is Status.OK)

@@ -1,7 +1,10 @@
-"""A screen says where settings depart from the full cache, as decoding shows it, and how far, as a masked pass does."""
+"""A screen says where settings depart from the full cache, as decoding shows it, and how far, as a masked pass does.
+
+The oracle sees the finished full-cache trace of its own sample, and says where its text departs from it.
+"""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,17 +13,19 @@ import pytest
 import torch
 
 from kvatlas import policies
-from kvatlas.core import KvatlasError, Sampling, Setting, Status, Trace
+from kvatlas.benchmarks import find
+from kvatlas.core import KvatlasError, Sampling, Setting, Trace
 from kvatlas.engine import Engine, Likeness, Request
 from kvatlas.models import ModelHandle
+from kvatlas.predictor import answer_attention
 from kvatlas.results import Store
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
-from kvatlas.sweeps.worker import departure, measures, outcome
+from kvatlas.sweeps.plan import WorkItem
+from kvatlas.sweeps.worker import Job, decode, departure, measures, reference
 from tests.decoding import endless, prompts
-
-Build = Callable[..., dict[str, Any]]
+from tests.sweeps.conftest import Build, contents
 
 FULL = policies.of(Setting.of("full"))
 
@@ -30,13 +35,12 @@ def read(engine: Engine, request: Request[int]) -> Iterator[Likeness]:
     for generation in engine.run([replace(request, policies=(*request.policies, FULL))]):
         assert generation.tokens == request.script
         if generation.policy != FULL:
-            assert generation.likeness is not None
             yield generation.likeness
 
 
 def records(folder: Path) -> dict[Any, Trace]:
-    with Store.open(folder) as store:
-        return {(t.setting.id, t.benchmark, t.problem, t.sample): t for _, t in store.traces()}
+    """Without the run keys: those of a screen are its own."""
+    return {(trace.setting.id, *key[2:]): trace for key, trace in contents(folder).items()}
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +95,8 @@ def test_it_says_that_full_cache_traces_come_first_and_goes_on_where_it_was(
     few = screening(make_plan(parse_spec({**data, "problems": 1})))
     screen(few, tmp_path / "s", traces=decoded, workers=1, batch_size=3, on_message=again.append)
     assert again == []
-    grades = {key: trace.grade for key, trace in records(folder).items()}
-    others = {key: trace.grade for key, trace in records(tmp_path / "s").items()}
+    grades = {key: trace.grade for key, trace in contents(folder).items()}
+    others = {key: trace.grade for key, trace in contents(tmp_path / "s").items()}
     assert len(others) == len(grades) / 2
     assert others.items() <= grades.items()
 
@@ -104,7 +108,6 @@ def test_its_maps_say_what_they_are(screened: tuple[Path, list[str]]) -> None:
     assert {map_.policy for map_ in maps} == {"window", "h2o", "snapkv"}
     assert all("not Pass@1" in " ".join(map(str, map_.notes)) for map_ in maps)
     cell = next(iter(maps[0].cells.values()))
-    assert cell.estimate.low is not None
     assert cell.estimate.low <= cell.estimate.value <= cell.estimate.high
     with pytest.raises(KvatlasError, match=r"is a screen, which knows no 'pass@1'; expected: unchanged, agreed"):
         maps_of_run(RunData(manifest, traces))
@@ -206,11 +209,55 @@ def test_what_has_lost_nothing_measures_nothing_lost() -> None:
     assert lost["answer_kept"] == math.exp(-1)
 
 
-def test_a_trace_has_an_answer_when_it_says_something_after_thinking_and_ends(tiny_llama: ModelHandle) -> None:
-    close, end = tiny_llama.think_close, min(tiny_llama.stops)
-    word = tiny_llama.tokenizer("b", add_special_tokens=False).input_ids
-    assert outcome(tiny_llama, (*word, close, *word, end)) is Status.OK
-    assert outcome(tiny_llama, (*word, close, *word)) is Status.TRUNCATED
-    assert outcome(tiny_llama, word) is Status.TRUNCATED
-    assert outcome(tiny_llama, (*word, close, end)) is Status.NO_ANSWER
-    assert outcome(tiny_llama, (*word, end)) is Status.NO_ANSWER
+COMMON = {"kv_budget": 80, "local_window": 8, "ratio": 0.2, "ratio_over": "thinking"}
+#: As plans have them, with all their defaults.
+ORACLE, WINDOW = (policies.of(Setting.of(name, **COMMON)).setting for name in ("oracle", "window"))
+
+
+def traces(model: ModelHandle, *settings: Setting, batch_size: int = 16) -> dict[tuple[str, str], Trace]:
+    benchmark = find("CHAIN6")
+    units = tuple(WorkItem("CHAIN6", problem, 0, settings) for problem in benchmark.problems(3))
+    job = Job(model, "digest", (benchmark,), units, Sampling(max_new_tokens=260), 0, batch_size)
+    results = [trace for trace, _ in decode(job, range(len(units)))]
+    assert len(results) == len(units) * len(settings)
+    return {(trace.problem, trace.setting.policy): trace for trace in results}
+
+
+def written(result: dict[tuple[str, str], Trace], policy: str) -> list[Any]:
+    return sorted(
+        (key, t.tokens, t.grade.correct, dict(t.grade.metrics)) for key, t in result.items() if key[1] == policy
+    )
+
+
+def test_the_oracle_departs_where_it_says_and_does_not_depend_on_what_else_runs(tiny_llama: ModelHandle) -> None:
+    together = traces(tiny_llama, ORACLE, WINDOW, FULL.setting)
+    departed = 0
+    for (problem, policy), trace in together.items():
+        if policy != "oracle":
+            assert "departs_at" not in trace.grade.metrics
+            continue
+        full = together[problem, "full"].tokens
+        if trace.tokens == full:
+            assert "departs_at" not in trace.grade.metrics
+            continue
+        at = int(trace.grade.metrics["departs_at"])
+        assert trace.tokens[:at] == full[:at]
+        assert trace.tokens[at : at + 1] != full[at : at + 1]
+        departed += 1
+    assert departed
+    assert any(trace.usage.compressions for trace in together.values())
+    alone = traces(tiny_llama, ORACLE, batch_size=3)
+    assert written(alone, "oracle") == written(together, "oracle")
+
+
+def test_the_reference_of_the_oracle_is_the_answers_attention(tiny_llama: ModelHandle) -> None:
+    full = traces(tiny_llama, FULL.setting)
+    problem = find("CHAIN6").problems(1)[0]
+    prompt = tiny_llama.encode(find("CHAIN6").prompt(problem))
+    tokens = full[problem.id, "full"].tokens
+    model = tiny_llama.load()
+    result = reference(tiny_llama, model, prompt, tokens)
+    start = len(prompt) + tokens.index(tiny_llama.think_close) + 1
+    attention, _ = answer_attention(model, [*prompt, *tokens], start)
+    assert torch.equal(result.attention, attention)
+    assert reference(tiny_llama, model, prompt, tokens[:10]) is None
