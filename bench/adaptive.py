@@ -40,7 +40,7 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
     cells = [cell for cell in run.cells if cell.model == model and (is_full(cell) or not cell.baseline)]
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     groups = [[cell for cell in cells if cell.benchmark == name] for name in names]
-    joined = matrix(groups, name_of)
+    joined = matrix([{name_of(cell): cell for cell in group} for group in groups])
     if joined is None or FULL not in joined.columns:
         raise KvatlasError(f"{model} has no full cache on the problems of its grid.")
     own = joined.columns.index(FULL)

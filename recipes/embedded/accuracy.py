@@ -52,10 +52,10 @@ def measured(model: str, benchmarks: tuple[str, ...], problems: int) -> dict[str
         sweep(make_plan(parse_spec(spec)), Path(folder))
         with Store.open(Path(folder)) as store:
             traces = list(store.traces(texts=False))
-            for gathered in TraceTable.load(store).cells():
+            for gathered in TraceTable(store.manifest(), store.columns()).cells():
                 name = gathered.expected.benchmark
                 progress = [trace.grade.progress for _, trace in traces if trace.benchmark == name]
-                cell, estimate = gathered.cell(), gathered.cell().estimate
+                cell, estimate = gathered.cell, gathered.cell.estimate
                 rows[name] = {
                     "pass_at_1": round(100 * estimate.value, 1),
                     "interval": [round(100 * (end or 0), 1) for end in (estimate.low, estimate.high)],

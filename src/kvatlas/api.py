@@ -107,7 +107,7 @@ class Run:
         """
         import pandas as pd
 
-        return pd.DataFrame([_row(cell.expected, cell.cell()) for cell in self.data.cells if cell.measured])
+        return pd.DataFrame([_row(cell.expected, cell.cell) for cell in self.data.cells if cell.measured])
 
     def traces(self, *, texts: bool = True) -> Iterator[Trace]:
         """Yield all stored traces; without their tokens and texts if `texts` is false."""

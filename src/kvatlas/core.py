@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class KvatlasError(Exception):
@@ -519,3 +522,18 @@ def canonical(value: Any) -> str:
 def digest(value: Any) -> str:
     """Return the SHA-256 of the canonical text in hexadecimal."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by their keys, groups and items in their order."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def differing(values: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names whose values are not the same in all of these, in their order."""
+    every = list(values)
+    names = dict.fromkeys(name for one in every for name in one)
+    return [name for name in names if len({repr(one.get(name)) for one in every}) > 1]

@@ -147,26 +147,30 @@ def test_one_curve_for_each_model_benchmark_and_policy(budgets):
     run, stored = budgets
     assert run.is_line
     curves = curves_of_run(run)
-    assert [(curve.benchmark, curve.policy) for curve in curves] == [
-        (benchmark, policy) for benchmark in ("CHAIN6", "CHAIN8") for policy in ("dynts", "window")
-    ]
+    assert [curve.benchmark for curve in curves] == ["CHAIN6", "CHAIN8"]
     for curve in curves:
-        assert curve.axis == "kv_budget"
-        assert [value for value, _ in curve.points] == list(BUDGETS)
+        assert curve.axes == ((POLICY, ("dynts", "window")), ("kv_budget", BUDGETS))
         assert list(curve.baselines) == ["full"]
-        for budget, cell in curve.points:
-            at = (curve.benchmark, Setting.of(curve.policy, kv_budget=budget, local_window=8))
-            own = [trace.grade.correct for _, trace in stored if (trace.benchmark, trace.setting) == at]
+        for cell in curve.cells.values():
+            own = [t.grade.correct for _, t in stored if (t.benchmark, t.setting) == (curve.benchmark, cell.setting)]
             assert cell.estimate.value == pytest.approx(sum(own) / len(own))
 
 
 def test_policies_alone_are_the_axis(policies):
     (item, _) = curves_of_run(policies)
-    assert item.axis == POLICY
-    assert [value for value, _ in item.points] == ["dynts", "window", "数学", "full"]
+    assert item.axes == ((POLICY, ("dynts", "window", "数学", "full")), ("", ("pass@1",)))
     twice = manifest([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1)
     (first, _) = curves_of_run(RunData(twice, traces(twice)))
-    assert [value for value, _ in first.points] == ["dynts(kv_budget=64)", "dynts(kv_budget=96)", "full"]
+    assert first.axes[0][1] == ("dynts(kv_budget=64)", "dynts(kv_budget=96)", "full")
+
+
+def test_bits_that_are_held_leave_out_settings_of_other_bits():
+    settings = [Setting.of("window", local_window=w, **bits) for bits in ({}, {"kv_bits": 4}) for w in (8, 16)]
+    plan = manifest(settings, axes=(("kv_bits", (4, 16)), ("local_window", (8, 16))), problems=2)
+    for bits in (4, 16):
+        curve, _ = curves_of_run(RunData(plan, list(traces(plan)), fix={"kv_bits": bits}))
+        assert {cell.setting.on_axes["kv_bits"] for cell in curve.cells.values()} == {bits}
+        assert list(curve.baselines) == ["full"]
 
 
 def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
@@ -176,14 +180,14 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
     axes = figure.axes[0]
     assert len(axes.collections) == 2
     assert [words.count(name) for name in ("dynts", "window", "full")] == [2, 2, 2]
-    low = [100 * cell.estimate.low for _, cell in curves[0].points]
+    low = [100 * curves[0].cells["dynts", budget].estimate.low for budget in BUDGETS]
     corners = {tuple(round(v, 3) for v in point) for point in axes.collections[0].get_paths()[0].vertices}
     assert {(float(b), round(v, 3)) for b, v in zip(BUDGETS, low, strict=True)} <= corners
     path, data = save(figure, tmp_path / "c.svg", data=data_csv(curves))
     assert "KV Budget" in path.read_text()
     rows = list(csv.DictReader(io.StringIO(data.read_text())))
     assert len(rows) == 2 * 2 * 3 + 4
-    assert float(rows[0]["value"]) == pytest.approx(100 * curves[0].points[0][1].estimate.value, abs=1e-3)
+    assert float(rows[0]["value"]) == pytest.approx(100 * curves[0].cells["dynts", 64].estimate.value, abs=1e-3)
 
 
 def test_words_get_points_with_bars(policies):

@@ -22,6 +22,8 @@ from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import with_regions
 from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import by_sample
+from kvatlas.stats.table import CellTraces
 from tests.figures.conftest import dense, texts
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -212,7 +214,7 @@ def test_differences_hold_over_all_cells_together(run):
         cells = [cell for cell in run.cells if cell.expected.benchmark == benchmark]
         (own,) = [cell for cell in cells if not cell.expected.baseline and cell.coord(run.axes) == (8, 0.3)]
         (full,) = [cell for cell in cells if cell.expected.baseline]
-        alone = paired_difference(*(cell.by_sample(cell.values()) for cell in (own, full)))
+        alone = paired_difference(*(by_sample([cell], CellTraces.values) for cell in (own, full)))
         assert contrast.value == pytest.approx(alone.value)
         assert contrast.low < alone.low < alone.high < contrast.high
         assert contrast.p >= alone.p

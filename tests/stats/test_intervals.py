@@ -179,8 +179,8 @@ MATRIX = np.array(list(GRADES.values()), int)
 @pytest.mark.parametrize("k", [1, 2, 3, 6])
 def test_pass_at_k_is_the_share_of_subsets_and_scorios(k):
     shares = [np.mean([any(subset) for subset in combinations(stored, k)]) for stored in GRADES.values()]
-    assert Rule("pass", k).values(GRADES, {}) == pytest.approx(shares)
-    estimate = Rule("pass", k).estimate(GRADES, {})
+    assert Rule("pass", k).values(list(GRADES.values()), []) == pytest.approx(shares)
+    estimate = Rule("pass", k).estimate(list(GRADES.values()), [])
     assert estimate.value == pytest.approx(float(scorio.pass_at_k(MATRIX, k)))
     assert 0 <= estimate.low < estimate.value < estimate.high <= 1
     assert (estimate.problems, estimate.samples) == (5, 6)
@@ -215,7 +215,7 @@ def test_names_and_too_few_samples():
     assert rule("pass@4") == Rule("pass", 4)
     assert [rule(name) for name in ("pass@1", "progress", "pass@0", "maj@", "pass@-1")] == [None] * 5
     with pytest.raises(KvatlasError, match="maj@7 needs 7 samples of every problem; the fewest that one has is 6"):
-        Rule("maj", 7).estimate(GRADES, {})
+        Rule("maj", 7).estimate(list(GRADES.values()), [])
 
 
 def test_intervals_of_pass_at_k_hold_where_rare_problems_decide_the_mean():

@@ -65,15 +65,15 @@ def test_foreign_traces_do_not_count():
 def test_a_table_grows_by_parts_and_counts_what_is_missing():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=4, samples=3)
     every = list(traces(plan))
-    table, whole = TraceTable(plan), TraceTable.of(plan, every)
-    cells = table.cells()
-    assert missing(cells) == (120, 120, 10)
+    table, whole = TraceTable(plan), TraceTable(plan, [TraceColumns.of(every)])
+    assert missing(table.cells()) == (120, 120, 10)
     for begin in range(0, len(every), 50):
         table.append(TraceColumns.of(every[begin : begin + 50]))
+        cells = table.cells()
         assert missing(cells)[0] == max(0, 120 - begin - 50)
-        assert cells[0].cell() == whole.cells()[0].cell()
+        assert cells[0].cell == whole.cells()[0].cell
     assert (table.records == whole.records).all()
-    assert [cell.cell() for cell in cells] == [cell.cell() for cell in whole.cells()]
+    assert [cell.cell for cell in cells] == [cell.cell for cell in whole.cells()]
     assert table.records.nbytes <= 100 * len(every)
     with pytest.raises(KvatlasError, match="Two of the runs hold sample 0 of p0 for tiny under dynts"):
         check_distinct([*cells, *whole.cells()])

@@ -10,7 +10,6 @@ from kvatlas.results.records import digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import TraceTable
 from kvatlas.stats.validity import Kind, findings, validities, validity
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -37,7 +36,7 @@ def test_a_sound_run_has_nothing_to_say() -> None:
     (first, second) = validities(result.cells).values()
     assert first.traces == second.traces == 19 * 24
     assert (first.bounded, first.compressed, first.settings) == (18 * 24, 18 * 24, 18)
-    assert first.truncated + sum(c.cell().estimate.value * 24 for c in result.cells[:19]) == pytest.approx(19 * 24)
+    assert first.truncated + sum(c.cell.estimate.value * 24 for c in result.cells[:19]) == pytest.approx(19 * 24)
     assert (first.identical, first.vacuous, first.no_answer) == ((), None, 0)
     assert {finding.kind for finding in findings(result.cells)} <= {Kind.UNANSWERED, Kind.NO_CHOICE}
 
@@ -70,6 +69,13 @@ def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous,
         assert item.validity.vacuous is reason
 
 
+def test_nothing_is_recommended_before_the_first_block_of_an_adaptive_sweep_is_whole() -> None:
+    plan = replace(manifest(grid("dynts")), allocation={"problems": {"CHAIN6": 12, "CHAIN8": 12}, "blocks": 3})
+    kept = [stored for stored in traces(plan) if stored[1].problem != "p0"]
+    (choice,) = RunAnalysis(RunData(plan, kept, partial=True)).choices
+    assert (choice.losses, choice.least, choice.by_memory) == ({}, None, None)
+
+
 def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
     result = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
     assert [checked.vacuous for checked in validities(result.cells).values()] == [Vacuous.UNCOMPRESSED, None]
@@ -92,9 +98,9 @@ def test_settings_with_identical_texts_are_grouped() -> None:
 def test_missing_traces_and_unknown_texts_are_never_identical() -> None:
     made = manifest(grid("dynts"))
     kept = [(key, texts(trace, "")) for key, trace in traces(made) if trace.problem != "p0"]
-    checked = validity(TraceTable.of(made, kept).cells())
+    checked = validity(RunData(made, kept).cells)
     assert checked.identical == ()
-    assert validity(TraceTable(made).cells()) is None
+    assert validity(RunData(made).cells) is None
 
 
 def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:
@@ -102,5 +108,5 @@ def test_cells_whose_prompts_leave_no_choice_are_a_finding() -> None:
     result = cells(lambda trace: texts(trace, "setting"))
     (finding,) = [finding for finding in findings(result.cells) if finding.kind is Kind.NO_CHOICE]
     assert "local_window 32, ratio 0.1 on CHAIN6 (100 %)" in finding.text
-    audits = {cell.coord(result.axes): cell.audit() for cell in result.cells[:9]}
+    audits = {cell.coord(result.axes): cell.audit for cell in result.cells[:9]}
     assert (audits[8, 0.5].median, audits[8, 0.5].none) == (24, 0)

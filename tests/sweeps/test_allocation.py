@@ -46,7 +46,7 @@ def test_settings_that_break_the_margin_get_fewer_problems(adaptive: tuple[Path,
     folder, said = adaptive
     with Store.open(folder) as store:
         manifest = store.manifest()
-        cells = TraceTable.of(manifest, store.traces(texts=False)).cells()
+        cells = TraceTable(manifest, store.columns()).cells()
         traces = len(store.keys())
     problems = {
         (c.expected.setting.values.get("kv_budget"), c.expected.baseline): len(c.expected.problems) for c in cells

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvatlas.core import Outcome, Setting
+from kvatlas.core import Outcome, Setting, differing, grouped
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
@@ -108,11 +108,8 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
 
 def print_audit(cells: Sequence[AuditedCell]) -> None:
     """Print a table for each model, with the rules that policies share in rows and benchmarks in columns."""
-    from kvatlas.policies.audit import varying
-
-    for model in dict.fromkeys(cell.model for cell in cells):
-        own = [cell for cell in cells if cell.model == model]
-        names = varying(own)
+    for model, own in grouped(cells, lambda cell: cell.model).items():
+        names = differing(dict(cell.rule) for cell in own)
         same = ", ".join(f"{name} {value}" for name, value in own[0].rule if name not in names)
         rows: dict[object, dict[str, Any]] = {}
         for cell in own:
@@ -146,7 +143,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
         traces = list(islice(own, show))
     rows: list[dict[str, Any]] = []
     for measured in cells:
-        cell, counts = measured.cell().to_dict(), measured.verdicts()
+        cell, counts = measured.cell.to_dict(), measured.verdicts
         named = {"benchmark": measured.expected.benchmark, "pass_at_1": cell["value"]}
         verdicts = {str(name): counts[name] for name in dict.fromkeys([*VERDICTS, *counts])}
         rows.append({**named, "mean_kv_tokens": cell["kept_tokens_mean"], **cell, "verdicts": verdicts})

@@ -104,7 +104,7 @@ def verify(
     """
     from kvatlas.deploy.endpoint import Endpoint, ask
     from kvatlas.deploy.export import MeasuredCell
-    from kvatlas.deploy.verify import as_text, report
+    from kvatlas.deploy.verify import as_text, read_texts, report
     from kvatlas.results.store import check_folder
     from kvatlas.stats.losses import Equivalence
     from kvatlas.stats.run_data import margin_of
@@ -112,11 +112,9 @@ def verify(
     endpoint = Endpoint(url, served, os.environ.get(KEY))
     check_folder(out)
     reference = MeasuredCell.of(against, policy)
-    margin = reference.run.margin if lose_at_most is None else margin_of({"lose_at_most": lose_at_most})
+    margin = reference.run.margin if lose_at_most is None else margin_of(lose_at_most)
     read = None
     if texts:
-        from kvatlas.deploy.verify import read_texts
-
         display = answers_display(f"{endpoint.url}, temperature 0")
         read = read_texts(endpoint, reference, out / "texts", texts, concurrency=concurrency, on_trace=display)
     display = answers_display(endpoint.url)

@@ -197,7 +197,7 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     lines = [f"{reference.model} under {reference.setting}"]
     for traces in reference.run.cells:
         if traces.expected in reference.cells:
-            mean = traces.cell().estimate
+            mean = traces.cell.estimate
             between = "" if mean.low is None else f" (95 % CI {100 * mean.low:.1f} to {100 * (mean.high or 0):.1f})"
             lines.append(f"{traces.expected.benchmark}: Pass@1 {100 * mean.value:.1f} %{between}, n = {traces.stored}")
     lines.append(f"Format: {engine.source}.")

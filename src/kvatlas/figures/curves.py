@@ -8,25 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Note, NoteKind
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.figures.panels import Unit, cost_of
-from kvatlas.figures.style import (
-    LINE,
-    NAME_TYPE,
-    SMALL_TYPE,
-    Line,
-    Look,
-    Margins,
-    line_axes,
-    settle,
-    sheet,
-    text_width,
-    wrapped,
-    write_above,
-)
+from kvatlas.figures.style import LINE, Look, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
 from kvatlas.stats.decay import PUBLISHED_L0, Decay, DepthCurve, depth_curve, says
-from kvatlas.stats.maps import POLICY, Curve
+from kvatlas.stats.maps import POLICY
 from kvatlas.stats.systems import ModelSetting
 from kvatlas.text import guarded
 
@@ -48,44 +35,50 @@ DIFFICULTIES: Mapping[str, str] = {
 _End = tuple[float, Sequence[str], str]
 
 
-def line_figure(curves: Sequence[Curve], *, cost: str | None = None, look: Look | None = None) -> Figure:
-    """One panel for each model and benchmark, a line with its 95 % band for each policy, baselines as dashed lines.
+def points(curve: Map) -> dict[str, dict[Any, Cell]]:
+    """The cells of each policy's line by the values of the axis; without an axis those of all settings as one line."""
+    (_, names), (axis, values) = curve.axes
+    if not axis:
+        return {"": {name: curve.cells[name, value] for name in names for value in values}}
+    return {
+        name: {value: curve.cells[name, value] for value in values if (name, value) in curve.cells} for name in names
+    }
+
+
+def line_figure(curves: Sequence[Map], *, cost: str | None = None, look: Look | None = None) -> Figure:
+    """One panel for each map of curves, a line with its 95 % band for each policy, baselines as dashed lines.
 
     With the name of a `cost` its values are plotted, without a band, in place of the metric.
     An axis whose values are text, such as the policies, gets points with bars instead of lines. All curves have the
     same axis and the same metric.
     """
-    look = look or Look()
-    groups: dict[tuple[str, str], list[Curve]] = {}
-    for curve in curves:
-        groups.setdefault((curve.model, curve.benchmark), []).append(curve)
-    policies, unit = list(dict.fromkeys(curve.policy for curve in curves)), Unit("%")
-    metric = style.label(curves[0].metric)
+    look, first = look or Look(), curves[0]
+    policies, unit = list(dict.fromkeys(name for curve in curves for name in points(curve))), Unit("%")
+    metric, axis = style.label(first.metric), style.label(first.axes[1][0] or POLICY)
     if cost:
-        cells = [
-            (curve, cell) for curve in curves for cell in (*dict(curve.points).values(), *curve.baselines.values())
-        ]
-        unit = cost_of(cost, curves[0].model).unit(_known(curve, cell, cost)[0] for curve, cell in cells)
-        metric = cost_of(cost, curves[0].model).label
-    models = list(dict.fromkeys(style.model(model) for model, _ in groups))
+        lines = [(curve, line) for curve in curves for line in (*points(curve).values(), curve.baselines)]
+        cells = [(curve, cell) for curve, line in lines for cell in line.values()]
+        unit = cost_of(cost, first.model).unit(_known(curve, cell, cost)[0] for curve, cell in cells)
+        metric = cost_of(cost, first.model).label
+    models = list(dict.fromkeys(style.model(curve.model) for curve in curves))
     subject = f"{look.named(models[0])}: " if len(models) == 1 else ""
-    about = [f"{look.named(metric)} in {unit.name}", "dashed: baselines" if curves[0].baselines else ""]
+    about = [f"{look.named(metric)} in {unit.name}", "dashed: baselines" if first.baselines else ""]
     about += ["bands and bars: 95 % intervals"] if look.intervals is not False and not cost else []
     with look.applied():
         figure, panels, room = _panels(
             look,
             [
-                ", ".join(map(look.named, (style.model(model), benchmark)[len(models) == 1 :]))
-                for model, benchmark in groups
+                ", ".join(map(look.named, (style.model(curve.model), curve.benchmark)[len(models) == 1 :]))
+                for curve in curves
             ],
-            [look.named(name) for name in (*policies, *curves[0].baselines)],
-            look.named(style.label(curves[0].axis)),
-            title=f"{subject}{metric} by {style.label(curves[0].axis)}",
+            [look.named(name) for name in (*policies, *first.baselines)],
+            look.named(axis),
+            title=f"{subject}{metric} by {axis}",
             about=about,
             notes=[note for curve in curves for note in curve.notes],
         )
-        for axes, group in zip(panels, groups.values(), strict=True):
-            ends = _lines(axes, group, policies, cost, unit, look)
+        for axes, curve in zip(panels, curves, strict=True):
+            ends = _lines(axes, curve, policies, cost, unit, look)
             _write_names(axes, [(y, wrapped(name, room), colour) for y, name, colour in ends])
         settle(figure, look)
         return figure
@@ -100,16 +93,17 @@ def _panels(
     width, room = look.width or min(across * _WIDE, look.widest), min(_NAMES, max(map(text_width, names)) + 0.03)
     margins = Margins(_LEFT, room + 0.12, room + 0.12 + _LEFT, 0, 0)
     inner = margins.inner(width, across)
-    lines = [wrapped(title, inner, NAME_TYPE, True) for title in titles]
-    under = wrapped(label, inner, NAME_TYPE)
+    lines = [style.lines(title, inner, style.NAME_TYPE, look.colours.ink, "bold") for title in titles]
+    under = wrapped(label, inner, style.NAME_TYPE)
     margins = margins._replace(
-        above=0.1 + max(map(len, lines)) * NAME_TYPE * LINE, below=_TICKS + len(under) * NAME_TYPE * LINE
+        above=0.1 + max(map(len, lines)) * style.NAME_TYPE * LINE,
+        below=_TICKS + len(under) * style.NAME_TYPE * LINE,
     )
-    high = max(_HIGH, sum(len(wrapped(name, room)) for name in names) * SMALL_TYPE * LINE)
+    high = max(_HIGH, sum(len(wrapped(name, room)) for name in names) * style.SMALL_TYPE * LINE)
     figure, panels = sheet(look, (width, high), count, across, margins, **words)
     for panel, title in zip(panels, lines, strict=True):
-        write_above(panel, [Line(text, NAME_TYPE, look.colours.ink, "bold") for text in title])
-        panel.set_xlabel("\n".join(under), labelpad=2, fontsize=NAME_TYPE)
+        write_above(panel, title)
+        panel.set_xlabel("\n".join(under), labelpad=2, fontsize=style.NAME_TYPE)
     return figure, panels, room
 
 
@@ -118,7 +112,7 @@ def _write_names(panel: Axes, ends: Sequence[_End]) -> None:
     high = panel.get_position().height * panel.figure.get_figheight()  # type: ignore[union-attr]
     low, top = panel.get_ylim()
     placed = sorted(((end - low) / (top - low) * high, lines, colour) for end, lines, colour in ends)
-    tall = [len(lines) * SMALL_TYPE * LINE for _, lines, _ in placed]
+    tall = [len(lines) * style.SMALL_TYPE * LINE for _, lines, _ in placed]
     # Middles, from the lowest up and then, from the top, down again.
     middles, floor = [], 0.0
     for (end, _, _), own in zip(placed, tall, strict=True):
@@ -131,11 +125,11 @@ def _write_names(panel: Axes, ends: Sequence[_End]) -> None:
     for (_, lines, colour), middle in zip(placed, middles, strict=True):
         panel.annotate(
             "\n".join(lines), (1, middle / high), (5, 0), xycoords="axes fraction", textcoords="offset points",
-            va="center", ha="left", fontsize=SMALL_TYPE, color=colour, linespacing=1.1,
+            va="center", ha="left", fontsize=style.SMALL_TYPE, color=colour, linespacing=1.1,
         )  # fmt: skip
 
 
-def _known(curve: Curve, cell: Cell, cost: str | None) -> tuple[float, float | None, float | None]:
+def _known(curve: Map, cell: Cell, cost: str | None) -> tuple[float, float | None, float | None]:
     """A cell's value with its interval: the metric in percent, or a cost, which has none."""
     if cost is None:
         low, high = (None if end is None else 100 * end for end in (cell.estimate.low, cell.estimate.high))
@@ -149,20 +143,20 @@ def _known(curve: Curve, cell: Cell, cost: str | None) -> tuple[float, float | N
 
 
 def _lines(
-    axes: Axes, group: Sequence[Curve], policies: Sequence[str], cost: str | None, unit: Unit, look: Look
+    axes: Axes, map_: Map, policies: Sequence[str], cost: str | None, unit: Unit, look: Look
 ) -> list[tuple[float, str, str]]:
     """Draw the curves of a panel and their baselines; return where each ends, with its name and its colour."""
-    first, soft, ends = group[0], look.colours.soft, []
-    values = list(dict.fromkeys(value for curve in group for value, _ in curve.points))
-    as_text = first.axis == POLICY or not all(isinstance(value, int | float) for value in values)
+    lines, soft, ends = points(map_), look.colours.soft, []
+    values = map_.axes[1][1] if map_.axes[1][0] else map_.axes[0][1]
+    as_text = not all(isinstance(value, int | float) for value in values)
     positions: dict[Any, float] = {value: float(at if as_text else value) for at, value in enumerate(values)}
-    for curve in group:
-        number = policies.index(curve.policy)
+    for policy, line in lines.items():
+        number = policies.index(policy)
         colour, marker = look.colours.lines[number % len(style.LINES)], style.MARKERS[number % len(style.MARKERS)]
         # Points of several policies over one value stand side by side.
         shift = (number - (len(policies) - 1) / 2) * 0.16 if as_text else 0.0
-        x = [positions[value] + shift for value, _ in curve.points]
-        known = [_known(curve, cell, cost) for _, cell in curve.points]
+        x = [positions[value] + shift for value in line]
+        known = [_known(map_, cell, cost) for cell in line.values()]
         y = np.array([value for value, _, _ in known]) / unit.size
         # An interval that is not known has no width.
         low, high = (
@@ -173,11 +167,11 @@ def _lines(
             axes.errorbar(x, y, (y - low, high - y), fmt=marker, color=colour, ms=4, lw=1, capsize=2)
         else:
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-            axes.plot(x, y, color=colour, marker=marker, ms=3.5, lw=1.4, label=curve.policy)
-        if curve.policy:
-            ends.append((float(y[-1]), look.named(curve.policy), colour))
-    for number, (name, cell) in enumerate(first.baselines.items()):
-        value = _known(first, cell, cost)[0] / unit.size
+            axes.plot(x, y, color=colour, marker=marker, ms=3.5, lw=1.4, label=policy)
+        if policy:
+            ends.append((float(y[-1]), look.named(policy), colour))
+    for number, (name, cell) in enumerate(map_.baselines.items()):
+        value = _known(map_, cell, cost)[0] / unit.size
         axes.axhline(value, color=soft, lw=1, ls=("--", ":", "-.")[number % 3])
         ends.append((value, look.named(name), soft))
     line_axes(axes, look, "y")
@@ -192,18 +186,18 @@ def _lines(
     return ends
 
 
-def data_csv(curves: Sequence[Curve], cost: str | None = None) -> str:
+def data_csv(curves: Sequence[Map], cost: str | None = None) -> str:
     """The numbers of the curves (in percent, or of a cost), one row per point; baselines have no value of the axis."""
-    axis = "setting" if curves[0].axis == POLICY else curves[0].axis
+    axis = curves[0].axes[1][0] or "setting"
     rows: list[list[Any]] = [
         ["model", "benchmark", "policy", axis, "metric", "value", "low", "high", "problems", "samples"]
     ]
-    for curve in curves:
-        points = [(curve.policy, value, cell) for value, cell in curve.points]
-        points += [(name, "", cell) for name, cell in curve.baselines.items()]
-        for policy, value, cell in points:
+    for curve, policy, line in ((map_, *line) for map_ in curves for line in points(map_).items()):
+        cells = [(policy, value, cell) for value, cell in line.items()]
+        cells += [(name, "", cell) for name, cell in curve.baselines.items()]
+        for name, value, cell in cells:
             numbers = ["" if number is None else round(number, 4) for number in _known(curve, cell, cost)]
-            names = map(guarded, (curve.model, curve.benchmark, policy, value, cost or curve.metric))
+            names = map(guarded, (curve.model, curve.benchmark, name, value, cost or curve.metric))
             rows.append([*names, *numbers, cell.estimate.problems, cell.estimate.samples])
     return style.rows_csv(rows)
 

@@ -11,23 +11,8 @@ import numpy as np
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.figures.panels import BEST, NARROWEST, Panel, finding, metric_panels
-from kvatlas.figures.style import (
-    EDGE,
-    LEAST_TYPE,
-    LINE,
-    NAME_TYPE,
-    SMALL_TYPE,
-    WIDTHS,
-    Line,
-    Look,
-    Margins,
-    fitting,
-    settle,
-    sheet,
-    text_width,
-    wrapped,
-    write_above,
-)
+from kvatlas.figures.style import LINE, Line, Look, Margins, fitting, settle, sheet, text_width, wrapped, write_above
+from kvatlas.stats.intervals import common
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
@@ -158,13 +143,13 @@ def _layout(panels: Sequence[Panel], names: Sequence[str], ends: Sequence[str], 
     small = [cell.small for panel in panels for cell in panel.cells.values() if cell.small] if look.intervals else []
     high = max((_ROW_OF_TWO if small else _ROW) * rows, _LOWEST)
     labels = [look.named(style.label(panel.map.axes[0][0])) for panel in panels]
-    label = max(LEAST_TYPE, fitting(high, labels, _LABEL))
+    label = max(style.LEAST_TYPE, fitting(high, labels, _LABEL))
     ticks = max(text_width(str(row), _LABEL) for panel in panels for row in panel.map.axes[0][1])
-    left = EDGE + max(len(wrapped(text, high, label)) for text in labels) * label * LINE + 0.04 + ticks + 0.06
+    left = style.EDGE + max(len(wrapped(text, high, label)) for text in labels) * label * LINE + 0.04 + ticks + 0.06
     bar = sum(_BAR) + 0.04 + max(map(text_width, ends))
     joined = len({panel.map.axes[0] for panel in panels}) == 1
     between = _GAP + (0 if joined else left) + (0 if one_scale else bar)
-    margins = Margins(left, EDGE + bar, between, 0, 0)
+    margins = Margins(left, style.EDGE + bar, between, 0, 0)
 
     def sizes(across: int, width: float) -> tuple[float, float]:
         """Points of values and of intervals."""
@@ -176,12 +161,12 @@ def _layout(panels: Sequence[Panel], names: Sequence[str], ends: Sequence[str], 
     # Rows that begin with the same policy, if there are several.
     whole = [number for number in range(kinds, most + 1, kinds) if count % number == 0] if kinds > 1 else []
     across = style.across(
-        count, whole[-1] if whole else most, lambda number: min(sizes(number, look.widest)) >= LEAST_TYPE
+        count, whole[-1] if whole else most, lambda number: min(sizes(number, look.widest)) >= style.LEAST_TYPE
     )
     if across == 0 and small:
         raise KvatlasError("--look intervals=true: the cells are too narrow for intervals; leave it out.")
     natural = left + margins.right + across * max(_CELL * columns, _NARROWEST) + (across - 1) * between
-    width = look.width or (min(max(natural, WIDTHS[1]), look.widest) if across else look.widest)
+    width = look.width or (min(max(natural, style.WIDTHS[1]), look.widest) if across else look.widest)
     value, interval = sizes(across, width) if across else (0.0, 0.0)
     across = max(across, 1)
     inner = margins.inner(width, across)
@@ -196,14 +181,14 @@ def _layout(panels: Sequence[Panel], names: Sequence[str], ends: Sequence[str], 
 def _above(panel: Panel, name: str, inner: float, look: Look) -> list[Line]:
     """The lines over a panel: its name, then n, ± and the baselines."""
     colours = look.colours
-    facts = [f"n {panel.problems}"] if panel.problems else []
+    problems = common([cell.estimate.problems for cell in panel.map.cells.values()])
+    facts = [f"n {problems}"] if problems else []
     facts += [f"± {panel.half_interval:.0f}"] if panel.half_interval and look.intervals is None else []
     facts += [f"{text} ({between})" if between and look.intervals else text for text, between in panel.baselines]
     # A fact breaks only where it is wider than the panel.
-    small = wrapped(", ".join(fact.replace(" ", "\u00a0") for fact in facts), inner)
-    return [Line(text, NAME_TYPE, colours.ink, "bold") for text in wrapped(name, inner, NAME_TYPE, True)] + [
-        Line(text, SMALL_TYPE, colours.soft) for text in small
-    ]
+    small = ", ".join(fact.replace(" ", "\u00a0") for fact in facts)
+    lines = style.lines(name, inner, style.NAME_TYPE, colours.ink, "bold")
+    return lines + style.lines(small, inner, style.SMALL_TYPE, colours.soft)
 
 
 def _cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _Layout, look: Look) -> None:
@@ -243,7 +228,7 @@ def _labels(axes: Axes, panel: Panel, layout: _Layout, look: Look) -> None:
     (vertical, rows), (horizontal, columns) = panel.map.axes
     inner = layout.margins.inner(layout.width, layout.across)
     texts = [visible(str(value)) for value in columns]
-    size = max(LEAST_TYPE, fitting(inner / len(columns), texts, _LABEL))
+    size = max(style.LEAST_TYPE, fitting(inner / len(columns), texts, _LABEL))
     # Of columns that are narrower than their values only some are named.
     step = math.ceil(max(text_width(text, size) for text in texts) / (inner / len(columns)))
     axes.set_xticks([x + 0.5 for x in range(0, len(columns), step)], texts[::step])
@@ -268,6 +253,5 @@ def _bar(axes: Axes, panel: Panel, ends: Sequence[str], layout: _Layout) -> None
         clip_on=False,
     )  # fmt: skip
     for y, text in enumerate(ends):
-        axes.text(
-            right + 2 / 72 / inner, y, text, transform=axes.transAxes, fontsize=SMALL_TYPE, va=("bottom", "top")[y]
-        )
+        x, place = right + 2 / 72 / inner, ("bottom", "top")[y]
+        axes.text(x, y, text, transform=axes.transAxes, fontsize=style.SMALL_TYPE, va=place)

@@ -12,24 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import SERVED, KvatlasError, Note
+from kvatlas.core import SERVED, KvatlasError, Note, differing
 from kvatlas.figures import style
-from kvatlas.figures.style import (
-    LEAST_TYPE,
-    LINE,
-    NAME_TYPE,
-    SMALL_TYPE,
-    WIDTHS,
-    Line,
-    Look,
-    Margins,
-    fitting,
-    save,
-    settle,
-    sheet,
-    wrapped,
-    write_above,
-)
+from kvatlas.figures.style import Line, Look, Margins, fitting, save, settle, sheet, wrapped, write_above
 from kvatlas.stats.intervals import Floats
 from kvatlas.stats.systems import ModelSetting, Pair
 from kvatlas.text import guarded
@@ -56,15 +41,11 @@ def names_of(systems: Sequence[ModelSetting]) -> list[str]:
         if system.setting == SERVED:
             names.append(style.model(system.model))
             continue
-        same = {e.setting for e in systems if e.setting.policy == system.setting.policy}
-        differing = [
-            f"{name}={value}"
-            for name, value in system.setting.parameters
-            if len({str(setting.values.get(name)) for setting in same}) > 1
-        ]
+        parameters = differing(e.setting.values for e in systems if e.setting.policy == system.setting.policy)
+        values = [f"{name}={value}" for name, value in system.setting.parameters if name in parameters]
         parts = [style.model(system.model)] if len(models) > 1 else []
-        parts += [system.setting.policy] if len(policies) > 1 or not differing else []
-        names.append(" ".join([*parts, ", ".join(differing)]).strip())
+        parts += [system.setting.policy] if len(policies) > 1 or not values else []
+        names.append(" ".join([*parts, ", ".join(values)]).strip())
     return names if len(set(names)) == len(names) else [f"{e.model} {e.setting}" for e in systems]
 
 
@@ -122,8 +103,8 @@ def pairwise_figure(
             """Return the margins of panels and the lines of each name, which depend on each other."""
             lines = 1
             while True:
-                side = lines * SMALL_TYPE * LINE + 0.04 + _TICKS
-                own = Margins(side + 0.02, 0.1, side + 0.08, 0, _TICKS + lines * SMALL_TYPE * LINE + 0.08)
+                side = lines * style.SMALL_TYPE * style.LINE + 0.04 + _TICKS
+                own = Margins(side + 0.02, 0.1, side + 0.08, 0, _TICKS + lines * style.SMALL_TYPE * style.LINE + 0.08)
                 inner = own.inner(width, across)
                 wrapping = [wrapped(name, max(inner, 0.3)) for name in names]
                 if lines >= max(map(len, wrapping)):
@@ -132,10 +113,10 @@ def pairwise_figure(
 
         def is_legible(across: int) -> bool:
             inner = margins(across, look.widest)[0].inner(look.widest, across)
-            return inner >= 0.7 and fitting(inner / _BINS, [str(most)], SMALL_TYPE) >= LEAST_TYPE
+            return inner >= 0.7 and fitting(inner / _BINS, [str(most)], style.SMALL_TYPE) >= style.LEAST_TYPE
 
         across = style.across(len(pairs), 3 if len(pairs) <= 9 else 4, is_legible) or 1
-        width = look.width or min(max(across * (_WIDEST + 0.5), WIDTHS[1]), look.widest)
+        width = look.width or min(max(across * (_WIDEST + 0.5), style.WIDTHS[1]), look.widest)
         own, axis_labels = margins(across, width)
         # One panel alone needs no whole page.
         inner = min(own.inner(width, across), _HIGHEST)
@@ -157,9 +138,9 @@ def pairwise_figure(
             ends = (0, _BINS)
             panel.plot(ends, ends, linestyle=(0, (4, 3)), color=look.colours.soft, linewidth=0.7, alpha=0.7, zorder=3)
             panel.set(xlim=ends, ylim=ends, facecolor="#ffffff")
-            panel.tick_params(length=2, width=0.5, pad=2, labelsize=SMALL_TYPE - 0.5)
-            panel.set_xlabel("\n".join(axis_labels[i]), labelpad=2, fontsize=SMALL_TYPE)
-            panel.set_ylabel("\n".join(axis_labels[j]), labelpad=2, fontsize=SMALL_TYPE)
+            panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
+            panel.set_xlabel("\n".join(axis_labels[i]), labelpad=2, fontsize=style.SMALL_TYPE)
+            panel.set_ylabel("\n".join(axis_labels[j]), labelpad=2, fontsize=style.SMALL_TYPE)
             write_above(panel, lines)
         settle(figure, look)
     return figure
@@ -181,8 +162,8 @@ def _head(pair: Pair, x: str, y: str, inches: float, look: Look) -> list[Line]:
     half = f" ± {_points((value.high - value.low) / 2)}" if look.intervals is not False else ""
     ahead = f"{'x' if value.value > 0 else 'y'} ahead by {_points(abs(value.value))} points{half}"
     shares = f"above the line {style.percent(pair.above, 0)} %, below {style.percent(pair.below, 0)} %"
-    lines = [Line(text, NAME_TYPE, look.colours.ink) for text in wrapped(ahead, inches, NAME_TYPE)]
-    return lines + [Line(text, SMALL_TYPE, look.colours.soft) for text in wrapped(shares, inches)]
+    lines = style.lines(ahead, inches, style.NAME_TYPE, look.colours.ink)
+    return lines + style.lines(shares, inches, style.SMALL_TYPE, look.colours.soft)
 
 
 def pair_text(pair: Pair, first: str, second: str) -> str:

@@ -72,12 +72,6 @@ class Panel:
         ]
         return sizes if min(len(rows), len(columns)) > 1 and all(map(all, sizes)) else []
 
-    @property
-    def problems(self) -> int | None:
-        """The number of problems of each cell; None where it differs or is unknown."""
-        counts = {cell.estimate.problems for cell in self.map.cells.values()}
-        return counts.pop() if len(counts) == 1 else None
-
 
 def finding(panels: Sequence[Panel]) -> str:
     """State the number of cells of which the claim is proven; the range of the cells if none was tested."""

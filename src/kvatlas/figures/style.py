@@ -299,6 +299,11 @@ def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = Fal
     return [line.replace("\u00a0", " ") for line in lines if line]
 
 
+def lines(text: str, inches: float, size: float, colour: str, weight: str = "normal") -> list[Line]:
+    """The lines into which a text breaks within a width."""
+    return [Line(part, size, colour, weight) for part in wrapped(text, inches, size, weight == "bold")]
+
+
 def fitting(inches: float, texts: Iterable[str], largest: float, bold: bool = False) -> float:
     """Points, `largest` at most, at which each of the texts fits into a width."""
     longest = max((text_width(text, 1, bold) for text in texts), default=0)
@@ -347,12 +352,10 @@ def sheet(
     about = about[:1].upper() + about[1:]
     kept = [note for note in dict.fromkeys(notes) if look.intervals is not False or note.kind is not NoteKind.INTERVAL]
     room = width - 2 * EDGE
-    head = [Line(text, TITLE_TYPE, colours.ink, "bold") for text in wrapped(title, room, TITLE_TYPE, True)]
-    head += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(about, room)]
-    urgent = [text for note in kept if note.is_warning for text in wrapped(note.text, room, bold=True)]
-    foot = [Line(text, SMALL_TYPE, colours.warning, "bold") for text in urgent]
-    sentences = " ".join(sentence(note.text) for note in kept if not note.is_warning)
-    foot += [Line(text, SMALL_TYPE, colours.soft) for text in wrapped(sentences, room)]
+    urgent, calm = ([note.text for note in kept if note.is_warning == warns] for warns in (True, False))
+    head = lines(title, room, TITLE_TYPE, colours.ink, "bold") + lines(about, room, SMALL_TYPE, colours.soft)
+    foot = [line for text in urgent for line in lines(text, room, SMALL_TYPE, colours.warning, "bold")]
+    foot += lines(" ".join(map(sentence, calm)), room, SMALL_TYPE, colours.soft)
     top, bottom = (EDGE + sum(line.high for line in part) + 0.05 * bool(part) for part in (head, foot))
     down = margins.above + high + margins.below
     height = top + math.ceil(count / across) * down + bottom

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kvatlas.core import BudgetAudit, KvatlasError, Setting
+from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
 from kvatlas.policies import of
 from kvatlas.policies.base import UNNAMED, CompressingPolicy, Policy, allotted
 
@@ -72,7 +72,7 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
     if not blocked:
         return None
     blocked.sort(key=lambda cell: -cell.audit.no_choice)
-    names = varying(cells) or ["kv_budget", "local_window", "ratio"]
+    names = differing(dict(cell.rule) for cell in cells) or ["kv_budget", "local_window", "ratio"]
     several = len({cell.model for cell in cells}) > 1
     listed = "; ".join(
         ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
@@ -99,10 +99,3 @@ def check_choice(cells: Sequence[AuditedCell]) -> None:
             f"{cells[0].setting} keeps the same tokens under every policy on all problems of {names}; choose another "
             f"kv_budget, local_window or ratio{', or ratio_over thinking' if older else ''}."
         )
-
-
-def varying(cells: Sequence[AuditedCell]) -> list[str]:
-    """Return the parameters of the rule in which these cells differ."""
-    rules = [dict(cell.rule) for cell in cells]
-    names = dict.fromkeys(name for rule in rules for name in rule)
-    return [name for name in names if len({rule.get(name) for rule in rules}) > 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvatlas.core import Map
+from kvatlas.core import Map, grouped
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import pairwise_figure, save_pairwise
 from kvatlas.figures.style import save
@@ -43,8 +43,7 @@ def _maps(analysis: RunAnalysis, folder: Path, suffixes: Sequence[str]) -> list[
     """The means side by side, then a figure for each model and policy; as files of each kind."""
     maps, written = analysis.maps, []
     figures = [(map_figure(analysis.means, one_bar=True), "means", analysis.means)]
-    for model, policy in dict.fromkeys((map_.model, map_.policy) for map_ in maps):
-        series = [map_ for map_ in maps if (map_.model, map_.policy) == (model, policy)]
+    for (model, policy), series in grouped(maps, lambda map_: (map_.model, map_.policy)).items():
         figures.append((map_figure(series), f"{model.rpartition(':')[2]}-{policy}", series))
     for figure, name, own in figures:
         for suffix in suffixes:

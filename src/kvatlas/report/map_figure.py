@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
+from kvatlas.core import KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures import style
 from kvatlas.figures.heatmap import plot
@@ -16,12 +16,11 @@ from kvatlas.figures.style import Look, check_figure, save
 from kvatlas.report.result import Source, bare_maps, of_policy, open_source
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
-from kvatlas.stats.inference import Contrast
-from kvatlas.stats.maps import curves_of_run, mean_maps
+from kvatlas.stats.maps import POLICY, curves_of_run, mean_maps
 from kvatlas.stats.metrics import COSTS
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
-from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
+from kvatlas.stats.run_data import RunData, margin_of
 
 
 def plot_sources(
@@ -45,8 +44,7 @@ def plot_sources(
     policy, a model, or the maps of another run or CSV file. KvatlasError for what cannot be drawn.
     """
     check_figure(out)
-    if lose_at_most is not None:
-        margin_of({"lose_at_most": lose_at_most})
+    margin = margin_of(lose_at_most)
     cost = metric if metric in COSTS else None
     graded = None if cost else metric or "pass@1"
 
@@ -80,7 +78,7 @@ def plot_sources(
     verdicts = verdicts_of_maps(single) if len(runs) < len(given) else {}
     for analysis in joined(analyses):
         verdicts |= analysis.verdicts
-    framed = with_regions(framed, verdicts, runs[0].margin if runs else LOSE_AT_MOST / 100)
+    framed = with_regions(framed, verdicts, runs[0].margin if runs else margin)
     if mean:
         framed = _with_rounding(framed, sources)
     unlike = next((map_ for map_ in framed if metric and map_.metric != metric), None)
@@ -117,12 +115,14 @@ def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, l
     curves = curves_of_run(run)
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
-    chosen = [curve for curve in curves if policy in (None, curve.policy)]
-    if not chosen:
-        there = ", ".join(dict.fromkeys(curve.policy for curve in curves))
-        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {there}.")
-    figure = line_charts.line_figure(chosen, cost=cost, look=look)
-    return save(figure, out, data=line_charts.data_csv(chosen, cost))
+    policies = dict.fromkeys(name for curve in curves for name in line_charts.points(curve))
+    if policy is not None and policy not in policies:
+        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(policies)}.")
+    if policy:
+        own = [curve for curve in curves if policy in line_charts.points(curve)]
+        curves = [replace(curve, axes=((POLICY, (policy,)), curve.axes[1])) for curve in own]
+    figure = line_charts.line_figure(curves, cost=cost, look=look)
+    return save(figure, out, data=line_charts.data_csv(curves, cost))
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
@@ -185,15 +185,10 @@ def _compared(
     other_runs: Sequence[RunData],
 ) -> Compared:
     by_name = {(map_.name, *(axis for axis, _ in map_.axes)): map_ for map_ in theirs}
-    others = {}
-    for map_ in maps:
-        other = by_name.get((partner(map_.name), *(axis for axis, _ in map_.axes)))
-        if other is not None:
-            others[map_.name] = other
+    meets = {map_.name: (partner(map_.name), *(axis for axis, _ in map_.axes)) for map_ in maps}
+    others = {name: by_name[other] for name, other in meets.items() if other in by_name}
     if not others:
         raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
-    contrasts: dict[MapName, Mapping[CellCoord, Contrast]] = {}
-    for run in runs:
-        for other_run in other_runs:
-            contrasts |= differences_of_runs(run, other_run, partner)
+    paired = [differences_of_runs(run, other, partner) for run in runs for other in other_runs]
+    contrasts = {name: cells for part in paired for name, cells in part.items()}
     return Compared([map_ for map_ in maps if map_.name in others], name, others, contrasts)

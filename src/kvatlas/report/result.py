@@ -12,21 +12,17 @@ from typing import Any
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, percent, rounded
 from kvatlas.figures import style
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.bare_maps import (
-    PooledEffect,
-    common,
-    pooled_effects,
-    verdicts_of_maps,
-)
+from kvatlas.stats.adaptive import NO_PAIRS
+from kvatlas.stats.bare_maps import PooledEffect, pooled_effects, verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, kv_tokens_of
 from kvatlas.stats.inference import Contrast
-from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.intervals import common, with_binomial_bounds
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted
-from kvatlas.stats.prices import Price
+from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_analysis import RunAnalysis, grids, joined, with_regions
-from kvatlas.stats.run_data import LOSE_AT_MOST, RunData, margin_of
+from kvatlas.stats.run_data import RunData, margin_of
 from kvatlas.stats.validity import Limit, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
 
@@ -270,8 +266,7 @@ def analyse(
     `problems` and `samples` are those of CSV maps without such columns. `lose_at_most` is the margin in points against
     the full cache. Raises KvatlasError for a source that cannot be read, no map, and a map that comes twice.
     """
-    if lose_at_most is not None:
-        margin_of({"lose_at_most": lose_at_most})
+    margin = margin_of(lose_at_most)
     maps: list[Map] = []
     runs: list[RunAnalysis] = []
     for source in sources:
@@ -296,16 +291,14 @@ def analyse(
         part = run if policy is None or run.is_adaptive else run.of_policy(policy)
         by_map |= part.verdicts
         choices += part.choices
-        notes |= dict.fromkeys(part.notes)
-        priced += part.prices
+        notes |= dict.fromkeys([NO_PAIRS] * run.is_adaptive)
+        priced += prices(part.run)
         compared += [one for one in run.comparisons if policy is None or policy in one.first or policy in one.second]
     means, remarks = _means(maps)
-    margin = runs[0].run.margin if runs else LOSE_AT_MOST / 100
+    margin = runs[0].run.margin if runs else margin
     maps, means = with_regions(maps, by_map, margin), with_regions(means, by_map, margin)
     effects = pooled_effects(maps, by_map)
-    covered = {choice.model for choice in choices}
-    bare = [map_ for map_ in grids(maps, means) if map_.model not in covered]
-    choices += choices_of_maps(bare, by_map, effects)
+    choices += choices_of_maps(grids(maps, means), by_map, choices, effects)
     tested = [MapResult(map_, by_map.get(map_.name, Verdict())) for map_ in (*maps, *means)]
     return Result(
         findings=tuple(findings([cell for run in runs for cell in run.cells_of(policy)])),

@@ -9,7 +9,7 @@ from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import CellCoord, Setting
+from kvatlas.core import CellCoord, Setting, differing, grouped
 from kvatlas.figures import style
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
@@ -74,7 +74,7 @@ def _environment() -> Environment:
         "p": p_text,
         "count": count,
         "listed": listed,
-        "grouped": grouped,
+        "grouped": lambda items, *names: grouped(items, attrgetter(*names)).items(),
         "setting": setting_text,
         "kept": lambda cell: f"{kv_tokens_of(cell) or 0:,.0f}",
         "at": at,
@@ -114,14 +114,6 @@ def listed(items: Iterable[str]) -> str:
     return "; ".join(names[:_NAMED]) + more
 
 
-def grouped(items: Iterable[Any], *attributes: str) -> Iterable[tuple[Any, list[Any]]]:
-    """Items by the value of one or more attributes, in their order."""
-    groups: dict[Any, list[Any]] = {}
-    for item in items:
-        groups.setdefault(attrgetter(*attributes)(item), []).append(item)
-    return groups.items()
-
-
 def at(coord: CellCoord, one: Any) -> str:
     """A place on the axes of a map: `local_window 16, ratio 0.3`."""
     return ", ".join(f"{name} {value}" for name, value in zip(one.axes, coord, strict=True))
@@ -132,11 +124,8 @@ def setting_text(choice: Choice, setting: Setting) -> str:
     others = list(choice.settings.values())
     if not others:
         return str(setting)
-    names = [
-        f"{name} {value}"
-        for name, value in setting.values.items()
-        if value != "" and len({repr(other.values.get(name)) for other in others}) > 1
-    ]
+    parameters = differing(other.values for other in others)
+    names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
     return f"{setting.policy} {', '.join(names)}"
 
 
@@ -188,7 +177,7 @@ def benchmark_table(result: Result) -> str:
     """The lowest and the highest value of each policy, and the full cache's, by model and benchmark."""
     policies = list(dict.fromkeys(one.map.policy for one in result.single))
     rows = []
-    for (model, benchmark), maps in grouped(result.single, "map.model", "map.benchmark"):
+    for (model, benchmark), maps in grouped(result.single, attrgetter("map.model", "map.benchmark")).items():
         full, problems = maps[0].map.full, maps[0].problems
         spans = {one.map.policy: f"{_exact(one, min(one.values))} to {_exact(one, max(one.values))}" for one in maps}
         rows.append(

@@ -12,7 +12,7 @@ Spiegelhalter, Freedman and Blackburn (1986), Controlled Clinical Trials 7:8-17 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from kvatlas.core import Map, MapName, Note, NoteKind
+from kvatlas.core import Map, MapName, Note, NoteKind, grouped
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.choice import Choice, choice_of
 from kvatlas.stats.inference import weights
 from kvatlas.stats.intervals import LEVEL, Floats, Ints, groups, interval
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
-from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.verdicts import Basis, Verdict, is_full
 
@@ -79,6 +78,12 @@ class Decision:
     def next(self) -> Flags:
         """The settings that come next."""
         return self.goal > self.blocks
+
+    def losses(self, settings: Sequence[str]) -> dict[str, SettingLoss]:
+        """Return the loss of each of the settings, as named, that was looked at, with limits that hold at any look."""
+        columns = (column.tolist() for column in (self.value, self.low, self.high, self.shown, self.broken))
+        rows = zip(settings, zip(*columns, strict=True), strict=True)
+        return {setting: SettingLoss(*row) for setting, row in rows if not math.isnan(row[0])}
 
 
 def begin(settings: int) -> Decision:
@@ -145,11 +150,11 @@ def _chance(
 
 
 @lru_cache(maxsize=64)
-def last_quantile(settings: int, looks: int, level: float = LEVEL) -> float:
+def last_quantile(settings: int, looks: int) -> float:
     """The quantile c of the last look; that of a look after a share t of all problems is c / sqrt(t)."""
     from scipy import optimize
 
-    per_setting = 1 - (1 - level) ** (1 / settings)
+    per_setting = 1 - (1 - LEVEL) ** (1 / settings)
     return float(optimize.brentq(lambda c: _crossing(c, looks) - per_setting, 1.0, 8.0, xtol=1e-6))
 
 
@@ -195,22 +200,6 @@ NO_PAIRS = Note(
 )
 
 
-@dataclass(frozen=True)
-class Standing:
-    """One model's sweep so far: its grid settings by id, and the decision."""
-
-    settings: tuple[str, ...]
-    decision: Decision
-
-    @property
-    def losses(self) -> dict[str, SettingLoss]:
-        """Return the loss of each setting that was looked at, with limits that hold at any look."""
-        made = self.decision
-        columns = (column.tolist() for column in (made.value, made.low, made.high, made.shown, made.broken))
-        rows = zip(self.settings, zip(*columns, strict=True), strict=True)
-        return {setting: SettingLoss(*row) for setting, row in rows if not math.isnan(row[0])}
-
-
 def known(
     cells: Sequence[CellTraces], orders: Mapping[str, Sequence[str]], sizes: Mapping[str, int], blocks: int
 ) -> tuple[tuple[str, ...], Seen]:
@@ -219,89 +208,72 @@ def known(
     `orders` are the problems of each benchmark as they come, `sizes` how many in all. A setting costs the tokens that
     it kept on the first block, so that a later look does not change an earlier decision.
     """
-    full = {cell.benchmark: cell for cell in cells if is_full(cell)}
-    by_setting: dict[str, dict[str, CellTraces]] = {}
-    for cell in select(cells, baseline=False):
-        by_setting.setdefault(cell.setting.id, {})[cell.benchmark] = cell
-    places = [
-        (number, stratum, name, orders[name][index] if index < len(orders[name]) else "")
-        for number in range(blocks)
-        for stratum, name in enumerate(orders)
-        for index in range(sizes[name])[cut(sizes[name], blocks, number)]
-    ]
-    block, strata = (np.array([entry[k] for entry in places]) for k in (0, 1))
-    names = [entry[2:] for entry in places]
-    own = np.reshape([_by_place(cells, names) for cells in by_setting.values()], (-1, len(places)))
-    first = {entry[2:] for entry in places if not entry[0]}
+    problems = {name: (*order, *("",) * (sizes[name] - len(order))) for name, order in orders.items()}
+    by_setting = grouped(select(cells, baseline=False), lambda cell: cell.setting.id)
+    full = _means([cell for cell in cells if is_full(cell)], problems)
+    own = np.reshape([_means(cells, problems) for cells in by_setting.values()], (-1, len(full)))
+    first = {name: every[cut(len(every), blocks, 0)] for name, every in problems.items()}
     costs = np.array([_kept(cells, first) for cells in by_setting.values()])
-    differences = own - _by_place(full, names)
-    return tuple(by_setting), Seen(differences, strata, block, [sizes[name] for name in orders], blocks, costs)
+    places = np.split(np.arange(len(full)), np.cumsum([sizes[name] for name in orders])[:-1])
+    return tuple(by_setting), in_order(own - full, places, costs, blocks)[0]
 
 
-def _by_place(cells: Mapping[str, CellTraces], places: Sequence[tuple[str, str]]) -> Floats:
-    """The mean grade of each benchmark's problem; NaN unless all of its samples are known."""
-    means = {
-        (name, problem): mean
-        for name, cell in cells.items()
-        for problem, mean in zip(cell.place, cell.grades.mean(1), strict=True)
-    }
-    return np.array([means.get(place, math.nan) for place in places])
+def _means(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) -> Floats:
+    """The mean grade of each benchmark's problems; NaN unless all of its samples are known."""
+    known = {cell.benchmark: cell.in_order(cell.grades.mean(1), problems[cell.benchmark]) for cell in cells}
+    return np.concatenate([known.get(name, np.full(len(own), math.nan)) for name, own in problems.items()])
 
 
-def _kept(cells: Mapping[str, CellTraces], places: Set[tuple[str, str]]) -> float:
+def _kept(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) -> float:
     """The mean KV tokens of a setting on some problems; infinite where it has none of them."""
-    kept = [
-        tokens
-        for name, cell in cells.items()
-        for problem, row in zip(cell.problems, cell.traces["mean_kv_tokens"], strict=True)
-        for tokens in row[~np.isnan(row)].tolist()
-        if (name, problem) in places
-    ]
+    tokens = [cell.in_order(cell.traces["mean_kv_tokens"], problems[cell.benchmark]).ravel() for cell in cells]
+    kept = [number for own in tokens for number in own.tolist() if not math.isnan(number)]
     return math.fsum(kept) / len(kept) if kept else math.inf
 
 
-def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> dict[str, Standing]:
-    """The standing of each model of an adaptive run."""
+#: By model the ids of an adaptive sweep's grid settings, and the last decision on them.
+Standings = Mapping[str, tuple[Sequence[str], Decision]]
+
+
+def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> Standings:
+    """The state of each model of an adaptive run."""
     sizes, blocks = manifest.allocation["problems"], manifest.allocation["blocks"]
-    orders: dict[str, tuple[str, ...]] = {}
-    for cell in cells:
-        orders[cell.benchmark] = max(orders.get(cell.benchmark, ()), cell.expected.problems, key=len)
+    by_benchmark = grouped((cell.expected for cell in cells), lambda cell: cell.benchmark)
+    orders = {name: max((cell.problems for cell in own), key=len) for name, own in by_benchmark.items()}
     found = {}
-    for model in dict.fromkeys(cell.model for cell in cells):
-        settings, seen = known(select(cells, model=model), orders, sizes, blocks)
+    for model, own in grouped(cells, lambda cell: cell.model).items():
+        settings, seen = known(own, orders, sizes, blocks)
         *_, last = decisions(seen, margin)
-        found[model] = Standing(settings, last)
+        found[model] = settings, last
     return found
 
 
-def adaptive_verdicts(by_model: Mapping[str, Standing], run: RunData, maps: Sequence[Map]) -> dict[MapName, Verdict]:
+def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """The verdict of each mean map, or only map, of an adaptive run: losses against the full cache and nothing else."""
     parts = {(map_.model, map_.policy): map_ for map_ in (*maps, *mean_maps(maps)) if map_.model in by_model}
     by_map: dict[MapName, Verdict] = {}
-    for (model, policy), mean in parts.items():
-        standing = by_model[model]
-        groups = [group for name, group in run.groups.items() if (name.model, name.policy) == (model, policy)]
-        coords = {cell.setting.id: cell.coord(run.axes) for group in groups for cell in group}
+    for mean in parts.values():
+        settings, decision = by_model[mean.model]
+        coords = {cell.setting.id: coord for coord, cell in mean.cells.items()}
         values = [cell.estimate.value for cell in mean.cells.values()]
         text = (
-            f"adaptive: of {len(standing.settings)} settings of all policies, {int(standing.decision.shown.sum())} are "
-            f"proven to lose at most the margin and {int(standing.decision.broken.sum())} to lose more"
+            f"adaptive: of {len(settings)} settings of all policies, {int(decision.shown.sum())} are proven to lose at "
+            f"most the margin and {int(decision.broken.sum())} to lose more"
         )
         by_map[mean.name] = Verdict(
             Basis.GROUP_SEQUENTIAL,
             spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
             notes=(Note(NoteKind.ADAPTIVE, text),),
-            losses={coords[setting]: loss for setting, loss in standing.losses.items() if setting in coords},
+            losses={coords[setting]: loss for setting, loss in decision.losses(settings).items() if setting in coords},
         )
     return by_map
 
 
-def adaptive_choices(by_model: Mapping[str, Standing], cells: Sequence[CellTraces], margin: float) -> list[Choice]:
+def adaptive_choices(by_model: Standings, cells: Sequence[CellTraces], margin: float) -> list[Choice]:
     """The choice for each model of an adaptive run; the costs of the first block decide which setting keeps least."""
     made = []
-    for model, standing in by_model.items():
-        recommended = standing.decision.recommended
-        among = [] if recommended is None else [standing.settings[recommended]]
+    for model, (settings, decision) in by_model.items():
+        among = [] if decision.recommended is None else [settings[decision.recommended]]
         grid = select(cells, model=model, baseline=False)
-        made.append(choice_of(model, grid, standing.losses, margin, among=among))
+        made.append(choice_of(model, grid, decision.losses(settings), margin, among=among))
     return made

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
-from kvatlas.stats.inference import Contrast, Test, TestMethod, holm
-from kvatlas.stats.intervals import LEVEL, Floats
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, grouped
+from kvatlas.stats.inference import Contrast, Test, TestMethod, contrasts, holm
+from kvatlas.stats.intervals import LEVEL, Floats, common
 from kvatlas.stats.maps import mean_map
-from kvatlas.stats.verdicts import Basis, Verdict, effects, spread_and_noise, with_means
+from kvatlas.stats.verdicts import Basis, Effect, Verdict, effects, spread_and_noise, with_means
 
 DRAWS = 10_000
 #: For a CSV map that does not tell its samples.
@@ -94,13 +94,7 @@ def _contrasts(values: Floats, scale: float, rows: Floats) -> list[Contrast]:
     # One by one, so that equal sums of rounded values stay equal.
     value, error = np.array([values @ row for row in rows]), scale * np.sqrt((rows**2).sum(1))
     p = np.minimum(1.0, len(rows) * 2 * special.ndtr(-np.abs(value) / error))
-    numbers = np.stack([value, value - quantile * error, value + quantile * error, p], axis=1)
-    return [Contrast(*own) for own in numbers.tolist()]
-
-
-def common(values: Sequence[int | None]) -> int | None:
-    """The number that all of them are; None where they differ."""
-    return values[0] if len(set(values)) == 1 else None
+    return contrasts(value, value - quantile * error, value + quantile * error, p)
 
 
 # -- effects of the axes, pooled over benchmarks and models, by permutation --------------------------------------------
@@ -144,8 +138,7 @@ def axis_effect(
     if freedom:
         error = float(((units - effect) ** 2).sum()) / factor / freedom / count
         reach = float(-special.stdtrit(freedom, LEVEL / 2 / levels)) * math.sqrt(error)
-    numbers = np.stack([effect, effect - reach, effect + reach, beyond], axis=1).tolist()
-    return [Contrast(*own) for own in numbers], tuple((by_map < -1e-12).sum(0).tolist())
+    return contrasts(effect, effect - reach, effect + reach, beyond), tuple((by_map < -1e-12).sum(0).tolist())
 
 
 def _studentised(units: Floats) -> Floats:
@@ -158,16 +151,14 @@ def _studentised(units: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class PooledEffect:
+class PooledEffect(Effect):
     """One joint test of an axis: each level against the mean of the others, with limits that hold together.
 
     `over` says what was pooled, `adjusted_p` allows for all effects that are tested. `below` counts, by level, the bare
     `maps` in which it lies below the others.
     """
 
-    axis: str
-    over: str
-    levels: tuple[tuple[Any, Contrast], ...]
+    over: str = ""
     maps: int = 0
     below: tuple[int, ...] = ()
     adjusted_p: float = 1.0
@@ -210,28 +201,24 @@ def pooled_effects(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> 
         verdict = verdicts.get(name)
         if verdict is not None and verdict.basis is Basis.TRACES:
             over = f"{name.model} | {name.benchmark} | {name.policy}"
-            made += [PooledEffect(effect.axis, over, effect.levels) for effect in verdict.effects]
-    for group in bare_groups(maps):
+            made += [PooledEffect(effect.axis, effect.levels, over) for effect in verdict.effects]
+    for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
         made += [_permuted(group, side) for side in (0, 1)]
     adjusted = holm([effect.p for effect in made])
     return [replace(effect, adjusted_p=p) for effect, p in zip(made, adjusted, strict=True)]
 
 
-def bare_groups(maps: Sequence[Map]) -> list[list[Map]]:
-    """Single maps without traces and without holes, by their axes."""
-    groups: dict[Any, list[Map]] = {}
-    for map_ in maps:
-        whole = len(map_.cells) == len(map_.axes[0][1]) * len(map_.axes[1][1])
-        if not map_.is_mean and map_.validity is None and whole and min(len(values) for _, values in map_.axes) > 1:
-            groups.setdefault(map_.axes, []).append(map_)
-    return list(groups.values())
+def _is_bare(map_: Map) -> bool:
+    """True for single maps without traces and without holes."""
+    down, across = (len(values) for _, values in map_.axes)
+    return not map_.is_mean and map_.validity is None and len(map_.cells) == down * across and min(down, across) > 1
 
 
 def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
     (_, rows), (_, columns) = group[0].axes
     values = np.array([[[map_.cells[r, c].estimate.value for c in columns] for r in rows] for map_ in group])
     benchmarks = [map_.benchmark for map_ in group]
-    contrasts, below = axis_effect(values if side == 1 else values.transpose(0, 2, 1), benchmarks)
-    axis, levels = group[0].axes[side]
+    levels, below = axis_effect(values if side == 1 else values.transpose(0, 2, 1), benchmarks)
+    axis, names = group[0].axes[side]
     over = f"{len(group)} map{'s' * (len(group) > 1)}"
-    return PooledEffect(axis, over, tuple(zip(levels, contrasts, strict=True)), len(group), below)
+    return PooledEffect(axis, tuple(zip(names, levels, strict=True)), over, len(group), below)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kvatlas.core import Cell, Map, MapName, Setting, mean_of
+from kvatlas.core import Cell, Map, MapName, Setting, grouped, mean_of
 from kvatlas.stats.bare_maps import PooledEffect
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_cell
@@ -54,10 +54,9 @@ class Choice:
     @property
     def least(self) -> tuple[Setting, SettingLoss] | None:
         """The setting whose loss is proven to be the smallest, and the loss; None where there is no full cache."""
-        if not self.losses:
-            return None
-        setting = _safest(self.losses)
-        return self.settings[setting], self.losses[setting]
+        losses = self.losses or {}
+        setting = _safest(losses)
+        return None if setting is None else (self.settings[setting], losses[setting])
 
     @property
     def nearest(self) -> tuple[Setting, int] | None:
@@ -106,8 +105,8 @@ def choice_of(
 
     `among` are the ids from which the setting that keeps the fewest tokens is chosen, all proven ones where None.
     """
-    own = {setting: [cell for cell in cells if cell.setting.id == setting and cell.stored] for setting in losses}
-    means = {id_: mean_cell([cell.cell() for cell in own[id_]]) for id_, loss in losses.items() if loss.shown}
+    own = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
+    means = {id_: mean_cell([cell.cell for cell in own[id_]]) for id_, loss in losses.items() if loss.shown}
     small = [means[setting] for setting in (means if among is None else among)]
     checked = validity(cells)
     reason = None if checked is None else checked.reason
@@ -116,8 +115,9 @@ def choice_of(
         fewest = cheapest(small, kv_costs(small))
         fastest = cheapest(list(means.values()), [cell.seconds_mean for cell in means.values()])
     full = [cell for cell in baselines if cell.setting == FULL and cell.stored]
-    offered = own[_safest(losses) if fewest is None else fewest.setting.id]
-    pair = kv_costs([mean_cell([cell.cell() for cell in part]) for part in (offered, full) if part])
+    safest = _safest(losses) if fewest is None else fewest.setting.id
+    offered = [] if safest is None else own[safest]
+    pair = kv_costs([mean_cell([cell.cell for cell in part]) for part in (offered, full) if part])
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return Choice(
         model,
@@ -134,23 +134,27 @@ def choice_of(
     )
 
 
-def _safest(losses: Mapping[str, SettingLoss]) -> str:
+def _safest(losses: Mapping[str, SettingLoss]) -> str | None:
     """Return the setting with the smallest upper limit of its loss; of equal ones that with the smallest loss."""
-    return min(losses, key=lambda setting: (losses[setting].high, losses[setting].value))
+    return min(losses, key=lambda setting: (losses[setting].high, losses[setting].value), default=None)
 
 
 def choices_of_maps(
-    maps: Sequence[Map], verdicts: Mapping[MapName, Verdict], effects: Sequence[PooledEffect] = ()
+    maps: Sequence[Map],
+    verdicts: Mapping[MapName, Verdict],
+    earlier: Sequence[Choice],
+    effects: Sequence[PooledEffect] = (),
 ) -> list[Choice]:
-    """One choice for each map of a model's mean, or of its only benchmark, that has a verdict without losses.
+    """One choice for each map with a verdict, on a model's mean or only benchmark, unless the model has `earlier` ones.
 
     Levels of an axis that an effect shows to be worse than the others are not chosen.
     """
     made = []
     worse = {(effect.axis, level) for effect in effects if effect.maps for level in effect.worse}
+    chosen = {choice.model for choice in earlier}
     for map_ in maps:
         verdict = verdicts.get(map_.name)
-        if verdict is None:
+        if verdict is None or map_.model in chosen:
             continue
         names = [name for name, _ in map_.axes]
         good = [coord for coord in verdict.plateau if not worse & set(zip(names, coord, strict=True))]

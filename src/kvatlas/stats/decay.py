@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -14,8 +14,6 @@ from kvatlas.core import Estimate, KvatlasError
 from kvatlas.stats.intervals import Floats, pass_at_1
 from kvatlas.stats.systems import ModelSetting
 from kvatlas.stats.table import ProblemKey
-
-P = TypeVar("P", bound=Hashable)
 
 #: Characteristic depths published for B = 2, N = 0 (arXiv 2509.16866).
 PUBLISHED_L0: Mapping[str, float] = {
@@ -51,7 +49,7 @@ class Decay:
         return np.asarray(np.exp(-rate * np.asarray(depth, float)))
 
 
-def fit(outcomes: Mapping[P, Sequence[float]], depths: Mapping[P, float]) -> Decay:
+def fit(outcomes: Mapping[Any, Sequence[float]], depths: Mapping[Any, float]) -> Decay:
     """Maximum likelihood on single outcomes: `outcomes[problem]` are 0 or 1 for each sample, `depths[problem]` its L.
 
     The interval is that of the profile likelihood, whose fall is scaled for samples of a problem that agree (Chandler

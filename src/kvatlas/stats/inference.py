@@ -62,12 +62,17 @@ class Test:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference with its 95 % interval and the two-sided p-value of "none"; NaN where that was not asked for."""
+    """A difference or correlation with its 95 % interval, and the two-sided p-value of "none" or NaN."""
 
     value: float
     low: float
     high: float
     p: float = math.nan
+
+
+def contrasts(*numbers: Floats) -> list[Contrast]:
+    """The contrasts of values, lower and upper limits, and p-values."""
+    return [Contrast(*map(float, own)) for own in zip(*numbers, strict=True)]
 
 
 def weights(strata: Ints) -> Floats:
@@ -88,7 +93,7 @@ def omnibus(means: Floats, strata: Ints, rows: Floats | None = None) -> Test:
     if count < 2 or expected < 1e-18:
         return Test(0.0, 1.0, TestMethod.LARGEST)
     spread = float((own.sum(0) ** 2).sum())
-    flips = np.concatenate([np.ones((1, len(means))), signs(len(means), FLIPS, 0)])
+    flips = np.concatenate([np.ones((1, len(means))), signs(len(means))])
     contrasts = np.zeros((0, count)) if rows is None else rows
     values = np.concatenate([((flips @ own) ** 2).sum(1)[None], np.abs(flips @ _scaled(means, strata, contrasts)).T])
     ranks = [len(row) - np.searchsorted(np.sort(row), row - 1e-12) for row in values]
@@ -109,7 +114,7 @@ def flip_p(means: Floats, strata: Ints, rows: Floats) -> Floats:
     82:841-864 (sign flips of score contributions).
     """
     scaled = _scaled(means, strata, rows)
-    chance = np.sort(np.abs(signs(len(means), FLIPS, 0) @ scaled).max(1))
+    chance = np.sort(np.abs(signs(len(means)) @ scaled).max(1))
     beyond = len(chance) - np.searchsorted(chance, np.abs(scaled.sum(0)) - 1e-9)
     # All patterns of few problems hold the observed one already.
     more = int(len(means) > EXACT_UP_TO)
@@ -139,8 +144,7 @@ def joint_contrasts(
     low, high, unseen = imagined_ends(values, low, high, samples, (minus.sum(1), plus.sum(1)))
     bottom, top = interval(values, low, high, simultaneous_quantile(alike), strata, unseen)
     p = flip_p(means, strata, rows) if flip else simultaneous_p(score(values, 0.0, low, high, strata, unseen), alike)
-    centre = values @ weights(strata)
-    return [Contrast(*map(float, numbers)) for numbers in zip(centre, bottom, top, p, strict=True)]
+    return contrasts(values @ weights(strata), bottom, top, p)
 
 
 def mean_contrast(
@@ -178,12 +182,12 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 @lru_cache(maxsize=4)
-def signs(problems: int, flips: int, seed: int) -> Floats:
-    """[patterns, problems] of +1 and -1: every pattern for few problems, otherwise `flips` random ones of this seed."""
+def signs(problems: int) -> Floats:
+    """[patterns, problems] of +1 and -1: every pattern for few problems, otherwise `FLIPS` random ones."""
     if problems <= EXACT_UP_TO:
         bits = (np.arange(2**problems)[:, None] >> np.arange(problems)) & 1
     else:
-        bits = np.random.default_rng(seed).integers(0, 2, size=(flips, problems))
+        bits = np.random.default_rng(0).integers(0, 2, size=(FLIPS, problems))
     return np.asarray(1 - 2 * bits, np.float64)
 
 

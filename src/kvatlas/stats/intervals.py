@@ -325,9 +325,14 @@ def from_problem_means(means: Floats, counts: Sequence[int], low: ArrayLike, hig
         float(np.asarray(low)),
         float(np.asarray(high)),
         problems,
-        counts[0] if len(set(counts)) == 1 else None,
+        common(counts),
         se_clustered=float(means.std(ddof=1)) / math.sqrt(problems) if problems > 1 else None,
     )
+
+
+def common(values: Sequence[int | None]) -> int | None:
+    """The number that all of them are; None where they differ."""
+    return values[0] if len(set(values)) == 1 else None
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
@@ -345,13 +350,13 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
     value = math.fsum(e.value for e in estimates) / len(estimates)
     below = error([None if e.low is None else e.value - e.low for e in estimates])
     above = error([None if e.high is None else e.high - e.value for e in estimates])
-    problems, samples = [e.problems for e in estimates], {e.samples for e in estimates}
+    problems = [e.problems for e in estimates]
     return Estimate(
         value,
         None if below is None else max(0.0, value - below),
         None if above is None else min(1.0, value + above),
         None if None in problems else sum(filter(None, problems)),
-        samples.pop() if len(samples) == 1 else None,
+        common([e.samples for e in estimates]),
         se_clustered=error([e.se_clustered for e in estimates]),
     )
 
@@ -362,18 +367,19 @@ def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
     It is the interval of one sample a problem: problem means vary no more than yes and no do.
     """
 
-    def bounded(cell: Cell) -> Cell:
-        estimate = cell.estimate
-        if estimate.low is not None or estimate.problems is None:
-            return cell
-        low, high = yes_no_interval(estimate.value, estimate.problems)
-        return replace(cell, estimate=replace(estimate, low=low, high=high))
+    made = []
+    for map_ in maps:
+        cells = {coord: _bounded(cell) for coord, cell in map_.cells.items()}
+        baselines = {name: _bounded(cell) for name, cell in map_.baselines.items()}
+        if (cells, baselines) != (map_.cells, map_.baselines):
+            map_ = replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
+        made.append(map_)
+    return made
 
-    def filled(map_: Map) -> Map:
-        cells = {coord: bounded(cell) for coord, cell in map_.cells.items()}
-        baselines = {name: bounded(cell) for name, cell in map_.baselines.items()}
-        if (cells, baselines) == (map_.cells, map_.baselines):
-            return map_
-        return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
 
-    return list(map(filled, maps))
+def _bounded(cell: Cell) -> Cell:
+    estimate = cell.estimate
+    if estimate.low is not None or estimate.problems is None:
+        return cell
+    low, high = yes_no_interval(estimate.value, estimate.problems)
+    return replace(cell, estimate=replace(estimate, low=low, high=high))

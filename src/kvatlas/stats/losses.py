@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeVar
 
 import numpy as np
 from scipy import special
@@ -16,8 +15,8 @@ from kvatlas.stats.inference import POWER, Contrast, mean_contrast, weights
 from kvatlas.stats.intervals import LEVEL, Floats, Ints, correlations, imagined_ends, interval, simultaneous_quantile
 from kvatlas.stats.table import ProblemKey
 
-S = TypeVar("S", bound=Hashable)
-Outcomes = Mapping[ProblemKey, Mapping[S, float]]
+#: Grades by problem and sample.
+Outcomes = Mapping[ProblemKey, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Difference(Contrast):
     pairs: int = 0
 
 
-def paired_difference(first: Outcomes[S], second: Outcomes[S]) -> Difference:
+def paired_difference(first: Outcomes, second: Outcomes) -> Difference:
     """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1]; only pairs that both have count.
 
     Problems are the independent units; benchmarks weigh equally, and so do the problems of one. Raises KvatlasError
@@ -41,7 +40,7 @@ def paired_difference(first: Outcomes[S], second: Outcomes[S]) -> Difference:
     return Difference(**vars(contrast), problems=len(differences), pairs=len(grades))
 
 
-def _paired(first: Outcomes[S], second: Outcomes[S]) -> tuple[Floats, Ints, list[Floats]]:
+def _paired(first: Outcomes, second: Outcomes) -> tuple[Floats, Ints, list[Floats]]:
     """[problems] each: the mean of first - second, the number of the benchmark, and the grades [samples, 2] of both."""
     pairs = {p: [(own[n], second[p][n]) for n in own if n in second[p]] for p, own in first.items() if p in second}
     grades = {problem: np.array(own, float) for problem, own in pairs.items() if own}
@@ -195,7 +194,7 @@ class Verification:
     needed: int | None
 
 
-def verified(reference: Outcomes[int], served: Outcomes[int], margin: float) -> Verification:
+def verified(reference: Outcomes, served: Outcomes, margin: float) -> Verification:
     """Compare grades [problem][sample] on the problems and samples of both; benchmarks weigh equally.
 
     The interval is that of non-inferiority (`losses`). Raises KvatlasError where there is no problem in common.
@@ -215,7 +214,7 @@ def verified(reference: Outcomes[int], served: Outcomes[int], margin: float) -> 
     return Verification(loss, standing, len(strata), max(filter(None, needs), default=None) if open_ else None)
 
 
-def length_shift(reference: Outcomes[int], served: Outcomes[int]) -> Contrast:
+def length_shift(reference: Outcomes, served: Outcomes) -> Contrast:
     """The mean change of output lengths (given as shares of the most new tokens), with the p-value of none."""
     differences, strata, _ = _paired(reference, served)
     return mean_contrast(-differences, strata)

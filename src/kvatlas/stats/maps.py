@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import product
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, mean_of
+from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, grouped, mean_of
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.intervals import mean_over_benchmarks
-from kvatlas.stats.run_data import RunData, short_names, varied
+from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces, missing, select
 from kvatlas.stats.validity import together, validity
 
@@ -109,7 +110,7 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
         run.metric,
         name.policy,
         ((run.axes[0], rows), (run.axes[1], columns)),
-        {coord: by_coord[coord].cell() for coord in coords},
+        {coord: by_coord[coord].cell for coord in coords},
         _named(cell for cell in baselines if cell.measured),
         tuple(_notes(run, group, baselines)),
         validity(group),
@@ -120,7 +121,7 @@ def _named(cells: Iterable[CellTraces]) -> dict[str, Cell]:
     """Cells by the short names of their settings."""
     by_id = {cell.setting.id: cell for cell in cells}
     names = short_names(cell.setting for cell in by_id.values())
-    return {names[setting]: cell.cell() for setting, cell in by_id.items()}
+    return {names[setting]: cell.cell for setting, cell in by_id.items()}
 
 
 def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Iterator[Note]:
@@ -188,16 +189,11 @@ def _means(parts: Sequence[Mapping[T, Cell]]) -> dict[T, Cell]:
 
 def mean_maps(maps: Sequence[Map]) -> list[Map]:
     """The mean map of every model, policy and metric that has two or more benchmarks, else the mean that was given."""
-    groups: dict[tuple[str, str, str], list[Map]] = {}
-    given: dict[tuple[str, str, str], Map] = {}
-    for map_ in maps:
-        name = map_.model, map_.policy, map_.metric
-        if map_.is_mean:
-            given.setdefault(name, map_)
-        else:
-            groups.setdefault(name, []).append(map_)
-    made = {name: mean_map(group) for name, group in groups.items() if len(group) > 1}
-    return list((made | {name: mean for name, mean in given.items() if name not in made}).values())
+    names = attrgetter("model", "policy", "metric")
+    given = grouped((map_ for map_ in maps if map_.is_mean), names)
+    single = grouped((map_ for map_ in maps if not map_.is_mean), names)
+    made = {name: mean_map(group) for name, group in single.items() if len(group) > 1}
+    return list((made | {name: means[0] for name, means in given.items() if name not in made}).values())
 
 
 def mean_cell(cells: Sequence[Cell]) -> Cell:
@@ -228,77 +224,40 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+#: The vertical axis of a map of curves.
 POLICY = "policy"
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A metric along `axis` for one model, benchmark and policy: cells by the axis' values, ascending.
+def curves_of_run(run: RunData) -> list[Map]:
+    """One map for each model and benchmark of a run with one axis: a row for each policy, a curve over its values.
 
-    Where a run varies no parameter the axis is `policy` and the values are settings as text; `policy` is then empty.
+    Without an axis the settings are the rows of a single column. Raises KvatlasError as `maps_of_run` does, and for a
+    run that varies two parameters or more.
     """
-
-    model: str
-    benchmark: str
-    metric: str
-    policy: str
-    axis: str
-    points: tuple[tuple[Any, Cell], ...]
-    baselines: Mapping[str, Cell] = field(default_factory=dict)
-    notes: tuple[Note, ...] = ()
-
-
-def curves_of_run(run: RunData) -> list[Curve]:
-    """One curve for each model, benchmark and policy, in the manifest's order.
-
-    Raises KvatlasError as `maps_of_run` does, and for a run that varies two parameters or more.
-    """
-    names = varied(run.manifest, run.fix)
     if not run.is_line:
-        raise KvatlasError(f"A curve has one axis and this run varies {len(names)} ({', '.join(names)}).")
+        raise KvatlasError(f"A curve has one axis and this run varies {len(run.varied)} ({', '.join(run.varied)}).")
     cells = [cell for cell in run.cells if run.fits(cell)]
     check_complete(cells, run.partial, "curve")
-    notes = partial_note(cells) + mixed_note(cells) + (SCREEN_NOTE,) * run.manifest.screened
     check_measured(cells, run.metric, run.partial)
+    notes = partial_note(cells) + mixed_note(cells) + (SCREEN_NOTE,) * run.manifest.screened
+    axis = next(iter(run.varied), "")
     measured = [cell for cell in cells if cell.measured]
-    groups: dict[MapName, list[CellTraces]] = {}
-    for cell in measured:
-        if not names or (not cell.baseline and names[0] in cell.setting.on_axes):
-            policy = cell.setting.policy if names else ""
-            groups.setdefault(MapName(cell.model, cell.benchmark, policy), []).append(cell)
+    on_axis = [cell for cell in measured if not axis or (not cell.baseline and axis in cell.setting.on_axes)]
     curves = []
-    for name, group in groups.items():
-        checked = validity(group)
-        vacuous = checked.reason if checked is not None else None
-        first = (Note(NoteKind.VACUOUS, f"VACUOUS: {vacuous}"),) if vacuous else ()
-        by_value = {cell.setting.on_axes[names[0]]: cell for cell in group} if names else {}
-        beside = select(measured, model=name.model, benchmark=name.benchmark, baseline=True) if names else []
-        curves.append(
-            Curve(
-                *(name.model, name.benchmark, run.metric, name.policy),
-                names[0] if names else POLICY,
-                tuple((value, by_value[value].cell()) for value in ascending(by_value)) or tuple(_named(group).items()),
-                _named(beside),
-                (*first, *notes, *unmeasured_notes(group, run.metric)),
-            )
-        )
-    return curves
-
-
-def flat_maps(curves: Sequence[Curve]) -> list[Map]:
-    """One map for each model and benchmark: policies by the values of the axis, or settings in one column."""
-    groups: dict[tuple[str, str], list[Curve]] = {}
-    for curve in curves:
-        groups.setdefault((curve.model, curve.benchmark), []).append(curve)
-    maps = []
-    for (model, benchmark), group in groups.items():
-        first = group[0]
-        if first.axis == POLICY:
-            cells = {(value, first.metric): cell for value, cell in first.points}
-            axes = ((POLICY, tuple(value for value, _ in first.points)), ("", (first.metric,)))
+    for (model, benchmark), group in grouped(on_axis, lambda cell: (cell.model, cell.benchmark)).items():
+        policies = grouped(group, lambda cell: cell.setting.policy if axis else "")
+        reasons = [checked.reason for own in policies.values() if (checked := validity(own)) is not None]
+        vacuous = [Note(NoteKind.VACUOUS, f"VACUOUS: {reason}") for reason in reasons if reason]
+        unmeasured = [note for own in policies.values() for note in unmeasured_notes(own, run.metric)]
+        if axis:
+            at = {(cell.setting.policy, cell.setting.on_axes[axis]): cell for cell in group}
+            values = ascending(value for _, value in at)
+            points = {coord: at[coord].cell for coord in product(policies, values) if coord in at}
+            beside = _named(select(measured, model=model, benchmark=benchmark, baseline=True))
+            axes = ((POLICY, tuple(policies)), (axis, values))
         else:
-            cells = {(curve.policy, value): cell for curve in group for value, cell in curve.points}
-            values = dict.fromkeys(value for curve in group for value, _ in curve.points)
-            axes = ((POLICY, tuple(curve.policy for curve in group)), (first.axis, tuple(values)))
-        maps.append(Map(model, benchmark, first.metric, "", axes, cells, first.baselines, first.notes))
-    return maps
+            points, beside = {(name, run.metric): cell for name, cell in _named(group).items()}, {}
+            axes = ((POLICY, tuple(name for name, _ in points)), ("", (run.metric,)))
+        every = tuple(dict.fromkeys((*vacuous, *notes, *unmeasured)))
+        curves.append(Map(model, benchmark, run.metric, "", axes, points, beside, every))
+    return curves

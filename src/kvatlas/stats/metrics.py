@@ -7,13 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.intervals import Floats, from_problem_means, interval
+from kvatlas.stats.intervals import Floats, common, from_problem_means, interval
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"
@@ -38,30 +37,28 @@ class Rule:
     kind: str
     k: int
 
-    def values(self, grades: Mapping[Any, Sequence[float]], votes: Mapping[Any, Sequence[Hashable]]) -> Floats:
+    def values(self, grades: Sequence[Sequence[float]], votes: Sequence[Sequence[Hashable]]) -> Floats:
         """[problems] in [0, 1]: the share of the subsets of k samples that hold a right one, or whose majority is.
 
         Source: Chen et al. (2021), arXiv 2107.03374, section 2.1, equation 1. Raises KvatlasError where a problem has
         fewer than k samples.
         """
-        k, fewest = self.k, min((len(samples) for samples in grades.values()), default=0)
+        k, fewest = self.k, min(map(len, grades), default=0)
         if fewest < k:
             raise KvatlasError(
                 f"{self.kind}@{k} needs {k} samples of every problem; the fewest that one has is {fewest}."
             )
         if self.kind == "maj":
-            return np.array([majority(samples, k) for samples in votes.values()])
-        counts = [(len(samples), round(math.fsum(samples))) for samples in grades.values()]
+            return np.array([majority(samples, k) for samples in votes])
+        counts = [(len(samples), round(math.fsum(samples))) for samples in grades]
         return np.array([1 - math.comb(samples - right, k) / math.comb(samples, k) for samples, right in counts])
 
-    def estimate(self, grades: Mapping[str, Sequence[float]], votes: Mapping[str, Sequence[Hashable]]) -> Estimate:
+    def estimate(self, grades: Sequence[Sequence[float]], votes: Sequence[Sequence[Hashable]]) -> Estimate:
         """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
         # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
-        groups = [len(samples) // self.k for samples in grades.values()]
-        counts = {len(samples) for samples in grades.values()}
-        samples = counts.pop() if len(counts) == 1 else None
+        groups = [len(samples) // self.k for samples in grades]
         means = self.values(grades, votes)
-        return replace(from_problem_means(means, groups, *interval(means)), samples=samples)
+        return replace(from_problem_means(means, groups, *interval(means)), samples=common(list(map(len, grades))))
 
 
 def rule(metric: str) -> Rule | None:

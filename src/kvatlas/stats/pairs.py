@@ -69,7 +69,10 @@ def _policies(run: RunData) -> dict[tuple[str, str], list[CellTraces]]:
 def _over_cells(
     metric: str, first: tuple[str, str], second: tuple[str, str], policies: Mapping[tuple[str, str], list[CellTraces]]
 ) -> Comparison | None:
-    """Two policies of a model, or two models under a policy, over all pairs of cells that agree."""
+    """Two policies of a model, or two models under a policy, over all pairs of cells that agree.
+
+    None where they share no trace.
+    """
     pairs = [
         (cell, other)
         for cell in policies[first]
@@ -77,9 +80,16 @@ def _over_cells(
         if cell.benchmark == other.benchmark
         and all(other.setting.values.get(name, value) == value for name, value in cell.setting.values.items())
     ]
-    difference = difference_of(pairs)
-    if difference is None:
+    by_problem: dict[ProblemKey, list[Floats]] = {}
+    for cell, other in pairs:
+        problems, values = aligned([cell, other])
+        for problem, row in zip(problems, values[:, 0] - values[:, 1], strict=True):
+            by_problem.setdefault((cell.benchmark, problem), []).append(row[~np.isnan(row)])
+    joined = {key: own for key, rows in by_problem.items() if len(own := np.concatenate(rows))}
+    if not joined:
         return None
+    contrast = mean_contrast(np.array([own.mean() for own in joined.values()]), strata_of(joined))
+    difference = Difference(**vars(contrast), problems=len(joined), pairs=sum(map(len, joined.values())))
     benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
     if first[0] == second[0]:
@@ -98,22 +108,6 @@ def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
         replace(comparison, p_holm=by_holm, p_bh=float(by_bh[number]))
         for number, (comparison, by_holm) in enumerate(zip(comparisons, holm(p), strict=True))
     )
-
-
-def difference_of(pairs: Sequence[tuple[CellTraces, CellTraces]]) -> Difference | None:
-    """The mean of first minus second over pairs of cells; None where they share no trace."""
-    by_problem: dict[ProblemKey, list[Floats]] = {}
-    for cell, other in pairs:
-        problems, values = aligned([cell, other])
-        for problem, row in zip(problems, values[:, 0] - values[:, 1], strict=True):
-            known = row[~np.isnan(row)]
-            if len(known):
-                by_problem.setdefault((cell.benchmark, problem), []).append(known)
-    if not by_problem:
-        return None
-    joined = [np.concatenate(own) for own in by_problem.values()]
-    contrast = mean_contrast(np.array([own.mean() for own in joined]), strata_of(by_problem))
-    return Difference(**vars(contrast), problems=len(joined), pairs=sum(map(len, joined)))
 
 
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes. Intervals and p-values hold over all
@@ -169,14 +163,12 @@ def _fixed(run: RunData) -> RunData:
 
 def _contrasts(parts: Sequence[_Sides]) -> dict[CellCoord, Contrast]:
     """The differences over one or more benchmarks; empty where no problem has a sample that all cells have."""
-    names = {id(cell): (side, cell.setting.id) for part in parts for _, *pair in part for side, cell in enumerate(pair)}
-    groups = [list({id(cell): cell for _, *pair in part for cell in pair}.values()) for part in parts]
-    cells = matrix(groups, lambda cell: names[id(cell)])
+    cells = matrix([{(n, cell.setting.id): cell for _, *pair in part for n, cell in enumerate(pair)} for part in parts])
     if cells is None:
         return {}
     at = {name: number for number, name in enumerate(cells.columns)}
-    pairs = {coord: (names[id(cell)], names[id(other)]) for coord, cell, other in parts[0]}
-    pairs = {coord: (mine, theirs) for coord, (mine, theirs) in pairs.items() if mine in at and theirs in at}
+    pairs = {coord: ((0, cell.setting.id), (1, other.setting.id)) for coord, cell, other in parts[0]}
+    pairs = {coord: pair for coord, pair in pairs.items() if all(name in at for name in pair)}
     if not pairs:
         return {}
     rows = np.zeros((len(pairs), len(at)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from kvatlas.core import Setting
+from kvatlas.core import Setting, grouped
 from kvatlas.stats.intervals import LEVEL, Floats
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
@@ -40,25 +40,27 @@ class Price:
 
 
 def prices(run: RunData) -> list[Price]:
-    """Return the prices of the settings that have Pass@1 on every benchmark of a model with a full cache."""
-    by_model: dict[str, dict[Setting, dict[str, CellTraces]]] = {}
-    for cell in (cell for cell in run.cells if cell.metric == "pass@1"):
-        by_model.setdefault(cell.model, {}).setdefault(cell.setting, {})[cell.benchmark] = cell
+    """Return the prices of the settings that have Pass@1 on every benchmark of a model with a full cache.
+
+    None of an adaptive sweep.
+    """
+    cells = [cell for cell in run.cells if cell.metric == "pass@1" and not cell.adaptive]
     found = []
-    for model, settings in by_model.items():
-        full = settings.get(FULL, {})
-        for setting, cells in settings.items():
-            if cells.keys() != full.keys():
+    for model, of_model in grouped(cells, lambda cell: cell.model).items():
+        by_setting = grouped(of_model, lambda cell: cell.setting)
+        full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
+        for setting, own in by_setting.items():
+            if {cell.benchmark for cell in own} != full.keys():
                 continue
             for cost in COSTS:
-                pairs = [_paired(cells[name], full[name], cost) for name in cells]
+                pairs = [_paired(cell, full[cell.benchmark], cost) for cell in own]
                 if any(pair.size == 0 or np.isnan(pair).any() for pair in pairs):
                     continue
-                own, others = (math.fsum(pair[row].mean() for pair in pairs) / len(pairs) for row in (0, 1))
+                mine, theirs = (math.fsum(pair[row].mean() for pair in pairs) / len(pairs) for row in (0, 1))
                 ratio = price_ratio(pairs)
                 if ratio is not None:
                     problems = sum(pair.shape[1] for pair in pairs)
-                    found.append(Price(model, setting, cost, own / others, *ratio, problems))
+                    found.append(Price(model, setting, cost, mine / theirs, *ratio, problems))
     return found
 
 
@@ -82,20 +84,17 @@ def price_ratio(pairs: Sequence[Floats]) -> tuple[float, float, float] | None:
 
 def _paired(cell: CellTraces, full: CellTraces, cost: str) -> Floats:
     """Return cost and share of right answers by problem of a cell, then of the full cache, where both have traces."""
-    own, other = (_by_problem(each, cost) for each in (cell, full))
-    shared = [name for name in own if name in other]
-    return np.array([[*own[name], *other[name]] for name in shared]).T
+    own, other = _by_problem(cell, cost), full.in_order(_by_problem(full, cost), cell.place)
+    shared = ~np.isnan(own[:, 1] + other[:, 1])
+    return np.hstack([own[shared], other[shared]]).T
 
 
-def _by_problem(cell: CellTraces, cost: str) -> dict[str, tuple[float, float]]:
-    traces, right = cell.traces, cell.grades
-    values = traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
+def _by_problem(cell: CellTraces, cost: str) -> Floats:
+    """[problems, 2]: cost and share of right answers, over the samples that have a grade; NaN without any."""
+    values = cell.traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
     if cost == "byte_steps":
         token, beside = cell.expected.kv_bytes or (math.nan, math.nan)
-        values = values * (traces["mean_kv_tokens"] * token + beside)
-    there = cell.there & ~np.isnan(right)
-    return {
-        name: (float(values[row][there[row]].mean()), float(right[row][there[row]].mean()))
-        for row, name in enumerate(cell.problems)
-        if there[row].any()
-    }
+        values = values * (cell.traces["mean_kv_tokens"] * token + beside)
+    known = ~np.isnan(cell.grades)
+    count = np.where(known.any(1), known.sum(1), math.nan)
+    return np.stack([np.where(known, table, 0.0).sum(1) / count for table in (values, cell.grades)], axis=1)

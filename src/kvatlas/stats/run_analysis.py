@@ -7,16 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kvatlas.core import Map, MapName, Note
-from kvatlas.stats.adaptive import NO_PAIRS, Standing, adaptive_choices, adaptive_verdicts, standings
+from kvatlas.core import Map, MapName, grouped
+from kvatlas.stats.adaptive import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices, choices_of_maps
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
-from kvatlas.stats.prices import Price, prices
-from kvatlas.stats.run_data import Axes, RunData
+from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.validity import Limit, findings
 from kvatlas.stats.verdicts import GridLosses, Verdict, losses_of, verdicts
 
 
@@ -50,7 +48,7 @@ class RunAnalysis:
     def verdicts(self) -> Mapping[MapName, Verdict]:
         """The tests by map, means over benchmarks included; without a full cache with the plateau of the bound."""
         if self.is_adaptive:
-            return adaptive_verdicts(self._standings, self.run, self.bare)
+            return adaptive_verdicts(self._standings, self.bare)
         found = verdicts(self.run, self.losses)
         bare = verdicts_of_maps([map_ for map_ in self.bare if map_.name in found and found[map_.name].losses is None])
         for name, bound in bare.items():
@@ -69,30 +67,18 @@ class RunAnalysis:
         if self.is_adaptive:
             return adaptive_choices(self._standings, self.run.cells, self.run.margin)
         made = choices(self.run, self.losses)
-        known = {choice.model for choice in made}
-        bare = [map_ for map_ in grids(self.maps, self.means) if map_.model not in known]
-        return made + choices_of_maps(bare, self.verdicts)
+        return made + choices_of_maps(grids(self.maps, self.means), self.verdicts, made)
 
     @cached_property
     def comparisons(self) -> Sequence[Comparison]:
-        """Policies, models and best cells in pairs."""
-        return [] if self.is_adaptive else comparisons(self.run)
-
-    @cached_property
-    def prices(self) -> Sequence[Price]:
-        """The cost of a right answer of each setting."""
-        return [] if self.is_adaptive else prices(self.run)
+        """Policies, models and best cells in pairs; none of an adaptive sweep."""
+        return comparisons(self.run)
 
     @cached_property
     def differences(self) -> Differences:
         """Cells minus the first baseline of the maps, in pairs; empty without one."""
         baseline = next((name for map_ in self.maps for name in map_.baselines), None)
         return differences_of_run(self.run, baseline) if baseline else {}
-
-    @cached_property
-    def findings(self) -> Sequence[Limit]:
-        """Facts that limit the conclusions from the run."""
-        return findings(self.run.cells)
 
     def cells_of(self, policy: str | None) -> list[CellTraces]:
         """The cells of a policy with the baselines; all cells without one."""
@@ -104,17 +90,12 @@ class RunAnalysis:
         return RunAnalysis(self.run.with_cells(self.cells_of(policy)), self.losses)
 
     @property
-    def notes(self) -> Sequence[Note]:
-        """Notes on parts that are left out."""
-        return [NO_PAIRS] if self.is_adaptive else []
-
-    @property
     def is_adaptive(self) -> bool:
         """Return whether the sweep chose problems by the outcomes of earlier ones."""
         return bool(self.run.manifest.allocation)
 
     @cached_property
-    def _standings(self) -> Mapping[str, Standing]:
+    def _standings(self) -> Standings:
         return standings(self.run.manifest, self.run.cells, self.run.margin)
 
 
@@ -127,10 +108,7 @@ def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
 
 def joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
     """Adaptive runs as they are, others with the same axes as one."""
-    by_axes: dict[Axes, list[RunAnalysis]] = {}
-    for run in runs:
-        if not run.is_adaptive:
-            by_axes.setdefault(run.run.axes, []).append(run)
+    by_axes = grouped((run for run in runs if not run.is_adaptive), lambda run: run.run.axes)
     whole = [run for run in runs if run.is_adaptive]
     for first, *others in by_axes.values():
         cells = [cell for run in (first, *others) for cell in run.run.cells]

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, MapName, Setting, Trace
+from kvatlas.core import KvatlasError, MapName, Setting, Trace, differing, grouped
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.table import CellTraces, TraceTable
@@ -19,67 +19,15 @@ Axes = tuple[str, str]
 Groups = dict[MapName, list[CellTraces]]
 
 
-def map_axes(manifest: Manifest, fix: Mapping[str, Any] | None = None) -> Axes:
-    """The (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
-
-    Raises KvatlasError if there are more or fewer, or if `fix` names an axis or value that is not there.
-    """
-    fixed, values = dict(fix or {}), dict(manifest.axes)
-    for name, value in fixed.items():
-        if value not in values.get(name, ()):
-            there = "; ".join(f"{axis}: {', '.join(map(str, known))}" for axis, known in values.items())
-            raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {there or 'no axes'}.")
-    names = varied(manifest, fixed)
-    if len(names) != 2:
-        more = f"; fix all but two, for example {names[-1]}={values[names[-1]][0]}" if len(names) > 2 else ""
-        raise KvatlasError(
-            f"A map needs two axes with at least two values each; this run varies {', '.join(names) or 'none'}{more}."
-        )
-    return names[0], names[1]
-
-
-def varied(manifest: Manifest, fix: Mapping[str, Any]) -> list[str]:
-    """The parameters that a run varies and `fix` does not hold to one value."""
-    return [name for name, values in manifest.axes if len(set(values)) > 1 and name not in fix]
-
-
-def grid_groups(cells: Iterable[CellTraces], axes: Axes, fix: Mapping[str, Any] | None = None) -> Groups:
-    """The cells of the grid by map, without baselines and policies with a single value on an axis.
-
-    A policy with several values of another parameter gives several groups, with that parameter in the label.
-    """
-    variants: dict[tuple[str, str], list[Setting]] = {}
-    by_rest: dict[tuple[str, str, str], tuple[Setting, list[CellTraces]]] = {}
-    for cell in cells:
-        values = cell.setting.on_axes
-        on_grid = not cell.baseline and all(axis in values for axis in axes)
-        if not on_grid or any(values.get(name, value) != value for name, value in (fix or {}).items()):
-            continue
-        rest = Setting.of(cell.setting.policy, **{n: value for n, value in cell.setting.parameters if n not in axes})
-        key = (cell.model, cell.benchmark, rest.id)
-        by_rest.setdefault(key, (rest, []))[1].append(cell)
-        known = variants.setdefault((cell.model, rest.policy), [])
-        if rest not in known:
-            known.append(rest)
-    return {
-        MapName(model, benchmark, short_names(variants[model, rest.policy])[rest.id]): group
-        for (model, benchmark, _), (rest, group) in by_rest.items()
-        if all(len({cell.setting.on_axes[axis] for cell in group}) > 1 for axis in axes)
-    }
-
-
 def short_names(settings: Iterable[Setting]) -> dict[str, str]:
     """Settings by id, each with its policy and those parameters alone in which the policy's settings differ."""
-    by_policy: dict[str, dict[str, Setting]] = {}
-    for setting in settings:
-        by_policy.setdefault(setting.policy, {})[setting.id] = setting
+    distinct = {setting.id: setting for setting in settings}
     names: dict[str, str] = {}
-    for policy, group in by_policy.items():
-        every = {name for setting in group.values() for name in setting.values}
-        differing = {name for name in every if len({repr(one.values.get(name)) for one in group.values()}) > 1}
-        for identity, setting in group.items():
-            values = {name: value for name, value in setting.values.items() if name in differing}
-            names[identity] = str(Setting.of(policy, **values))
+    for policy, group in grouped(distinct.values(), lambda setting: setting.policy).items():
+        parameters = differing(setting.values for setting in group)
+        for setting in group:
+            values = {name: value for name, value in setting.parameters if name in parameters}
+            names[setting.id] = str(Setting.of(policy, **values))
     return names
 
 
@@ -92,8 +40,8 @@ class RunData:
     """A run's promises and traces, and how to look at them.
 
     `traces` are the run's table, or columns or `(run key, trace)` pairs that become one. With `partial` missing traces
-    are no error. `fix` holds axes beyond two to one value each. `chosen` are the cells instead of all. `lose_at_most`
-    is the margin against the full cache in points; the sweep's own where None.
+    are no error. `fix` holds axes beyond two to one value each, which may be written as text. `chosen` are the cells
+    instead of all. `lose_at_most` is the margin against the full cache in points; the sweep's own where None.
     """
 
     manifest: Manifest
@@ -116,14 +64,21 @@ class RunData:
     ) -> RunData:
         """The run in a folder; without a metric with its usual one. KvatlasError for a folder without a run."""
         with Store.open(Path(folder)) as store:
-            table = TraceTable.load(store)
-        manifest = table.manifest
-        fixed = {name: axis_value(manifest, name, value) for name, value in (fix or {}).items()}
-        return cls(manifest, table, metric or usual_metric(manifest), partial, fixed, None, Path(folder), lose_at_most)
+            manifest = store.manifest()
+            table = TraceTable(manifest, store.columns())
+        metric = metric or usual_metric(manifest)
+        return cls(manifest, table, metric, partial, fix or {}, None, Path(folder), lose_at_most)
 
     def __post_init__(self) -> None:
+        values = dict(self.manifest.axes)
+        # A command line writes every value as text.
+        fixed = {
+            name: spelled(value) if isinstance(value, str) and value not in values.get(name, ()) else value
+            for name, value in self.fix.items()
+        }
+        object.__setattr__(self, "fix", fixed)
         if not isinstance(self.traces, TraceTable):
-            object.__setattr__(self, "traces", TraceTable.of(self.manifest, self.traces))
+            object.__setattr__(self, "traces", TraceTable(self.manifest, [TraceColumns.of(self.traces)]))
 
     @property
     def table(self) -> TraceTable:
@@ -142,29 +97,65 @@ class RunData:
         """The promised cells with their traces; KvatlasError for a metric that the run does not have."""
         return self.table.cells(self.metric) if self.chosen is None else self.chosen
 
+    @property
+    def varied(self) -> list[str]:
+        """The parameters that the run varies and `fix` does not hold to one value."""
+        return [name for name, values in self.manifest.axes if len(set(values)) > 1 and name not in self.fix]
+
     @cached_property
     def axes(self) -> Axes:
-        """The names of the vertical and the horizontal axis; KvatlasError unless two are left."""
-        return map_axes(self.manifest, self.fix)
+        """The (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
+
+        Raises KvatlasError if there are more or fewer, or if `fix` names an axis or value that is not there.
+        """
+        values = dict(self.manifest.axes)
+        for name, value in self.fix.items():
+            if value not in values.get(name, ()):
+                there = "; ".join(f"{axis}: {', '.join(map(str, known))}" for axis, known in values.items())
+                raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {there or 'no axes'}.")
+        names = self.varied
+        if len(names) != 2:
+            more = f"; fix all but two, for example {names[-1]}={values[names[-1]][0]}" if len(names) > 2 else ""
+            listed = ", ".join(names) or "none"
+            raise KvatlasError(f"A map needs two axes with at least two values each; this run varies {listed}{more}.")
+        return names[0], names[1]
 
     @cached_property
     def groups(self) -> Groups:
-        """The cells of each map."""
-        return grid_groups(self.cells, self.axes, self.fix)
+        """The cells of each map, without baselines and policies with a single value on an axis.
+
+        A policy with several values of another parameter gives several groups, with that parameter in the label.
+        """
+        cells, axes = self.cells, self.axes
+
+        def rest(cell: CellTraces) -> tuple[str, str, Setting]:
+            others = {name: value for name, value in cell.setting.parameters if name not in axes}
+            return cell.model, cell.benchmark, Setting.of(cell.setting.policy, **others)
+
+        on_grid = [cell for cell in cells if not cell.baseline and cell.setting.on_axes.keys() >= set(axes)]
+        by_rest = grouped(filter(self.fits, on_grid), rest)
+        by_model = grouped(by_rest, lambda key: key[0])
+        names = {model: short_names(setting for _, _, setting in keys) for model, keys in by_model.items()}
+        return {
+            MapName(model, benchmark, names[model][setting.id]): group
+            for (model, benchmark, setting), group in by_rest.items()
+            if all(len({cell.setting.on_axes[axis] for cell in group}) > 1 for axis in axes)
+        }
 
     @property
     def margin(self) -> float:
         """The loss against the full cache that a setting may have, in (0, 1)."""
-        return margin_of(self.manifest.spec if self.lose_at_most is None else {"lose_at_most": self.lose_at_most})
+        return margin_of(self.manifest.spec.get("lose_at_most") if self.lose_at_most is None else self.lose_at_most)
 
     @property
     def is_line(self) -> bool:
         """True if the run varies fewer than two parameters, so that it has curves and no maps."""
-        return len(varied(self.manifest, self.fix)) < 2
+        return len(self.varied) < 2
 
     def fits(self, cell: CellTraces) -> bool:
         """Return whether the cell has the values that `fix` holds."""
-        values = cell.setting.values
+        # A baseline that names no bits stands beside settings of any.
+        values = cell.setting.values if cell.baseline else cell.setting.on_axes
         return all(values.get(name, value) == value for name, value in self.fix.items())
 
     def with_cells(self, cells: Sequence[CellTraces]) -> RunData:
@@ -172,16 +163,9 @@ class RunData:
         return replace(self, chosen=cells)
 
 
-def margin_of(spec: Mapping[str, Any]) -> float:
-    """The margin in (0, 1) of a spec, 3 points by default. Raises KvatlasError for a value out of range."""
-    points = spec.get("lose_at_most", LOSE_AT_MOST)
+def margin_of(lose_at_most: Any) -> float:
+    """The margin in (0, 1) of so many points, 3 for None. Raises KvatlasError for a value out of range."""
+    points = LOSE_AT_MOST if lose_at_most is None else lose_at_most
     if not isinstance(points, int | float) or not 0 < points < 100:
         raise KvatlasError(f"lose_at_most is a number of points above 0 and below 100; {points} was given.")
     return float(points) / 100
-
-
-def axis_value(manifest: Manifest, name: str, value: Any) -> Any:
-    """Return a value of an axis as the run has it, from how a command line writes it."""
-    if not isinstance(value, str) or value in dict(manifest.axes).get(name, ()):
-        return value
-    return spelled(value)

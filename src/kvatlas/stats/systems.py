@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import combinations
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError, Setting, grouped
 from kvatlas.stats.inference import Contrast, mean_contrast
 from kvatlas.stats.intervals import Floats, Ints
-from kvatlas.stats.losses import strata_of
+from kvatlas.stats.losses import Outcomes, strata_of
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct
 
@@ -26,27 +27,29 @@ class ModelSetting:
 
     model: str
     setting: Setting
-    outcomes: Mapping[ProblemKey, Mapping[int, float]] = field(default_factory=dict)
+    outcomes: Outcomes = field(default_factory=dict)
     about: Mapping[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
     cells: tuple[CellTraces, ...] = ()
 
     @cached_property
-    def compared(self) -> Mapping[ProblemKey, Mapping[int, float]]:
+    def compared(self) -> Outcomes:
         """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples."""
         has_rule = any(cell.rule is not None for cell in self.cells)
-        return _joined(cell.by_sample(cell.values()) for cell in self.cells) if has_rule else self.outcomes
+        return by_sample(self.cells, CellTraces.values) if has_rule else self.outcomes
 
     def means(self) -> dict[ProblemKey, float]:
         """The metric of each problem: the mean over samples, or that of a rule over samples."""
         return {key: math.fsum(samples.values()) / len(samples) for key, samples in self.compared.items()}
 
 
-def _joined(parts: Iterable[Mapping[ProblemKey, Mapping[int, float]]]) -> dict[ProblemKey, dict[int, float]]:
-    joined: dict[ProblemKey, dict[int, float]] = {}
-    for part in parts:
-        for problem, samples in part.items():
-            joined.setdefault(problem, {}).update(samples)
-    return joined
+def by_sample(cells: Iterable[CellTraces], values: Callable[[CellTraces], Floats]) -> Outcomes:
+    """The known `values` [problem, sample] of cells, by benchmark and problem, and by sample."""
+    found: dict[ProblemKey, dict[int, float]] = {}
+    for cell in cells:
+        for problem, row in zip(cell.place, values(cell).tolist(), strict=True):
+            known = {sample: value for sample, value in enumerate(row) if not math.isnan(value)}
+            found.setdefault((cell.benchmark, problem), {}).update(known)
+    return {key: samples for key, samples in found.items() if samples}
 
 
 def systems_of(
@@ -64,16 +67,13 @@ def systems_of(
         run.table.check(metric, [other.table for other in runs])
     cells = [cell for run in runs for cell in run.table.cells(metric) if not benchmarks or cell.benchmark in benchmarks]
     check_distinct(cells)
-    by_name: dict[tuple[str, Setting], list[CellTraces]] = {}
-    for cell in cells:
-        by_name.setdefault((cell.model, cell.setting), []).append(cell)
+    by_name = grouped(cells, lambda cell: (cell.model, cell.setting))
     about: dict[ProblemKey, Mapping[str, Any]] = {}
     for run in runs:
         for benchmark, known in run.manifest.about.items():
             about |= {(benchmark, problem): values for problem, values in known.items()}
     systems = [
-        ModelSetting(*name, _joined(cell.by_sample(cell.grades) for cell in own), about, tuple(own))
-        for name, own in by_name.items()
+        ModelSetting(*name, by_sample(own, attrgetter("grades")), about, tuple(own)) for name, own in by_name.items()
     ]
     return [system for system in systems if system.outcomes]
 
@@ -113,20 +113,12 @@ EQUAL = 1e-9
 
 
 @dataclass(frozen=True)
-class Correlation:
-    """A rank correlation with its 95 % interval (percentiles of resampled problems)."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Pair:
     """System x against system y on the problems of both; `x`, `y` [problems] are means over samples.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
-    `difference` is the mean of x - y over benchmarks. Correlations are None where a side, or L, does not vary.
+    `difference` is the mean of x - y over benchmarks. The rank correlations have intervals of percentiles of
+    resampled problems; they are None where a side, or L, does not vary.
     """
 
     places: tuple[ProblemKey, ...]
@@ -136,11 +128,15 @@ class Pair:
     on: float
     below: float
     difference: Contrast
-    spearman: Correlation | None
-    given_depth: Correlation | None
+    spearman: Contrast | None
+    given_depth: Contrast | None
 
     def to_json(self, first: str, second: str) -> dict[str, Any]:
         """Plain data."""
+
+        def limits(number: Contrast | None) -> dict[str, float] | None:
+            return None if number is None else {"value": number.value, "low": number.low, "high": number.high}
+
         return {
             "x": first,
             "y": second,
@@ -148,9 +144,9 @@ class Pair:
             "above": self.above,
             "on": self.on,
             "below": self.below,
-            "difference": {name: getattr(self.difference, name) for name in ("value", "low", "high")},
-            "spearman": vars(self.spearman) if self.spearman else None,
-            "spearman_given_L": vars(self.given_depth) if self.given_depth else None,
+            "difference": limits(self.difference),
+            "spearman": limits(self.spearman),
+            "spearman_given_L": limits(self.given_depth),
         }
 
 
@@ -190,7 +186,7 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
     )
 
 
-def correlation(rows: Floats, seed: int = 0) -> Correlation | None:
+def correlation(rows: Floats, seed: int = 0) -> Contrast | None:
     """Spearman's correlation of the first two rows of [rows, problems], given the third (L) where there is one.
 
     Given L each rank counts as its distance from the mean rank of its level of L, so that systems that are independent
@@ -206,7 +202,7 @@ def correlation(rows: Floats, seed: int = 0) -> Correlation | None:
     chosen = generator.integers(0, count, size=(RESAMPLES, count))
     again = _rank_correlation(rows[:2, chosen], levels[chosen])
     low, high = np.nanquantile(again, [0.025, 0.975])
-    return Correlation(value, float(low), float(high))
+    return Contrast(value, float(low), float(high))
 
 
 def _levels(depth: Floats) -> Ints:

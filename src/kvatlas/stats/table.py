@@ -7,41 +7,29 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, Trace
+from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, grouped
 from kvatlas.policies.audit import audit_setting
-from kvatlas.results import Key, Manifest, Store, TraceColumns
+from kvatlas.results import Key, Manifest, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.intervals import Floats, Ints, estimates, pass_at_1
 from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, SCREENED, Rule, rule
 
-T = TypeVar("T")
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
+#: The estimates of all cells of a table by one metric, computed when one is first asked for.
+Estimates = Callable[[], list[Estimate | None]]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
 _COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "written")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
 _STATUSES = {number: status for status, number in STATUS.items()}
-
-
-def _until_added(method: Callable[..., T]) -> Callable[..., T]:
-    """Compute a value of a table, or of a cell, once until traces are added."""
-
-    @wraps(method)
-    def value(self: Any, *metric: str) -> T:
-        key = method.__name__, metric or (self.number, self.metric)
-        if key not in self.cached:
-            self.cached[key] = method(self, *metric)
-        return cast("T", self.cached[key])
-
-    return value
 
 
 class TraceTable:
@@ -53,41 +41,26 @@ class TraceTable:
     where it is no number.
     """
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, parts: Iterable[TraceColumns] = ()) -> None:
         self.manifest = manifest
         orders = {
             problems: {problem: number for number, problem in enumerate(sorted(set(problems)))}
             for problems in {cell.problems for cell in manifest.expected}
         }
         self.orders = [orders[cell.problems] for cell in manifest.expected]
-        sizes = [len(order) * cell.samples for order, cell in zip(self.orders, manifest.expected, strict=True)]
-        self.spans = [slice(begin, end) for begin, end in pairwise(accumulate(sizes, initial=0))]
-        self._cells_of: dict[tuple[str, str, str], list[int]] = {}
-        for number, cell in enumerate(manifest.expected):
-            self._cells_of.setdefault((cell.run_key, cell.setting.id, cell.benchmark), []).append(number)
-        self.records: NDArray[np.void] = np.zeros(sum(sizes), _PLACE)
+        self.shapes = [(len(order), cell.samples) for order, cell in zip(self.orders, manifest.expected, strict=True)]
+        ends = list(accumulate(map(math.prod, self.shapes), initial=0))
+        self.spans = [slice(begin, end) for begin, end in pairwise(ends)]
+        keys = [(cell.run_key, cell.setting.id, cell.benchmark) for cell in manifest.expected]
+        self._cells_of = grouped(range(len(keys)), keys.__getitem__)
+        self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
         for name in ("progress", *TRACE_COSTS):
             self.records[name] = math.nan
         self.measured: dict[str, Floats] = {}
         self.versions: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
-        #: Computed values, until traces are added.
-        self.cached: dict[Hashable, Any] = {}
-
-    @classmethod
-    def of(cls, manifest: Manifest, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceTable:
-        """The table of traces, given as columns or as pairs of run key and trace."""
-        table = cls(manifest)
-        table.append(TraceColumns.of(traces))
-        return table
-
-    @classmethod
-    def load(cls, store: Store, manifest: Manifest | None = None) -> TraceTable:
-        """The table of a stored run, by its own manifest or another one."""
-        table = cls(manifest or store.manifest())
-        for columns in store.columns():
-            table.append(columns)
-        return table
+        for columns in parts:
+            self.append(columns)
 
     def append(self, columns: TraceColumns) -> None:
         """Add traces, in place of earlier ones of the same places, except those that are not promised."""
@@ -104,7 +77,6 @@ class TraceTable:
         for name, values in columns.metrics().items():
             own = self.measured.setdefault(name, np.full(len(self.records), math.nan))
             own[places] = values[rows]
-        self.cached.clear()
 
     def _placed(self, columns: TraceColumns) -> tuple[Ints, Ints]:
         """The rows of the promised traces, and the place of each."""
@@ -123,18 +95,17 @@ class TraceTable:
         return np.concatenate(rows), np.concatenate(places)
 
     def cells(self, metric: str = "pass@1") -> list[CellTraces]:
-        """The promised cells in the manifest's order; KvatlasError for a metric that the run does not have."""
+        """The promised cells in the manifest's order, with the traces so far.
+
+        Raises KvatlasError for a metric that the run does not have.
+        """
         self.check(metric)
-        return [CellTraces(self, number, metric) for number in range(len(self.orders))]
+        values = self._grades(metric)
+        grades = [values[span].reshape(shape) for span, shape in zip(self.spans, self.shapes, strict=True)]
+        known = cache(lambda: estimates(grades))
+        return [CellTraces(self, number, metric, own, known) for number, own in enumerate(grades)]
 
-    @_until_added
-    def estimates(self, metric: str) -> list[Estimate | None]:
-        """Pass@1 of every cell; None where no grade is known."""
-        grades, samples = self.grades(metric), [cell.samples for cell in self.manifest.expected]
-        return estimates([grades[span].reshape(-1, width) for span, width in zip(self.spans, samples, strict=True)])
-
-    @_until_added
-    def grades(self, metric: str) -> Floats:
+    def _grades(self, metric: str) -> Floats:
         """[places]: the metric in [0, 1]; NaN where it is unknown. Without an answer a benchmark's own metric is 0."""
         status = self.records["status"]
         if metric == "progress":
@@ -172,31 +143,22 @@ class TraceTable:
 class CellTraces:
     """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
-    `place` numbers the problems in the order of their names. `traces` are the cell's part of the table's `records`.
+    `place` numbers the `problems` in the order of their names. `traces` are the cell's part of the table's `records`,
+    `grades` the metric, NaN where a trace is missing or its metric unknown.
     With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep the number of problems of a
     cell depends on their outcomes.
     """
 
-    def __init__(self, table: TraceTable, number: int, metric: str) -> None:
-        self.table, self.number, self.metric = table, number, metric
-        self.cached = table.cached
+    def __init__(self, table: TraceTable, number: int, metric: str, grades: Floats, known: Estimates) -> None:
+        self.table, self.number, self.metric, self.grades, self._known_estimates = table, number, metric, grades, known
         self.expected = expected = table.manifest.expected[number]
         self.model, self.benchmark, self.setting = expected.model, expected.benchmark, expected.setting
         self.baseline = expected.baseline
         self.place = table.orders[number]
+        self.problems = tuple(self.place)
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
-        self.traces = table.records[table.spans[number]].reshape(len(self.place), self.expected.samples)
-
-    @property
-    def grades(self) -> Floats:
-        """The metric, NaN where a trace is missing or its metric unknown."""
-        return self.table.grades(self.metric)[self.table.spans[self.number]].reshape(self.traces.shape)
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The problems in the order of their names."""
-        return tuple(self.place)
+        self.traces = table.records[table.spans[number]].reshape(grades.shape)
 
     @property
     def there(self) -> NDArray[np.bool_]:
@@ -223,7 +185,7 @@ class CellTraces:
         """Of how many traces the metric is unknown: they count in costs and in no grade."""
         return int(np.count_nonzero(self.there & np.isnan(self.grades)))
 
-    @_until_added
+    @cached_property
     def verdicts(self) -> Counter[Outcome]:
         """The number of traces with each outcome."""
         codes, counts = np.unique(2 * self.traces["status"] + self.traces["correct"], return_counts=True)
@@ -259,14 +221,14 @@ class CellTraces:
         values = self.setting.on_axes
         return values[axes[0]], values[axes[1]]
 
-    @_until_added
+    @cached_property
     def cell(self) -> Cell:
         """The cell on the map; KvatlasError if nothing of it is measured, or a problem has too few samples."""
         peak = max(self._known("peak_kv_tokens"), default=None)
         if self.rule is None:
-            estimate = self.table.estimates(self.metric)[self.number] or pass_at_1({})
+            estimate = self._known_estimates()[self.number] or pass_at_1({})
         else:
-            estimate = self.rule.estimate(self._by_problem(self.grades), self._votes())
+            estimate = self.rule.estimate(*self._samples())
         mean, (token, beside) = self._mean("mean_kv_tokens"), self.expected.kv_bytes or (0, 0)
         return Cell(
             self.setting,
@@ -276,10 +238,10 @@ class CellTraces:
             mean_kv_bytes=mean * token + beside if token and mean is not None else None,
             peak_kv_bytes=int(peak) * token + beside if token and peak is not None else None,
             output_tokens_mean=self._mean("output_tokens"),
-            truncated=self.verdicts()[Outcome.TRUNCATED],
+            truncated=self.verdicts[Outcome.TRUNCATED],
             seconds_mean=self._mean("seconds"),
             unmeasured=self.unmeasured,
-            audit=self.audit(),
+            audit=self.audit,
         )
 
     def _known(self, cost: str) -> list[float]:
@@ -291,7 +253,7 @@ class CellTraces:
         values = self._known(cost)
         return math.fsum(values) / len(values) if values else None
 
-    @_until_added
+    @cached_property
     def audit(self) -> BudgetAudit | None:
         """The audit of the setting's budget over the problems that have traces."""
         return audit_setting(self.setting, self.prompts.values())
@@ -300,32 +262,21 @@ class CellTraces:
         """The values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule."""
         if self.rule is None:
             return self.grades
-        grades = self._by_problem(self.grades)
         values = np.full((len(self.place), 1), math.nan)
-        values[[self.place[problem] for problem in grades], 0] = self.rule.values(grades, self._votes())
+        values[~np.isnan(self.grades).all(1), 0] = self.rule.values(*self._samples())
         return values
 
-    def by_sample(self, values: Floats) -> dict[ProblemKey, dict[int, float]]:
-        """The `grades` or `values` that are known, by benchmark and problem, and by sample."""
-        rows = zip(self.place, values.tolist(), strict=True)
-        known = {problem: {n: value for n, value in enumerate(row) if not math.isnan(value)} for problem, row in rows}
-        return {(self.benchmark, problem): own for problem, own in known.items() if own}
+    def in_order(self, table: NDArray[Any], problems: Iterable[str], missing: object = math.nan) -> NDArray[Any]:
+        """The rows of a table [problem, ...] of this cell for these problems; `missing` for those it does not have."""
+        rows = np.concatenate([table, np.full((1, *table.shape[1:]), missing, table.dtype)])
+        return rows[[self.place.get(problem, -1) for problem in problems]]
 
-    def _by_problem(self, values: Floats) -> dict[str, list[float]]:
-        known = ~np.isnan(values)
-        rows = zip(self.place, values, known, strict=True)
-        return {problem: row[there].tolist() for problem, row, there in rows if there.any()}
-
-    def _votes(self) -> dict[str, list[Hashable]]:
-        """For maj@K the answers that vote: their codes, `RIGHT`, or None without an answer."""
-        if self.rule is None or self.rule.kind != "maj":
-            return {}
-        votes: dict[str, list[Hashable]] = {}
-        for problem, grades, answers in zip(self.place, self.grades, self.traces["answer"], strict=True):
-            for right, answer in zip(grades.tolist(), answers.tolist(), strict=True):
-                if not math.isnan(right):
-                    votes.setdefault(problem, []).append(RIGHT if right else answer or None)
-        return votes
+    def _samples(self) -> tuple[list[list[float]], list[list[Hashable]]]:
+        """The known grades of each problem that has any, and their votes: answers as codes, `RIGHT`, or None."""
+        rows = zip(~np.isnan(self.grades), self.grades, self.traces["answer"], strict=True)
+        known = [(grades[there].tolist(), answers[there].tolist()) for there, grades, answers in rows if there.any()]
+        votes = [[RIGHT if right else answer or None for right, answer in zip(*own, strict=True)] for own in known]
+        return [grades for grades, _ in known], votes
 
 
 # -- several cells -----------------------------------------------------------------------------------------------------
@@ -366,11 +317,11 @@ def check_distinct(cells: Iterable[CellTraces]) -> None:
 def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
     """Cells of one benchmark side by side: problems, and their values [problem, cell, sample], NaN where unknown."""
     tables = [cell.values() for cell in cells]
-    places = {problem: number for number, problem in enumerate(dict.fromkeys(p for cell in cells for p in cell.place))}
-    values = np.full((len(places), len(cells), max(table.shape[1] for table in tables)), math.nan)
+    problems = tuple(dict.fromkeys(problem for cell in cells for problem in cell.place))
+    values = np.full((len(problems), len(cells), max(table.shape[1] for table in tables)), math.nan)
     for number, (cell, table) in enumerate(zip(cells, tables, strict=True)):
-        values[[places[problem] for problem in cell.place], number, : table.shape[1]] = table
-    return tuple(places), values
+        values[:, number, : table.shape[1]] = cell.in_order(table, problems)
+    return problems, values
 
 
 @dataclass(frozen=True)
@@ -388,9 +339,9 @@ class GradeMatrix:
     left_out: int = 0
 
 
-def matrix(benchmarks: Sequence[Sequence[CellTraces]], column: Callable[[CellTraces], Hashable]) -> GradeMatrix | None:
-    """The cells of one or more benchmarks by `column`, where all have it; None if they share no problem and sample."""
-    measured = [{column(cell): cell for cell in cells if cell.measured} for cells in benchmarks]
+def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix | None:
+    """The cells of one or more benchmarks by the columns that all have; None if they share no problem and sample."""
+    measured = [{column: cell for column, cell in cells.items() if cell.measured} for cells in benchmarks]
     columns = [name for name in measured[0] if all(name in others for others in measured[1:])] if measured else []
     rows: list[Floats] = []
     strata: list[int] = []

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from kvatlas.core import Outcome, Validity
+from kvatlas.core import Outcome, Validity, grouped
 from kvatlas.policies.audit import AuditedCell, no_choice_sentence
 from kvatlas.stats.table import CellTraces
 
@@ -46,8 +46,8 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
         traces=sum(cell.stored for cell in kept),
         bounded=sum(int((cell.traces["compressions"] >= 0).sum()) for cell in bounded),
         compressed=sum(int((cell.traces["compressions"] > 0).sum()) for cell in bounded),
-        no_answer=sum(cell.verdicts()[Outcome.NO_ANSWER] for cell in kept),
-        truncated=sum(cell.verdicts()[Outcome.TRUNCATED] for cell in kept),
+        no_answer=sum(cell.verdicts[Outcome.NO_ANSWER] for cell in kept),
+        truncated=sum(cell.verdicts[Outcome.TRUNCATED] for cell in kept),
         settings=len(compressing),
         identical=groups,
         same=len(compressing) > 1 and any(compressing <= set(group) for group in groups),
@@ -56,28 +56,21 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
 
 def _identical(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], ...]:
     """Groups of two or more settings whose traces are all there, known, and the same."""
-    written: dict[str, dict[Hashable, bytes] | None] = {}
-    for cell in cells:
-        expected = cell.expected
-        known = written.setdefault(expected.setting.id, {})
-        digests = cell.traces["written"]
-        if known is None or cell.stored < cell.promised or (digests == np.zeros(1, digests.dtype)).any():
-            written[expected.setting.id] = None
-            continue
-        rows = zip(cell.problems, digests, strict=True)
-        known |= {(expected.model, expected.benchmark, problem): row.tobytes() for problem, row in rows}
-    groups: dict[frozenset[tuple[Hashable, bytes]], list[str]] = {}
-    for setting, texts in written.items():
-        if texts:
-            groups.setdefault(frozenset(texts.items()), []).append(setting)
-    return tuple(tuple(group) for group in groups.values() if len(group) > 1)
+    written: dict[str, Hashable] = {}
+    for setting, own in grouped(cells, lambda cell: cell.setting.id).items():
+        texts = [(cell, cell.traces["written"]) for cell in own]
+        if all(cell.stored == cell.promised and (row != np.zeros(1, row.dtype)).all() for cell, row in texts):
+            written[setting] = frozenset(
+                (cell.model, cell.benchmark, problem, row.tobytes())
+                for cell, rows in texts
+                for problem, row in zip(cell.problems, rows, strict=True)
+            )
+    return tuple(tuple(group) for group in grouped(written, written.__getitem__).values() if len(group) > 1)
 
 
 def validities(cells: Iterable[CellTraces]) -> dict[tuple[str, str], Validity]:
     """By model and benchmark, over all their settings, baselines included."""
-    groups: dict[tuple[str, str], list[CellTraces]] = {}
-    for cell in cells:
-        groups.setdefault((cell.model, cell.benchmark), []).append(cell)
+    groups = grouped(cells, lambda cell: (cell.model, cell.benchmark))
     return {name: known for name, group in groups.items() if (known := validity(group)) is not None}
 
 
@@ -88,10 +81,8 @@ def together(parts: Sequence[Validity | None]) -> Validity | None:
         return None
     # Settings are identical on all benchmarks if they share a group on each.
     places = [{setting: n for n, group in enumerate(part.identical) for setting in group} for part in checked]
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for setting in places[0]:
-        if all(setting in own for own in places):
-            groups.setdefault(tuple(own[setting] for own in places), []).append(setting)
+    shared = [setting for setting in places[0] if all(setting in own for own in places)]
+    groups = grouped(shared, lambda setting: tuple(own[setting] for own in places))
     counts = ("traces", "bounded", "compressed", "no_answer", "truncated")
     return Validity(
         **{name: sum(getattr(part, name) for part in checked) for name in counts},
@@ -110,10 +101,8 @@ def findings(cells: Sequence[CellTraces]) -> list[Limit]:
         for (model, benchmark), validity in checked.items()
         for kind, text in _limits(validity)
     ]
-    audits = [(cell, cell.audit()) for cell in cells]
-    sentence = no_choice_sentence(
-        [AuditedCell(cell.model, cell.benchmark, cell.setting, audit) for cell, audit in audits if audit is not None]
-    )
+    audits = [(cell, cell.audit) for cell in cells]
+    sentence = no_choice_sentence([AuditedCell(c.model, c.benchmark, c.setting, audit) for c, audit in audits if audit])
     if sentence:
         made.append(Limit(Kind.NO_CHOICE, "", "", sentence))
     return sorted(made, key=lambda finding: list(Kind).index(finding.kind))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting, mean_of
+from kvatlas.core import CellCoord, MapName, Note, NoteKind, Setting, grouped, mean_of
 from kvatlas.policies import share, tokens_of
 from kvatlas.stats import inference
 from kvatlas.stats.inference import Contrast, Test
@@ -157,11 +157,9 @@ def is_full(cell: CellTraces) -> bool:
 
 def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
     """Each map with its own value alone, then each mean over benchmarks with the values of its maps."""
-    by_policy: dict[tuple[str, str], list[T]] = {}
-    for name, value in maps.items():
-        by_policy.setdefault((name.model, name.policy), []).append(value)
-    means = {MapName(model, mean_of(len(own)), policy): own for (model, policy), own in by_policy.items()}
-    return {name: [value] for name, value in maps.items()} | {n: own for n, own in means.items() if len(own) > 1}
+    several = [own for own in grouped(maps, lambda name: (name.model, name.policy)).values() if len(own) > 1]
+    means = {MapName(own[0].model, mean_of(len(own)), own[0].policy): [maps[name] for name in own] for own in several}
+    return {name: [value] for name, value in maps.items()} | means
 
 
 def _family(groups: Sequence[Sequence[CellTraces]]) -> tuple[str, frozenset[str]]:
@@ -176,7 +174,7 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
     """
     by_map: dict[MapName, Verdict] = {}
     for name, groups in with_means(run.groups).items():
-        cells = matrix(groups, lambda cell: cell.coord(run.axes))
+        cells = matrix([{cell.coord(run.axes): cell for cell in group} for group in groups])
         if cells is not None:
             lost = losses.get(_family(groups))
             at = {cell.setting.id: cell.coord(run.axes) for cell in groups[0]}

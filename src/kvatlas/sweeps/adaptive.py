@@ -73,12 +73,12 @@ class Adaptive:
             promise = self.manifest()
             self.store.put_manifest(promise)
             self.decode(model, promise.expected)
-            table = TraceTable.load(self.store, self.plan.manifest())
+            table = TraceTable(self.plan.manifest(), self.store.columns())
             own = select(table.cells(), model=model.name)
             settings, seen = known(own, self.orders, self.sizes, self.blocks)
             if not complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
-            state = look(state, seen, margin_of({"lose_at_most": spec.lose_at_most}))
+            state = look(state, seen, margin_of(spec.lose_at_most))
             reason = self._reason(state)
             if reason is not None:
                 self.stopped[model.name] = reason

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
 from kvatlas.figures import style
@@ -16,10 +15,11 @@ from kvatlas.results import Expected
 from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.inference import Contrast
-from kvatlas.stats.maps import curves_of_run, flat_maps, maps_of_run, mean_maps
+from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import short_names
 from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import findings
 from kvatlas.stats.verdicts import Verdict
 
 Json = dict[str, Any]
@@ -82,8 +82,8 @@ def maps_of(analysis: RunAnalysis, tested: bool = True) -> list[Map]:
     Raises KvatlasError as `maps_of_run` does.
     """
     if analysis.run.is_line:
-        return flat_maps(curves_of_run(analysis.run))
-    return analysis.maps if tested else maps_of_run(analysis.run)
+        return curves_of_run(analysis.run)
+    return analysis.maps if tested else analysis.bare
 
 
 def run_document(analysis: RunAnalysis, maps: Sequence[Map], tested: bool) -> Json:
@@ -98,7 +98,7 @@ def run_document(analysis: RunAnalysis, maps: Sequence[Map], tested: bool) -> Js
         "maps": [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every],
         "fronts": _fronts(every, cells),
         "cards": [_card(choice, every, cells) for choice in analysis.choices] if compared else [],
-        "findings": [finding.text for finding in analysis.findings] if tested else [],
+        "findings": [finding.text for finding in findings(analysis.run.cells)] if tested else [],
         "cells": cells.documents,
     }
 
@@ -190,11 +190,4 @@ def marks(cell: CellTraces, problems: Sequence[str]) -> str:
     status, correct = cell.traces["status"], cell.traces["correct"] > 0
     letters = np.where(status == STATUS[Status.TRUNCATED], TRUNCATED, np.where(status > 0, NO_ANSWER, MISSING))
     letters = np.where(status == STATUS[Status.OK], np.where(correct, RIGHT, WRONG), letters)
-    return "".join(in_order(cell, letters, problems, MISSING))
-
-
-def in_order(cell: CellTraces, table: NDArray[Any], problems: Sequence[str], missing: Any) -> list[Any]:
-    """Return a table [problem, sample] of a cell as a list in the order of these problems, samples side by side."""
-    rows = np.vstack([table, np.full(cell.expected.samples, missing)])
-    ordered: list[Any] = rows[[cell.place.get(problem, -1) for problem in problems]].ravel().tolist()
-    return ordered
+    return "".join(cell.in_order(letters, problems, MISSING).ravel().tolist())

@@ -7,23 +7,23 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, NoteKind, Setting, Trace
+from kvatlas.core import KvatlasError, NoteKind, Setting, Trace, grouped
 from kvatlas.figures import style
-from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, in_order, maps_of, marks, run_document
+from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, marks, run_document
 from kvatlas.report.app.traces import Sources, departures, trace_document
 from kvatlas.report.result import analyse
 from kvatlas.report.text import say
 from kvatlas.results import Key, Manifest, Store
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.run_analysis import RunAnalysis
-from kvatlas.stats.run_data import RunData, axis_value
+from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 
 #: Cell, problem within its benchmark, and sample of a trace.
@@ -104,6 +104,8 @@ class AppRun:
         changed = self._row != before or self._seen < 0
         self._seen = version
         if changed:
+            # Cells have the grades of the traces that they were made of.
+            self.data = replace(self.data)
             self._publish(False)
             if self.done == self.promised:
                 self._publish(True)
@@ -111,7 +113,7 @@ class AppRun:
 
     def _publish(self, tested: bool) -> None:
         """Make the run's document anew; `tested` with the tests of a complete run."""
-        self.marks = [marks(cell, self.problems[cell.expected.benchmark]) for cell in self.data.cells]
+        self.marks = [marks(cell, self.problems[cell.benchmark]) for cell in self.data.cells]
         self.done = sum(cell.stored for cell in self.data.cells)
         analysis, warnings = self.analysis or RunAnalysis(self.data), [] if tested else [_READING]
         try:
@@ -179,7 +181,7 @@ class AppRun:
         """Return the number of new tokens of each trace of a cell, 0 where it is missing or unknown."""
         cell = self.data.cells[number]
         tokens = np.nan_to_num(cell.traces["output_tokens"]).astype(int)
-        return {"lengths": in_order(cell, tokens, self.problems[cell.expected.benchmark], 0)}
+        return {"lengths": cell.in_order(tokens, self.problems[cell.benchmark], 0).ravel().tolist()}
 
     def trace(self, number: int, problem: int, sample: int, *, whole: bool = True) -> Json:
         """Return a trace. Raises LookupError where it is not there."""
@@ -203,9 +205,7 @@ class AppRun:
 
     def about(self) -> Json:
         """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""
-        manifest, keys = self.manifest, dict[str, list[str]]()
-        for cell in manifest.expected:
-            keys.setdefault(cell.run_key, []).append(f"{cell.model} | {cell.benchmark} | {cell.setting}")
+        manifest, by_key = self.manifest, grouped(self.manifest.expected, lambda cell: cell.run_key)
         document: Json = {
             **dict.fromkeys(("interpretation", "observations", "sentences", "comparisons"), ()),
             "provenance": [
@@ -213,7 +213,7 @@ class AppRun:
                 for name, value in manifest.provenance.items()
             ],
             "spec": json.dumps(dict(manifest.spec), indent=2, ensure_ascii=False, default=str),
-            "keys": list(keys.items()),
+            "keys": [[key, [" | ".join(map(str, cell.name)) for cell in own]] for key, own in by_key.items()],
         }
         if self.finished and not self.data.is_line:
             with self._describing:
@@ -242,11 +242,10 @@ class AppRun:
     def key(self, place: Place) -> Key:
         """Return a trace's key in the store. Raises IndexError where the run has no such place."""
         number, problem, sample = place
-        expected = self.manifest.expected[number]
-        if sample >= expected.samples:
+        cell = self.data.cells[number]
+        if sample >= cell.expected.samples:
             raise IndexError(sample)
-        problem_id = self.problems[expected.benchmark][problem]
-        return expected.run_key, expected.setting.id, expected.benchmark, problem_id, sample
+        return cell.key(self.problems[cell.benchmark][problem], sample)
 
     def full(self, place: Place) -> Place | None:
         """Return the place of the full cache's trace of the same sample, None where there is no other."""
@@ -314,9 +313,7 @@ def trace_address(place: Place) -> str:
 
 
 def _without_traces(manifest: Manifest, folder: Path, fix: Mapping[str, Any]) -> RunData:
-    metric, fixed = usual_metric(manifest), {name: axis_value(manifest, name, value) for name, value in fix.items()}
-    table = TraceTable(manifest)
-    return RunData(manifest, table, metric, True, fixed, table.cells(metric), folder)
+    return RunData(manifest, TraceTable(manifest), usual_metric(manifest), True, fix, folder=folder)
 
 
 def _order(setting: Setting) -> tuple[bool, list[str | float]]:
@@ -326,12 +323,12 @@ def _order(setting: Setting) -> tuple[bool, list[str | float]]:
 
 
 def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
-    rows: dict[tuple[str, str, int], list[int]] = {}
-    for number, cell in sorted(enumerate(manifest.expected), key=lambda one: _order(one[1].setting)):
-        rows.setdefault((cell.model, cell.benchmark, cell.samples), []).append(number)
+    expected = manifest.expected
+    rows = sorted(range(len(expected)), key=lambda n: _order(expected[n].setting))
+    groups = grouped(rows, lambda n: (expected[n].model, expected[n].benchmark, expected[n].samples))
     tables = []
-    for (model, benchmark, samples), numbers in rows.items():
-        full = next((n for n in reversed(numbers) if str(manifest.expected[n].setting) == "full"), None)
+    for (model, benchmark, samples), numbers in groups.items():
+        full = next((n for n in reversed(numbers) if str(expected[n].setting) == "full"), None)
         ids = problems[benchmark]
         tables.append(Table(model, style.model(model), benchmark, ids, samples, tuple(numbers), full))
     return tables
