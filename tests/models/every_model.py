@@ -286,8 +286,8 @@ def table(tried: dict[str, dict[str, Any]]) -> str:
         elif ended == "unmade":
             cells = ["", "", "", "not tried: cannot be made small, or needs what is not installed"]
         else:
-            # Numbers, and what stands in brackets, differ from model to model.
-            reason = re.sub(r"\b\d[\d,]*\b", "N", re.sub(r" \(.*\)", "", result[ended]))
+            # Numbers, and what stands in brackets, differ from model to model; what was expected is the same.
+            reason = re.sub(r"\b\d[\d,]*\b", "N", re.sub(r" \(.*\)|; expected[^;]*(?=\.$)", "", result[ended]))
             cells = ["", "", "", reason if ended == "refused" else ended]
         groups.setdefault(tuple(cells), []).append(name)
     lines = ["| types | alone | in a ragged batch | bit for bit | refused |", "|---|---|---|---|---|"]

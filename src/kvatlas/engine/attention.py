@@ -268,7 +268,8 @@ class CpuBackend:
             group=cache.storage.group,
             recent=cache.recent[number],
         )
-        batch.keep_recent(number, key, value)
+        if cache.storage.packed:
+            batch.keep_recent(number, key, value)
         return out
 
 

@@ -336,6 +336,8 @@ class Engine:
         """Return logits and hidden states; from a captured step also the sampled tokens, if all rows sample alike."""
         streams = [row.request.stream for row in rows]
         step = self.graphs.run(batch, streams, self._forward) if self.graphs is not None else None
+        if step is None and batch.decoding:
+            return *self._forward(batch), None
         if step is None:
             # Prompts need the logits of their last token alone.
             needed: list[int] = []
