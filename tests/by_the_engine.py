@@ -8,7 +8,7 @@ from kvatlas.benchmarks import find
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.serve.service import find_policy, stream_of
+from kvatlas.serve.service import find_policy, next_stream
 
 #: A setting of `dynts` under which chains are compressed.
 VALUES = {"kv_budget": 72, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
@@ -23,9 +23,5 @@ def generations(model: ModelHandle, prompts: Sequence[tuple[int, ...]], sampling
     """One generation for each prompt, in their order; a prompt that comes again gets its next sample."""
     policy = find_policy(model, "dynts", VALUES)
     seen: Counter[tuple[int, ...]] = Counter()
-    work = []
-    for number, prompt in enumerate(prompts):
-        work.append(Request(number, prompt, stream_of(seed, prompt, seen[prompt]), (policy,)))
-        seen[prompt] += 1
-    by_number = {item.key: item for item in Engine(model, model.load(), [policy], sampling, 4).run(work)}
-    return [by_number[number] for number in range(len(work))]
+    work = [Request(n, prompt, next_stream(seed, prompt, seen), (policy,)) for n, prompt in enumerate(prompts)]
+    return sorted(Engine(model, model.load(), [policy], sampling, 4).run(work), key=lambda item: item.key)

@@ -27,8 +27,6 @@ PUBLISHED = [f"published:dynts_r1_{name}" for name in ("llama", "qwen", "llama_m
 CSV_MAPS = [str(DATA / "conflicting_r1_llama.csv"), *PUBLISHED[:2]]
 #: Keys whose values are times, versions or addresses.
 VOLATILE = re.compile(r"seconds|environment|versions|provenance|made_with|machine|folder|date")
-#: Keys that this tree no longer writes, listed in CHANGELOG.md.
-REMOVED = re.compile(r"^/across\b|^/recommendation/.*beside\b")
 
 
 def kvatlas(*words: object) -> str:
@@ -90,11 +88,6 @@ def report_numbers(run: Path, page: Path) -> dict[str, Any]:
     return {"cells": cells, "outcomes": outcomes}
 
 
-def texts(figure: Path) -> list[str]:
-    """The texts of an SVG, in the order of the file."""
-    return re.findall(r"<text[^>]*>([^<]*)", figure.read_text())
-
-
 def collect(run: Path | None) -> dict[str, Any]:
     """All numbers, flat, by artifact."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -112,7 +105,7 @@ def collect(run: Path | None) -> dict[str, Any]:
             "report": report_numbers(run, Path(scratch) / "report.html"),
             "published": json.loads(kvatlas("describe", *PUBLISHED[:2], "--json")),
             **{f"csv {Path(name).name}": json.loads(kvatlas("describe", name, "--json")) for name in CSV_MAPS},
-            "figures": {name: texts(path) for name, path in pictures.items()},
+            "figures": {name: re.findall(r"<text[^>]*>([^<]*)", path.read_text()) for name, path in pictures.items()},
         }
         return {name: dict(flatten(value)) for name, value in found.items()}
 
@@ -124,8 +117,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str,
         for path, value in before.items():
             name = f"{artifact} {path}"
             if path not in after:
-                if not REMOVED.search(path):
-                    yield "gone", f"{name}: {value!r}"
+                yield "gone", f"{name}: {value!r}"
             elif not same(value, after[path]):
                 yield "changed", f"{name}: {value!r} -> {after[path]!r}"
         for path in after.keys() - before.keys():

@@ -51,11 +51,11 @@ def lines(*patterns: str) -> int:
 
 def test_the_project_stays_within_its_budget() -> None:
     """A feature pays for its lines: raise no number here without saying in CHANGELOG.md what users get for it."""
-    assert lines("src/kvatlas/**/*.py") <= 26_850
+    assert lines("src/kvatlas/**/*.py") <= 26_400
     assert len(list(ROOT.glob("src/kvatlas/**/*.py"))) <= 150
-    assert lines("tests/**/*.py") <= 18_450
+    assert lines("tests/**/*.py") <= 17_000
     assert lines("bench/**/*.py") <= 3_000
-    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 15_050
+    assert sum(len(page.read_text().split()) for page in PAGES if page.parent.name == "docs") <= 15_000
     assert lines("README.md") <= 150
 
 

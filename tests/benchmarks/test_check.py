@@ -11,7 +11,7 @@ from kvatlas.benchmarks import families, find
 from kvatlas.benchmarks.check import notes_on
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import KvatlasError
-from tests.benchmarks.conftest import FILES, SHARED
+from tests.benchmarks.test_problem_files import FILES, SHARED
 from tests.command_line import Call
 from tests.r1 import AIME
 

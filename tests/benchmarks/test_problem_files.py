@@ -18,10 +18,12 @@ from kvatlas.benchmarks import find, identity
 from kvatlas.benchmarks.check import check
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import Check, KvatlasError
-from tests.benchmarks.conftest import FILES, SHARED
 from tests.hub_server import hub
 from tests.r1 import AIME
 
+#: Where the whole public problem files are: beside the checkout, or where this variable says.
+SHARED = Path(os.environ.get("KVATLAS_PROBLEM_FILES", Path(__file__).parents[3] / "shared" / "benchmarks"))
+FILES = {name: SHARED / f"{name.lower()}.jsonl" for name in ("AIME24", "AIME25", "AMC23", "MATH500", "GAOKAO2023EN")}
 ROWS = [{"question": "One and one?", "answer": 2.0}, {"question": "Two and two?", "answer": 4.0}]
 GPQA = [
     {

@@ -127,12 +127,10 @@ def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: Lo
 
 
 def contrast(text: str, other: str) -> float:
-    lights = sorted(np.dot((0.2126, 0.7152, 0.0722), _linear(np.array(to_rgb(colour)))) for colour in (text, other))
-    return float((lights[1] + 0.05) / (lights[0] + 0.05))
-
-
-def _linear(channels):
-    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    channels = np.array([to_rgb(text), to_rgb(other)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    low, high = sorted(linear @ (0.2126, 0.7152, 0.0722))
+    return float((high + 0.05) / (low + 0.05))
 
 
 def test_all_figures_take_the_same_options(tmp_path: Path, llama, line):
