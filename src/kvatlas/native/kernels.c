@@ -463,13 +463,13 @@ INLINE vec capped(vec x, float softcap) {
 }
 
 /* Softmax of a block: apply masks, update the running maximum, and replace the scores in `shares` by exponentials. */
-INLINE void soften_block(struct tile *t, int64_t block, int64_t quarters, const int32_t *const *places) {
+INLINE void soften_block(const int plain, struct tile *t, int64_t block, int64_t quarters, const int32_t *const *places) {
     for (int64_t i = 0; i < t->count; i++) {
         float *own = t->shares + i * BLOCK;
         vec scores[QUARTERS], top = splat(t->top[i]);
         for (int64_t s = 0; s < QUARTERS; s++) {
             scores[s] = s < quarters ? load(own + s * LANES) : splat(-__builtin_inff());
-            if (t->softcap != 0.0f) scores[s] = capped(scores[s], t->softcap);
+            if (!plain && t->softcap != 0.0f) scores[s] = capped(scores[s], t->softcap);
             ivec seen = isplat((int32_t)(block + s * LANES)) + COUNT < isplat(t->visible[i]);
             if (places && s < quarters) seen &= *(const ivec_at *)places[s] > isplat(t->earliest[i]);
             scores[s] = select(seen, scores[s], splat(-__builtin_inff()));
@@ -754,13 +754,14 @@ static void packed_values(const struct batch *b, const struct layer *l, struct t
     }
 }
 
-/* `after`: the slot, counted from this head's first, that is read when this tile is done. */
-INLINE void attend_tile(const int packed, const struct batch *b, const struct layer *l, const int32_t *pages,
+/* `after`: the slot, counted from this head's first, that is read when this tile is done. A `plain` one is neither packed
+ * nor capped. */
+INLINE void attend_tile(const int plain, const struct batch *b, const struct layer *l, const int32_t *pages,
                         int64_t head, int64_t after, struct tile *t) {
     int64_t limit = t->visible[t->count - 1], size = l->key.size, value_size = l->value.size;
     const float *keys = (const float *)l->key.pool + head * l->slots * size;
     const float *values = (const float *)l->value.pool + head * l->slots * value_size;
-    const int packed_key = packed && l->key.bits, packed_value = packed && l->value.bits;
+    const int packed_key = !plain && l->key.bits, packed_value = !plain && l->value.bits;
     const uint8_t *key_rows = (const uint8_t *)l->key.pool + head * l->slots * l->key.bytes;
     const uint8_t *value_rows = (const uint8_t *)l->value.pool + head * l->slots * l->value.bytes;
     const int32_t *places = l->places ? l->places + head * l->slots : 0;
@@ -801,7 +802,7 @@ INLINE void attend_tile(const int packed, const struct batch *b, const struct la
         for (int64_t s = 0; s < quarters && packed_key; s++)
             packed_keys(b, l, t, head, block + s * LANES, key_rows + slots[s] * l->key.bytes,
                         key_rows + next[s] * l->key.bytes, t->shares + s * LANES);
-        soften_block(t, block, quarters, places ? place : 0);
+        soften_block(plain, t, block, quarters, places ? place : 0);
         if (!packed_value) {
             value_block(t, value, next_value, t->wide, tokens);
             continue;
@@ -815,6 +816,12 @@ INLINE void attend_tile(const int packed, const struct batch *b, const struct la
             packed_values(b, l, t, head, block + s * LANES, value_rows + slots[s] * l->value.bytes,
                           value_rows + next[s] * l->value.bytes, t->shares + s * LANES);
     }
+}
+
+/* Packed or capped tiles apart from plain ones, which would spill registers beside them. */
+static __attribute__((noinline)) void attend_other_tile(const struct batch *b, const struct layer *l, const int32_t *pages,
+                                                        int64_t head, int64_t after, struct tile *t) {
+    attend_tile(0, b, l, pages, head, after, t);
 }
 
 /* Add the weights of the tile's queries, averaged over the heads of the group, to those of earlier tokens. */
@@ -917,8 +924,9 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
                     for (int64_t c = 0; c < t.padded; c += LANES) {
                         vec own = c + LANES <= l->key.size ? load(query + c) : load_part(query + c, l->key.size - c);
                         store(t.queries + i * t.padded + c, own * scaling);
-                        if (l->key.bits) t.query_sums[i * t.chunks + c / LANES] = sum(own * scaling);
                     }
+                    for (int64_t c = 0; c < t.chunks && l->key.bits; c++)
+                        t.query_sums[i * t.chunks + c] = sum(load(t.queries + i * t.padded + c * LANES));
                     for (int64_t c = 0; c < t.wide; c += LANES) store(t.sums + i * t.wide + c, splat(0.0f));
                     /* The sink is a score that has been seen. */
                     store(t.parts + i * LANES, splat(0.0f));
@@ -928,8 +936,8 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
                     t.earliest[i] = l->places ? (int32_t)(l->positions[token] - l->window) : 0;
                 }
                 t.recent = residual ? t.visible[0] - residual : INT64_MAX;
-                if (l->key.bits || l->value.bits) attend_tile(1, b, l, pages, head, after, &t);
-                else attend_tile(0, b, l, pages, head, after, &t);
+                if (l->key.bits || l->value.bits || t.softcap != 0.0f) attend_other_tile(b, l, pages, head, after, &t);
+                else attend_tile(1, b, l, pages, head, after, &t);
                 float totals[TILE];
                 for (int64_t i = 0; i < t.count; i++) {
                     int64_t token = start + (first + i) / group;
