@@ -103,7 +103,7 @@ class ForwardBatch:
 
     @cached_property
     def paged(self) -> PagedBatch:
-        watched, packed = None, self.cache.storage.packed
+        watched, packed = None, self.cache.packed
         if self.watched:
             watched = torch.full(self.row.shape, -1, dtype=torch.int32)
             watched[list(self.watched)] = torch.arange(len(self.watched), dtype=torch.int32)
@@ -268,7 +268,7 @@ class CpuBackend:
             group=cache.storage.group,
             recent=cache.recent[number],
         )
-        if cache.storage.packed:
+        if cache.packed:
             batch.keep_recent(number, key, value)
         return out
 
@@ -299,7 +299,7 @@ class ReferenceBackend:
                 visible = visible & (near > batch.positions[group.tokens][:, None, :, None] - window)
                 visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
             longest = keys.shape[2]
-            if cache.storage.packed and cache.storage.residual:
+            if cache.packed and cache.storage.residual:
                 # Every token is there twice, as it is stored and unpacked; a new one sees one of them.
                 keys, values = (
                     torch.cat([stored, _unpacked(batch, group, cache.recent[number][side], stored, new)], 2)

@@ -117,6 +117,7 @@ class KVCache:
         #: The states of rows, for models with such layers.
         self.states = states
         self.storage, self.bits = storage, (storage.key_bits, storage.value_bits)
+        self.packed = storage.packed
         pools: list[list[Tensor]] = []
         recent: list[list[Tensor | None]] = []
         for bits, sizes in zip(self.bits, list(zip(*shape.cached_layers, strict=True))[1:], strict=True):

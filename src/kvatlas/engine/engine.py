@@ -381,10 +381,10 @@ class Engine:
             )
         if rows[0].request.script:
             return follow_script(logits, rows, batch.counts[0])
-        ends = {id(row): row.position + n for row, n in zip(rows, batch.counts, strict=True) if row.prompt_left <= n}
-        sampling = [row for row in rows if id(row) in ends]
-        sampled = iter(sample_rows(logits, sampling, [*ends.values()]))
-        return [[next(sampled)] if id(row) in ends else [] for row in rows]
+        ends = [row.position + n for row, n in zip(rows, batch.counts, strict=True) if row.prompt_left <= n]
+        sampling = [row for row, n in zip(rows, batch.counts, strict=True) if row.prompt_left <= n]
+        sampled = iter(sample_rows(logits, sampling, ends))
+        return [[next(sampled)] if row.prompt_left <= n else [] for row, n in zip(rows, batch.counts, strict=True)]
 
     def _take(self, row: Row[Any], count: int, tokens: Sequence[int], prompt: bool) -> bool:
         """Note that `count` tokens went into a row's cache, and its new `tokens`; return True if it has finished."""

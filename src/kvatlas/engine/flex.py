@@ -32,7 +32,7 @@ class FlexBackend(ReferenceBackend):
         self.kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if not layer.plain or batch.watched or not batch.decoding or batch.cache.storage.packed:
+        if not layer.plain or batch.watched or not batch.decoding or batch.cache.packed:
             return super().attend(batch, layer, query, key, value)
         cache, number, kv_heads = batch.cache, layer.number, key.shape[1]
         if not batch.derived:

@@ -867,19 +867,27 @@ static void pack_row(const struct side *s, const float *from, uint8_t *to) {
     }
 }
 
+/* Write a new token's key or value of one head into row `at` of the pool. */
+INLINE void write_row(const struct side *s, int64_t token, int64_t head, int64_t at) {
+    const float *from = s->fresh + token * s->stride + head * s->size;
+    float *to = (float *)s->pool + at * s->size;
+    int64_t d = 0;
+    if (s->bits) {
+        pack_row(s, from, (uint8_t *)s->pool + at * s->bytes);
+        return;
+    }
+    for (; d + LANES <= s->size; d += LANES) store(to + d, load(from + d));
+    for (; d < s->size; d++) to[d] = from[d];
+}
+
 static void write_tokens(const struct batch *b, const struct layer *l, int64_t sequence) {
     const int32_t *pages = b->table + sequence * b->table_width;
     for (int64_t token = b->starts[sequence]; token < b->starts[sequence + 1]; token++) {
         int64_t slot = slot_of(b, pages, b->lengths[sequence] + token - b->starts[sequence]);
         for (int64_t head = 0; head < l->kv_heads; head++) {
             int64_t at = head * l->slots + slot;
-            for (int i = 0; i < 2; i++) {
-                const struct side *s = i ? &l->value : &l->key;
-                const float *from = s->fresh + token * s->stride + head * s->size;
-                if (s->bits) pack_row(s, from, (uint8_t *)s->pool + at * s->bytes);
-                else
-                    for (int64_t d = 0; d < s->size; d++) ((float *)s->pool)[at * s->size + d] = from[d];
-            }
+            write_row(&l->key, token, head, at);
+            write_row(&l->value, token, head, at);
             if (l->places) l->places[at] = l->positions[token];
         }
     }
