@@ -336,9 +336,9 @@ class Engine:
         """Return logits and hidden states; from a captured step also the sampled tokens, if all rows sample alike."""
         streams = [row.request.stream for row in rows]
         step = self.graphs.run(batch, streams, self._forward) if self.graphs is not None else None
-        if step is None and batch.decoding:
-            return *self._forward(batch), None
         if step is None:
+            if batch.decoding:
+                return *self._forward(batch), None
             # Prompts need the logits of their last token alone.
             needed: list[int] = []
             for row, start, end in zip(rows, batch.starts, batch.starts[1:], strict=False):
@@ -381,9 +381,8 @@ class Engine:
             )
         if rows[0].request.script:
             return follow_script(logits, rows, batch.counts[0])
-        ends = [row.position + n for row, n in zip(rows, batch.counts, strict=True) if row.prompt_left <= n]
-        sampling = [row for row, n in zip(rows, batch.counts, strict=True) if row.prompt_left <= n]
-        sampled = iter(sample_rows(logits, sampling, ends))
+        at = [(row, row.position + n) for row, n in zip(rows, batch.counts, strict=True) if row.prompt_left <= n]
+        sampled = iter(sample_rows(logits, [row for row, _ in at], [position for _, position in at]))
         return [[next(sampled)] if row.prompt_left <= n else [] for row, n in zip(rows, batch.counts, strict=True)]
 
     def _take(self, row: Row[Any], count: int, tokens: Sequence[int], prompt: bool) -> bool:
