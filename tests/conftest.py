@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
 
@@ -24,6 +25,9 @@ __all__ = ["kvatlas", "succeed"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers would wait for every other process on the machine: their default is 15.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Wall time says how busy the machine is.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 #: Plain ones, with windows, with a soft cap (gemma2), sinks (gpt_oss), values smaller than keys (deepseek_v3) and
 #: layers with a state (qwen3_next).

@@ -186,7 +186,7 @@ def test_a_plan_too_long_for_any_maze_drawn_is_refused() -> None:
         find("SEQBENCH-5x5-L60-B2-N0").problems(1)
 
 
-often = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
+often = settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
 
 
 @st.composite

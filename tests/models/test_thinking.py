@@ -147,7 +147,7 @@ PIECES = ("</", "think", ">", "\n", " ", "s", "so", ":", "◁", "/think▷", "�
 
 
 @given(st.sampled_from(TAGS), st.lists(st.sampled_from(PIECES), max_size=14), st.lists(st.integers(0, 99), max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_tag_is_found_however_it_is_spelled(merging: Any, close: str, pieces: list[str], cuts: list[int]) -> None:
     # Cut anywhere, within characters too, and merged between the cuts.
     whole = "".join(pieces).encode()

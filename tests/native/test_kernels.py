@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from kvatlas import native, noise
 from tests.native.targets import ALL, BEST, FILES, ROOT
 
-QUICK = settings(max_examples=25, deadline=None, derandomize=True)
+QUICK = settings(max_examples=25, derandomize=True)
 
 
 @QUICK

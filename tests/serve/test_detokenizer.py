@@ -25,7 +25,7 @@ def parts(writing: Detokenizer, texts: list[str]) -> tuple[str, str]:
 
 
 @given(st.lists(st.sampled_from(PLAIN), max_size=30), st.lists(st.integers(0, 30), max_size=6), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_text_in_pieces_is_the_text(tokens: list[int], cuts: list[int], ends: bool) -> None:
     tokens = [*tokens, next(iter(MODEL.stops))] if ends else tokens
     decoder = Detokenizer(MODEL)
@@ -34,7 +34,7 @@ def test_text_in_pieces_is_the_text(tokens: list[int], cuts: list[int], ends: bo
 
 
 @given(st.text(max_size=12), st.lists(st.integers(0, 40), max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_character_is_torn(text: str, cuts: list[int]) -> None:
     # A tokenizer of bytes, as byte-level tokenizers behave within a character.
     tokenizer = SimpleNamespace(decode=lambda ids, **_: bytes(ids).decode("utf-8", "replace"))
@@ -49,7 +49,7 @@ WORDS = st.lists(st.sampled_from(["<think>", "</think>", "<th", "</", "a", "ab",
 
 
 @given(WORDS, st.lists(st.integers(0, 60), max_size=8), st.booleans(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_parts_do_not_depend_on_the_pieces(words: list[str], cuts: list[int], split: bool, opened: bool) -> None:
     text = "".join(words)
     stop = ("END", "aba")

@@ -119,7 +119,7 @@ MODEL = find("embedded:tiny-llama")
 vars(MODEL).update(stops=frozenset(range(len(MODEL.tokenizer))))
 SERVICE = Service(MODEL, find_policy(MODEL, "full", {}), Sampling(), batch_size=8, queue=1000)
 APP = application(SERVICE, "tiny")
-MANY = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
+MANY = {"suppress_health_check": list(HealthCheck), "derandomize": True}
 
 
 @pytest.fixture(scope="module", autouse=True)
