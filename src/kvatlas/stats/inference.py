@@ -94,8 +94,8 @@ def omnibus(means: Floats, strata: Ints, rows: Floats | None = None) -> Test:
         return Test(0.0, 1.0, TestMethod.LARGEST)
     spread = float((own.sum(0) ** 2).sum())
     flips = np.concatenate([np.ones((1, len(means))), signs(len(means))])
-    contrasts = np.zeros((0, count)) if rows is None else rows
-    values = np.concatenate([((flips @ own) ** 2).sum(1)[None], np.abs(flips @ _scaled(means, strata, contrasts)).T])
+    rows = np.zeros((0, count)) if rows is None else rows
+    values = np.concatenate([((flips @ own) ** 2).sum(1)[None], np.abs(flips @ _scaled(means, strata, rows)).T])
     ranks = [len(row) - np.searchsorted(np.sort(row), row - 1e-12) for row in values]
     smallest = np.min(ranks, axis=0)
     # All patterns of few problems hold the observed one already.
