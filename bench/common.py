@@ -40,7 +40,7 @@ def arguments(text: str | None, *files: str, **options: Any) -> argparse.Namespa
         elif isinstance(option, type):
             option = {"type": option}
         elif isinstance(option, list):
-            option = {"nargs": "+", "type": type(option[0]), "default": option}
+            option = {"nargs": "*", "type": type(option[0]), "default": option}
         elif not isinstance(option, dict):
             option = {"type": type(option), "default": option}
         parser.add_argument(f"--{name.replace('_', '-')}", **option)

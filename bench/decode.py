@@ -2,6 +2,7 @@
 
     python bench/decode.py                                # batch 8 at 1k and 4k, batch 1 and 32 at 1k, the demo's grid
     python bench/decode.py --cases 8x4096 --bits 8 4 3 2 --demo 0    # one case, and packed keys and values
+    python bench/decode.py --cases --trees . ../OLD                  # the demo's grid by another version, too
 
 One Llama of 100M parameters with random weights, fp32, one thread, real kernels on caches that are filled by hand.
 Times are CPU seconds of that thread, so that other processes disturb less. Every arm decodes the same batch at the same
@@ -18,12 +19,13 @@ layers and attention. Both are divided by what one thread reached in the same ro
 bound; `share` is that time / the time of our step, `overhead` the share of our step outside the model's forward pass.
 
 `demo` is the demo's grid on chains with `embedded:tiny-llama` (`demo_grid.py`): decoded tokens per CPU second, in fresh
-processes. Prints one JSON document.
+processes, by the source trees `--trees`, in which the kernels have been compiled. Prints one JSON document.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -240,25 +242,30 @@ def _ms(seconds: list[float]) -> float:
     return round(1000 * median(seconds), 2)
 
 
-def demo(problems: int, rounds: int) -> dict[str, Any]:
-    """The demo's grid in fresh processes."""
+def demo(problems: int, rounds: int, trees: list[str]) -> dict[str, Any]:
+    """The demo's grid in fresh processes, source trees in turns; the first is compared with each."""
     program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems)]
-    runs: list[dict[str, Any]] = []
+    runs: dict[str, list[dict[str, Any]]] = {tree: [] for tree in trees}
     for _ in range(rounds):
-        done = subprocess.run(program, capture_output=True, text=True, check=True)
-        runs.append(json.loads(done.stdout.splitlines()[-1]))
+        for tree, own in runs.items():
+            environment = os.environ | {"PYTHONPATH": str(Path(tree, "src").resolve())}
+            done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
+            own.append(json.loads(done.stdout.splitlines()[-1]))
+    speeds = {tree: [run["decoded_tokens"] / run["seconds"] for run in own] for tree, own in runs.items()}
+    first = speeds[trees[0]]
     return {
         "problems": problems,
-        "settings": runs[0]["settings"],
-        "decoded_tokens": runs[0]["decoded_tokens"],
-        "seconds": [run["seconds"] for run in runs],
-        "tokens_per_cpu_second": round(median(run["decoded_tokens"] / run["seconds"] for run in runs)),
+        "runs": runs,
+        "tokens_per_cpu_second": {tree: round(median(own)) for tree, own in speeds.items()},
+        "speed_of_first": {
+            tree: round(median(s / o for s, o in zip(first, own, strict=True)), 3) for tree, own in speeds.items()
+        },
     }
 
 
 def main() -> None:
     cases = ["1x1024", "8x1024", "8x4096", "32x1024"]
-    options = arguments(__doc__, cases=cases, bits=[8, 4], steps=4, rounds=5, layers=12, demo=8)
+    options = arguments(__doc__, cases=cases, bits=[8, 4], steps=4, rounds=5, layers=12, demo=8, trees=["."])
     torch.set_num_threads(1)
     outcome = []
     with tempfile.TemporaryDirectory() as folder:
@@ -277,7 +284,7 @@ def main() -> None:
         kernels=getattr(native.load(), "target", None),
         parameters=parameters,
         results=outcome,
-        demo=demo(options.demo, options.rounds) if options.demo else None,
+        demo=demo(options.demo, options.rounds, options.trees) if options.demo else None,
     )
 
 

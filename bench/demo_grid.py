@@ -73,7 +73,7 @@ class TimedKernels:
         native = load()
         if native is None:
             raise SystemExit("There are no native kernels here to be timed.")
-        for name in ("linear", "attention", "rms_norm", "silu_mul", "rotate", "uniform"):
+        for name in ("linear", "attend", "rms_norm", "silu_mul", "rotate", "uniform"):
             timed = self._timed(getattr(native.library, f"kvatlas_{name}"))
             setattr(native.library, f"kvatlas_{name}", timed)
             setattr(native, f"_{name}", timed)

@@ -153,10 +153,11 @@ class KVCache:
         size = math.prod(shape) * dtype.itemsize
         if self.device.type != "cpu" or not size:
             return torch.zeros(shape, device=self.device, dtype=dtype)
-        # A separate mapping, so that the old memory of a grown cache returns to the system at once; in large pages,
-        # which are faster to read.
+        # A mapping of its own, so that the old memory of a grown cache returns to the system at once. Large pages are
+        # faster to fill and to read; Linux gives them to private mappings as it is set by default, not to shared ones.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         try:
-            memory = mmap.mmap(-1, size)
+            memory = mmap.mmap(-1, size, **private)
         except OSError as error:
             raise MemoryError(f"{size} bytes of the cache: {error}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -250,13 +251,15 @@ class KVCache:
         # Its unshared pages may be taken again: each layer is read as a whole before it is written.
         self._give(sequence, self._take(pages_for(count, self.page_size)))
         sequence.length = count
-        after = self.slots(sequence)
+        after, heads = self.slots(sequence), torch.arange(kv_heads, device=self.device)[:, None]
         for layer in range(self.shape.layers):
             chosen = before[kept[min(layer, kept.shape[0] - 1)]].expand(kv_heads, count)
             if layer in self.positions:
                 self.positions[layer][:, after] = self.positions[layer].gather(1, chosen)
+            # Rows of the pool with its heads one after the other: whole rows are copied faster than single numbers.
+            rows = (chosen + heads * self.keys[layer].shape[1]).flatten()
             for pool in (self.keys[layer], self.values[layer]):
-                kept_rows = pool.gather(1, chosen.unsqueeze(-1).expand(-1, -1, pool.shape[-1]))
+                kept_rows = pool.flatten(0, 1).index_select(0, rows).view(*chosen.shape, -1)
                 pool.index_copy_(1, after, kept_rows)
         for name in names:
             state = self.token_state[name][sequence.row]

@@ -200,7 +200,7 @@ class Native:
             function = getattr(library, f"kvatlas_{name}")
             function.argtypes, function.restype = arguments, None
         library.kvatlas_attention_scratch.restype = c_int64
-        self._attention, self._scratch = library.kvatlas_attend, library.kvatlas_attention_scratch
+        self._attend, self._scratch = library.kvatlas_attend, library.kvatlas_attention_scratch
         self._rms_norm, self._silu_mul = library.kvatlas_rms_norm, library.kvatlas_silu_mul
         self._rotate, self._uniform = library.kvatlas_rotate, library.kvatlas_uniform
 
@@ -266,7 +266,7 @@ class Native:
             *(out.data_ptr(), _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
             *(window, scaling, softcap),
         )
-        self._attention(batch.address, ctypes.addressof(layer))
+        self._attend(batch.address, ctypes.addressof(layer))
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

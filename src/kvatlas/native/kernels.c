@@ -452,6 +452,7 @@ INLINE void score_block(struct tile *t, const float *const *keys, const float *c
         }                                                                                                              \
     }
         ROWS(3)
+        ROWS(2)
         ROWS(1)
 #undef ROWS
     }

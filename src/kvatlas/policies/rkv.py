@@ -115,16 +115,16 @@ def newest_similar(unit: Tensor, threshold: float) -> Tensor:
     """
     import torch
 
-    newest = torch.full((len(unit),), -1, device=unit.device)
+    # Numbers of 32 bits: half the memory of the table that is searched.
+    newest = torch.full((len(unit),), -1, dtype=torch.int32, device=unit.device)
     pending = torch.arange(len(unit), device=unit.device)
     for stop in range(len(unit), 0, -BLOCK):
-        columns = torch.arange(max(0, stop - BLOCK), stop, device=unit.device)
+        start = max(0, stop - BLOCK)
+        columns = torch.arange(start, stop, dtype=torch.int32, device=unit.device)
         for rows in torch.split(pending, PAIRS // BLOCK):
-            similar = _similarity(unit, rows, columns) > threshold
-            newest[rows] = torch.where(similar, columns, -1).amax(-1)
+            similarity = unit[rows] @ unit[start:stop].T
+            inside = ((rows >= start) & (rows < stop)).nonzero().squeeze(1)
+            similarity[inside, rows[inside] - start] = 0.0
+            newest[rows] = torch.where(similarity > threshold, columns, -1).amax(-1)
         pending = pending[newest[pending] < 0]
-    return newest
-
-
-def _similarity(unit: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    return (unit[rows] @ unit[columns].T).masked_fill(rows[:, None] == columns, 0.0)
+    return newest.long()
