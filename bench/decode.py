@@ -3,6 +3,7 @@
     python bench/decode.py                                # batch 8 at 1k and 4k, batch 1 and 32 at 1k, the demo's grid
     python bench/decode.py --cases 8x4096 --bits 8 4 3 2 --demo 0    # one case, and packed keys and values
     python bench/decode.py --cases --trees . ../OLD                  # the demo's grid by another version, too
+    python bench/decode.py --cases --trees . ../OLD --grid recipes/smollm/maps.yaml
 
 One Llama of 100M parameters with random weights, fp32, one thread, real kernels on caches that are filled by hand.
 Times are CPU seconds of that thread, so that other processes disturb less. Every arm decodes the same batch at the same
@@ -18,8 +19,8 @@ mean cache length; the arms take turns, ratios are medians over rounds:
 layers and attention. Both are divided by what one thread reached in the same round. The longer of these times is the
 bound; `share` is that time / the time of our step, `overhead` the share of our step outside the model's forward pass.
 
-`demo` is the demo's grid on chains with `embedded:tiny-llama` (`demo_grid.py`): decoded tokens per CPU second, in fresh
-processes, by the source trees `--trees`, in which the kernels have been compiled. Prints one JSON document.
+`demo` is the demo's grid on chains with `embedded:tiny-llama`, or that of another spec (`demo_grid.py`): decoded tokens
+per CPU second, in fresh processes, by the source trees `--trees`, whose kernels are compiled. Prints one JSON document.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ SHAPE = {
     "max_position_embeddings": 65_536,
     "tie_word_embeddings": True,
 }
+GRID = "src/kvatlas/sweeps/demo.yaml"
 #: Of the published setting in the middle of the grid: window 1000 and ratio 0.3 at a budget of 5000.
 WINDOW, RATIO = 0.2, 0.3
 
@@ -242,9 +244,9 @@ def _ms(seconds: list[float]) -> float:
     return round(1000 * median(seconds), 2)
 
 
-def demo(problems: int, rounds: int, trees: list[str]) -> dict[str, Any]:
-    """The demo's grid in fresh processes, source trees in turns; the first is compared with each."""
-    program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems)]
+def demo(problems: int, spec: str, rounds: int, trees: list[str]) -> dict[str, Any]:
+    """The grid of a spec in fresh processes, source trees in turns; the first is compared with each."""
+    program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems), spec]
     runs: dict[str, list[dict[str, Any]]] = {tree: [] for tree in trees}
     for _ in range(rounds):
         for tree, own in runs.items():
@@ -253,19 +255,18 @@ def demo(problems: int, rounds: int, trees: list[str]) -> dict[str, Any]:
             own.append(json.loads(done.stdout.splitlines()[-1]))
     speeds = {tree: [run["decoded_tokens"] / run["seconds"] for run in own] for tree, own in runs.items()}
     first = speeds[trees[0]]
+    against = {tree: round(median(s / o for s, o in zip(first, own, strict=True)), 3) for tree, own in speeds.items()}
     return {
         "problems": problems,
         "runs": runs,
         "tokens_per_cpu_second": {tree: round(median(own)) for tree, own in speeds.items()},
-        "speed_of_first": {
-            tree: round(median(s / o for s, o in zip(first, own, strict=True)), 3) for tree, own in speeds.items()
-        },
+        "speed_of_first": against,
     }
 
 
 def main() -> None:
     cases = ["1x1024", "8x1024", "8x4096", "32x1024"]
-    options = arguments(__doc__, cases=cases, bits=[8, 4], steps=4, rounds=5, layers=12, demo=8, trees=["."])
+    options = arguments(__doc__, cases=cases, bits=[8, 4], steps=4, rounds=5, layers=12, demo=8, grid=GRID, trees=["."])
     torch.set_num_threads(1)
     outcome = []
     with tempfile.TemporaryDirectory() as folder:
@@ -284,7 +285,7 @@ def main() -> None:
         kernels=getattr(native.load(), "target", None),
         parameters=parameters,
         results=outcome,
-        demo=demo(options.demo, options.rounds, options.trees) if options.demo else None,
+        demo=demo(options.demo, options.grid, options.rounds, options.trees) if options.demo else None,
     )
 
 

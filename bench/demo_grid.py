@@ -1,8 +1,8 @@
-"""The demo's grid on chains, decoded in this process: tokens and CPU seconds. `bench/decode.py` calls it.
+"""A spec's grid, decoded in this process: tokens and CPU seconds. `bench/decode.py` calls it with the demo's.
 
-    PYTHONPATH=TREE/src python bench/demo_grid.py PROBLEMS [--shares]
+    PYTHONPATH=TREE/src python bench/demo_grid.py PROBLEMS SPEC [--shares]
 
-`embedded:tiny-llama` on CHAIN7-16 under all settings of the demo that compress, 64 sequences at a time, one thread, one
+The spec's first model on its last benchmark under all settings that compress, 64 sequences at a time, one thread, one
 problem beforehand that does not count. It uses only what any source tree of kvatlas has, so that trees can be compared:
 a plan, an engine and its `run`. Prints one JSON document.
 
@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 
 import torch
 import yaml
@@ -25,20 +25,20 @@ from kvatlas import sweeps
 from kvatlas.engine import Engine, Request
 from kvatlas.noise import stream_key
 
-MODEL, BENCHMARK, BATCH = "embedded:tiny-llama", "CHAIN7-16", 64
+BATCH = 64
 
 
 def main() -> None:
-    problems, shares = int(sys.argv[1]), sys.argv[2:] == ["--shares"]
+    problems, spec, shares = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] == ["--shares"]
     torch.set_num_threads(1)
-    data = yaml.safe_load((files(sweeps) / "demo.yaml").read_text())
-    data |= {"models": [MODEL], "benchmarks": [BENCHMARK], "problems": problems + 1}
+    data = yaml.safe_load(spec.read_text())
+    data |= {"models": data["models"][:1], "benchmarks": data["benchmarks"][-1:], "problems": problems + 1}
     plan = sweeps.make_plan(sweeps.parse_spec(data))
     (model,), (benchmark,) = plan.models, plan.benchmarks
     settings = tuple(policy for policy, _ in plan.policies if policy.budget is not None)
     work = []
     for problem in plan.problems[benchmark.name]:
-        stream = stream_key(0, MODEL, benchmark.name, problem.id, 0)
+        stream = stream_key(0, model.name, benchmark.name, problem.id, 0)
         work.append(Request(problem.id, model.encode(benchmark.prompt(problem)), stream, settings))
     kernels = TimedKernels() if shares else None
     engine = Engine(model, model.load(), settings, plan.spec.sampling.sampling(), BATCH)

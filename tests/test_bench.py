@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
-
-
 Run = Callable[..., dict[str, Any]]
 
 
@@ -47,7 +45,7 @@ def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> Non
 
 
 def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
-    result = run("decode.py", "--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "0")
+    result = run("decode.py", "--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "1")
     (case,) = result["results"]
     assert set(case["step_ms"]) == {"window", "dynamic", "generate", "bits 8", "bits 4"}
     assert case["kv_bytes"]["bits 4"] < 0.8 * case["kv_bytes"]["bits 8"]
@@ -60,6 +58,8 @@ def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
     assert (roofline["bound"] == "memory") == (roofline["reading_ms"] >= roofline["computing_ms"])
     assert roofline["share"] > 0
     assert 0 < case["overhead"] < 1
+    assert [len(runs) for runs in result["demo"]["runs"].values()] == [1]
+    assert result["demo"]["speed_of_first"] == {".": 1.0}
 
 
 def test_more_gpus_take_less_time_in_the_model_of_a_published_grid(run: Run) -> None:

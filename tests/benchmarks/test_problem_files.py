@@ -229,8 +229,7 @@ def test_lines_end_at_line_feeds_only(tmp_path: Path, separator: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "question",
-    ["Which one is it: (A) red (B) blue (C) $x^2$", "See (A) and (B).\nWhich?\nA) red\nB) blue\nC) $x^2$"],
+    "question", ["Which one is it: (A) red (B) blue (C) $x^2$", "See (A) and (B).\nWhich?\nA) red\nB) blue\nC) $x^2$"]
 )
 @pytest.mark.parametrize("answer", ["C", "(C)", "$x^2$"])
 def test_choices_inside_a_question_get_the_letter_prompt_and_grading(

@@ -90,10 +90,8 @@ def test_plan_prints_its_budget_audit_and_warns(kvatlas: Call, write_spec: Calla
 def test_a_sweep_says_before_and_after_what_it_cannot_show(
     kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:
-    spec = write_spec(
-        settings=[{"policy": "window", "kv_budget": 900, "ratio_over": "thinking"}],
-        **{"benchmarks": ["CHAIN4"], "problems": 1, "samples": 1},
-    )
+    settings = [{"policy": "window", "kv_budget": 900, "ratio_over": "thinking"}]
+    spec = write_spec(settings=settings, benchmarks=["CHAIN4"], problems=1, samples=1)
     code, _, err = kvatlas("sweep", spec, "--out", tmp_path / "run", "--workers", 1)
     assert code == 0
     assert "Warning: 4 of 4 settings with a KV budget compress nothing on CHAIN4" in err
@@ -117,9 +115,8 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     assert row["low"] <= row["pass_at_1"] <= row["high"]
     (trace,) = document["traces"]
     assert (trace["problem"], trace["output_tokens"] <= 20, bool(trace["text"])) == ("mine-001", True, True)
-    assert "'CHAIN4' takes no columns" in kvatlas.refuse(
-        "run", "embedded:tiny-llama", "CHAIN4", "--column", "question=q"
-    )
+    refused = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN4", "--column", "question=q")
+    assert "'CHAIN4' takes no columns" in refused
 
 
 def test_an_export_goes_to_standard_output_or_is_a_run(kvatlas: Call, finished: Path, tmp_path: Path) -> None:

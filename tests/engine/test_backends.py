@@ -55,8 +55,7 @@ def attend(
         drawn[row] = [torch.randn(count, heads, shape.head_dim, generator=source).to(device) for heads in sizes]
     window, softcap, sinks = kind
     layer = Layer(
-        *(0, scaling * shape.head_dim**-0.5, window, softcap),
-        torch.linspace(-1, 2, shape.heads) if sinks else None,
+        *(0, scaling * shape.head_dim**-0.5, window, softcap), torch.linspace(-1, 2, shape.heads) if sinks else None
     )
     for number, step in enumerate(steps):
         active = [row for row in rows if step[row]]

@@ -164,10 +164,7 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
     second = run_task(tmp_path / "b", replies, task=sums(marked(), "marks"))
     run = tmp_path / "run"
     said = succeed("import", first, second, run).splitlines()
-    assert said == [
-        f"{run}: 4 of 4 traces of mockllm/model on sums",
-        f"{run}: 2 of 2 traces of mockllm/model on marks",
-    ]
+    assert said == [f"{run}: 4 of 4 traces of mockllm/model on sums", f"{run}: 2 of 2 traces of mockllm/model on marks"]
     by_name = {(trace.benchmark, trace.problem, trace.sample): trace for trace in traces_of(run)}
     assert {trace.setting for trace in by_name.values()} == {SERVED}
     right, cut, marked_cut = by_name["sums", "two", 0], by_name["sums", "3", 0], by_name["marks", "3", 0]

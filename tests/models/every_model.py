@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ ROOT = Path(__file__).parents[2]
 #: Lengths of the prompts: within every sliding window here, beyond it, and on both sides of the original positions.
 LENGTHS = (5, 23, 63, 120, 211, 300)
 NEW_TOKENS = 8
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": None}
+GREEDY |= {"output_logits": True, "return_dict_in_generate": True}
 WINDOW, ORIGINAL, VOCABULARY = 24, 100, 128
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 #: The largest difference of logits, in their standard deviations, that is rounding.
 ROUNDING = 1e-3
 #: Parameters of the largest model that is tried.
@@ -49,7 +53,7 @@ SMALL = {name: size for size, names in _SIZES.items() for name in names.split()}
 def _rope(kind: str, original: int = ORIGINAL, **own: Any) -> dict[str, Any]:
     rope = {"rope_type": kind, "rope_theta": 10_000.0, **own}
     if kind not in ("default", "dynamic", "linear"):
-        rope["original_max_position_embeddings"] = original
+        rope[ORIGINAL_LENGTH] = original
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 8, "long_factor": [1.0 + index for index in range(8)]}
     return {"rope_parameters": rope}
@@ -98,13 +102,10 @@ OWN: dict[str, dict[str, Any]] = {
     "olmo clip": {"clip_qkv": 0.5},
     "opt stray": {"num_key_value_heads": 2},
     "phi norms": {"qk_layernorm": True},
-    "phi3 longrope": {**_rope("longrope", 400), "original_max_position_embeddings": 400},
-    "phi3 longrope beyond": {**_rope("longrope"), "original_max_position_embeddings": ORIGINAL},
+    "phi3 longrope": {**_rope("longrope", 400), ORIGINAL_LENGTH: 400},
+    "phi3 longrope beyond": {**_rope("longrope"), ORIGINAL_LENGTH: ORIGINAL},
     "phi3 partial": _rope("default", partial_rotary_factor=0.5),
-    "phimoe longrope": {
-        **_rope("longrope", 400, short_mscale=1.1, long_mscale=1.3),
-        "original_max_position_embeddings": 400,
-    },
+    "phimoe longrope": {**_rope("longrope", 400, short_mscale=1.1, long_mscale=1.3), ORIGINAL_LENGTH: 400},
     "qwen2 window": {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": WINDOW},
     "qwen3 window": {"use_sliding_window": True, "max_window_layers": 2, "sliding_window": WINDOW},
     "stablelm norms": {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True},
@@ -131,9 +132,7 @@ def small_config(made_by: Any, own: dict[str, Any]) -> Any:
         values.pop("head_dim", None)
     ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1)
     parts = {
-        name: small_config(type(known[name]), {})
-        for name in getattr(made_by, "sub_configs", {})
-        if known.get(name) is not None
+        name: small_config(type(known[name]), {}) for name in getattr(made_by, "sub_configs", {}) if known.get(name)
     }
     values |= {name: one for name, one in ids.items() if name in known} | parts
     return made_by(**{**values, **own})
@@ -221,16 +220,7 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
         ids = torch.tensor([prompt])
         try:
             plain = AutoModelForCausalLM.from_pretrained(folder).eval()
-            with torch.inference_mode():
-                out = plain.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    do_sample=False,
-                    max_new_tokens=NEW_TOKENS,
-                    eos_token_id=None,
-                    output_logits=True,
-                    return_dict_in_generate=True,
-                )
+            out = plain.generate(ids, attention_mask=torch.ones_like(ids), **GREEDY)
         except Exception as error:
             return {"unmade": f"generate: {type(error).__name__}: {error}"}
         theirs.append((out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits)))
@@ -239,7 +229,7 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
         return [
             float(((ours[index][1] - logits).abs().amax(-1) / logits.std(-1)).max())
             if ours[index][0] == tokens
-            else float("inf")
+            else inf
             for index, (tokens, logits) in enumerate(theirs)
         ]
 

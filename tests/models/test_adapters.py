@@ -110,9 +110,7 @@ def test_tensors_of_another_rank_than_the_config_says(base: ModelHandle, tmp_pat
 def test_tensors_of_another_model(base: ModelHandle, tmp_path: Path, damage: Any, message: str) -> None:
     folder = save_adapter(base, tmp_path / "a")
     made = load_file(folder / "adapter_model.safetensors")
-    save_file(
-        {name: tensor.contiguous() for name, tensor in damage(made).items()}, folder / "adapter_model.safetensors"
-    )
+    save_file({name: each.contiguous() for name, each in damage(made).items()}, folder / "adapter_model.safetensors")
     with pytest.raises(KvatlasError, match=message):
         with_adapter(base, folder).load()
     (folder / "adapter_model.safetensors").write_bytes(b"no tensors")

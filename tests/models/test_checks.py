@@ -25,9 +25,7 @@ def r1(r1_model: Callable[..., ModelHandle]) -> ModelHandle:
 
 
 def statuses(model: ModelHandle, questions: list[str]) -> dict[str, Check]:
-    return {
-        item.name: item.status for item in check_tokenizer(model, [model.prompt(question) for question in questions])
-    }
+    return {item.name: item.status for item in check_tokenizer(model, [model.prompt(text) for text in questions])}
 
 
 def test_a_tokenizer_that_fits_is_fine(r1: ModelHandle) -> None:

@@ -1,7 +1,7 @@
 """The engine beside transformers' own `generate`: equal, or refused in a sentence."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from kvatlas import native
 from kvatlas.models import find
 from tests.decoding import greedy
 from tests.models import every_model
+from tests.r1 import edit
 
 pytestmark = pytest.mark.slow
 
@@ -35,20 +36,34 @@ def test_a_model_is_decoded_as_by_transformers_or_refused(name: str) -> None:
         assert result["bits"]
 
 
-def test_mxfp4_checkpoints_are_decoded_as_by_transformers(tmp_path: Path) -> None:
-    """Experts in four bits, as GPT-OSS is published: on a CPU transformers turns them into floating-point numbers."""
-    every_model.save("gpt_oss", tmp_path)
+@pytest.mark.parametrize("name", ["gpt_oss", "llama"])
+def test_weights_in_four_bits_are_decoded_as_by_transformers(name: str, tmp_path: Path) -> None:
+    """Experts as GPT-OSS is published, of which transformers makes floats on a CPU, and compressed-tensors."""
+    every_model.save(name, tmp_path)
     generator = torch.Generator().manual_seed(1)
     weights = load_file(tmp_path / "model.safetensors")
-    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
-        experts, inputs, outputs = weights.pop(name).shape
-        blocks, scales = (experts, outputs, inputs // 32, 16), (experts, outputs, inputs // 32)
-        weights[f"{name}_blocks"] = torch.randint(0, 256, blocks, dtype=torch.uint8, generator=generator)
-        weights[f"{name}_scales"] = torch.randint(118, 124, scales, dtype=torch.uint8, generator=generator)
+    ends = ("gate_up_proj", "down_proj") if name == "gpt_oss" else ("proj.weight",)
+    for key in [key for key in weights if key.endswith(ends)]:
+        *experts, rows, columns = weights.pop(key).shape
+        if name == "gpt_oss":
+            blocks, scales = (*experts, columns, rows // 32, 16), (*experts, columns, rows // 32)
+            weights[f"{key}_blocks"] = torch.randint(0, 256, blocks, dtype=torch.uint8, generator=generator)
+            weights[f"{key}_scales"] = torch.randint(118, 124, scales, dtype=torch.uint8, generator=generator)
+        else:
+            weights[f"{key}_packed"] = torch.randint(-(2**31), 2**31, (rows, columns // 8), generator=generator).int()
+            weights[f"{key}_scale"] = torch.rand(rows, columns // 32, generator=generator) / 100
+            weights[f"{key}_shape"] = torch.tensor([rows, columns])
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    file = tmp_path / "config.json"
-    quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
-    file.write_text(json.dumps({**json.loads(file.read_text()), "quantization_config": quantized}))
+    quantized: dict[str, Any] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
+    }
+    if name == "llama":
+        quantized = {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"]}
+        scheme = {"num_bits": 4, "strategy": "group", "group_size": 32}
+        groups = {"all": {"targets": ["Linear"], "weights": scheme}}
+        quantized |= {"quantization_status": "compressed", "config_groups": groups}
+    edit(tmp_path, "config.json", quantization_config=quantized)
     handle = find(f"hf:{tmp_path}")
     vars(handle)["stops"] = frozenset()
     prompt = (5, 6, 7, 8, 9)

@@ -77,10 +77,7 @@ def test_a_run_of_weights_that_cannot_be_loaded_ends_in_one_sentence(
 
 @pytest.mark.parametrize(
     ("file", "changes"),
-    [
-        ("tokenizer_config.json", {"tokenizer_class": "Evil"}),
-        ("config.json", {"model_type": "evil", "head_dim": None}),
-    ],
+    [("tokenizer_config.json", {"tokenizer_class": "Evil"}), ("config.json", {"model_type": "evil", "head_dim": None})],
 )
 def test_code_that_comes_with_a_model_is_never_run(
     model: ModelHandle, file: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch

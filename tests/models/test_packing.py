@@ -13,6 +13,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.models.attention import own_attention
 from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import FusedDecoder, PackedLinear, pack
+from kvatlas.models.weights import check_finite
 from kvatlas.policies import of
 from kvatlas.predictor import answer_attention
 from tests.models.every_model import small_config
@@ -128,6 +129,25 @@ def test_a_model_that_decodes_is_called_by_nobody_else() -> None:
     model, tokens = build("llama"), torch.arange(3, 40)[None]
     with own_attention(model), pytest.raises(KvatlasError, match="The model is called while kvatlas decodes with it"):
         model(tokens)
+
+
+class Own(torch.Tensor):
+    """Of its own type and without some operators, as weights of packages for quantised ones are."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function is not torch.Tensor.aminmax
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def test_weights_of_another_type_are_left_alone() -> None:
+    model = build("llama")
+    layer, other = model.model.layers[0].self_attn.q_proj, model.model.layers[0].self_attn.o_proj
+    layer.weight = torch.nn.Parameter(layer.weight.data.as_subclass(Own))
+    check_finite("it", model)
+    pack(model)
+    assert model.model.layers[0].self_attn.q_proj is layer
+    assert model.model.layers[0].self_attn.o_proj is not other
 
 
 def test_what_is_packed_or_replaced_already_is_left_alone() -> None:

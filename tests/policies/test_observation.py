@@ -108,10 +108,7 @@ def test_recent_queries_are_those_of_the_newest_tokens(
 def scaled(request: pytest.FixtureRequest, random_models: dict[str, ModelHandle], tmp_path_factory: Any) -> ModelHandle:
     """A model whose layers do not scale q k by 1 / sqrt(head size), which is 0.25 here."""
     granite = {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.6}
-    source, changes = {
-        "granite": ("llama", granite),
-        "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}),
-    }[request.param]
+    source, changes = ("llama", granite) if request.param == "granite" else ("gemma3", {"query_pre_attn_scalar": 64})
     folder = tmp_path_factory.mktemp("scaled") / request.param
     return endless(copied(random_models[source], folder, "config.json", **changes))
 

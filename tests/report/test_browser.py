@@ -258,9 +258,8 @@ def test_what_the_full_cache_read_where_a_trace_departs_is_measured(
         assert part == pytest.approx(max(paid[position] for position in gone if position >= prompt), abs=1e-3)
         assert part == pytest.approx(paid[prompt + first], abs=1e-3)
     page.evaluate("(trace) => lead(traceAddress(trace, { beside: 'none' }))", one)
-    page.wait_for_function(
-        "(id) => ['cell', 'index', 'sample'].every((name) => state.trace?.[name] === id[name])", arg=one
-    )
+    same = "(id) => ['cell', 'index', 'sample'].every((name) => state.trace?.[name] === id[name])"
+    page.wait_for_function(same, arg=one)
     page.wait_for_selector("#trace pre")
     said = page.locator(".departure").inner_text()
     assert f"After {at} new tokens it departs" in said

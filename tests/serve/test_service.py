@@ -49,9 +49,7 @@ def service(model: ModelHandle, loaded: Any) -> Iterator[Service]:
 
 def asks(model: ModelHandle, count: int, **changes: Any) -> list[GenerationRequest]:
     results = [prompt[:40] for prompt in prompts(model, count)]
-    return [
-        GenerationRequest(prompt, sampling_with(SAMPLING, **changes), stream_of(5, prompt, 0)) for prompt in results
-    ]
+    return [GenerationRequest(text, sampling_with(SAMPLING, **changes), stream_of(5, text, 0)) for text in results]
 
 
 def until(true: Callable[[], bool]) -> None:

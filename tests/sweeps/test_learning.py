@@ -15,10 +15,7 @@ from kvatlas.sweeps.learning import left_out_as_text
 from tests.command_line import Call
 
 MODEL = "embedded:tiny-llama"
-TRAIN = (
-    *(MODEL, "CHAIN6", "--skip", 300, "--problems", 20),
-    *("--max-new-tokens", 300, "--tokens-per-trace", 64),
-)
+TRAIN = (*(MODEL, "CHAIN6", "--skip", 300, "--problems", 20), *("--max-new-tokens", 300, "--tokens-per-trace", 64))
 
 
 @pytest.fixture(scope="module")

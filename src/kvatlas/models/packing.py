@@ -306,9 +306,7 @@ def _close(numbers: list[Tensor], others: list[Tensor]) -> bool:
 
 def _pack_linear(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
     places: dict[nn.Module, list[tuple[str, Any]]] = {
-        parent: [
-            (name, child) for name, child in parent.named_children() if isinstance(child, nn.Linear | nn.Embedding)
-        ]
+        parent: [(name, child) for name, child in parent.named_children() if _weighted(child)]
         for parent in model.modules()
     }
     every = [(parent, name, child) for parent, children in places.items() for name, child in children]
@@ -337,8 +335,14 @@ def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
     layer.weight.data = packed.weight
 
 
+def _weighted(layer: nn.Module | None) -> bool:
+    # Packages for quantised weights leave such layers without weights, or with tensors of a type of their own.
+    weight = getattr(layer, "weight", None)
+    return isinstance(layer, nn.Linear | nn.Embedding) and type(weight) is nn.Parameter
+
+
 def _plain(layer: nn.Module | None) -> bool:
-    return type(layer) is nn.Linear and not _has_hooks(layer)
+    return type(layer) is nn.Linear and _weighted(layer) and not _has_hooks(layer)
 
 
 def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:

@@ -73,6 +73,10 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise KvatlasError(f"The weights of the model {name!r} lack the tensor {min(missing)!r}{more}.")
     model = model.to(device).eval().requires_grad_(False)
+    if getattr(config, "quantization_config", None):
+        # compressed-tensors unpacks weights in the first pass.
+        with refusal(f"The weights of the model {name!r} cannot be unpacked"), torch.no_grad():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
     check_finite(name, model)
     return model
 
@@ -106,9 +110,11 @@ def check_whole(name: str, model: PreTrainedModel) -> None:
 
 
 def check_finite(name: str, model: PreTrainedModel) -> None:
-    """Raise KvatlasError for a tensor with NaN or infinite values."""
+    """Raise KvatlasError for a tensor with NaN or infinite values; packages' own types of tensors are not looked at."""
+    import torch
+
     for key, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and tensor.numel():
+        if type(tensor) is torch.Tensor and tensor.is_floating_point() and tensor.numel():
             least, most = tensor.aminmax()
             if not (least.isfinite() and most.isfinite()):
                 dtype = str(tensor.dtype).removeprefix("torch.")
