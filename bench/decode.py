@@ -245,13 +245,15 @@ def _ms(seconds: list[float]) -> float:
 
 
 def demo(problems: int, spec: str, rounds: int, trees: list[str]) -> dict[str, Any]:
-    """The grid of a spec in fresh processes, source trees in turns; the first is compared with each."""
-    program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems), spec]
+    """The grid of a spec of each tree in fresh processes, in turns; the first tree is compared with each."""
+    program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems)]
     runs: dict[str, list[dict[str, Any]]] = {tree: [] for tree in trees}
     for _ in range(rounds):
         for tree, own in runs.items():
             environment = os.environ | {"PYTHONPATH": str(Path(tree, "src").resolve())}
-            done = subprocess.run(program, capture_output=True, text=True, check=True, env=environment)
+            done = subprocess.run(
+                [*program, f"{tree}/{spec}"], capture_output=True, text=True, check=True, env=environment
+            )
             own.append(json.loads(done.stdout.splitlines()[-1]))
     speeds = {tree: [run["decoded_tokens"] / run["seconds"] for run in own] for tree, own in runs.items()}
     first = speeds[trees[0]]
