@@ -2,8 +2,7 @@
 
     python bench/decode.py                                # batch 8 at 1k and 4k, batch 1 and 32 at 1k, the demo's grid
     python bench/decode.py --cases 8x4096 --bits 8 4 3 2 --demo 0    # one case, and packed keys and values
-    python bench/decode.py --cases --trees . ../OLD                  # the demo's grid by another version, too
-    python bench/decode.py --cases --trees . ../OLD --grid recipes/smollm/maps.yaml
+    python bench/decode.py --cases --trees . ../OLD --grid recipes/smollm/maps.yaml    # a grid by two versions
 
 One Llama of 100M parameters with random weights, fp32, one thread, real kernels on caches that are filled by hand.
 Times are CPU seconds of that thread, so that other processes disturb less. Every arm decodes the same batch at the same
@@ -251,9 +250,8 @@ def demo(problems: int, spec: str, rounds: int, trees: list[str]) -> dict[str, A
     for _ in range(rounds):
         for tree, own in runs.items():
             environment = os.environ | {"PYTHONPATH": str(Path(tree, "src").resolve())}
-            done = subprocess.run(
-                [*program, f"{tree}/{spec}"], capture_output=True, text=True, check=True, env=environment
-            )
+            command = [*program, f"{tree}/{spec}"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             own.append(json.loads(done.stdout.splitlines()[-1]))
     speeds = {tree: [run["decoded_tokens"] / run["seconds"] for run in own] for tree, own in runs.items()}
     first = speeds[trees[0]]

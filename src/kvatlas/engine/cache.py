@@ -153,8 +153,8 @@ class KVCache:
         size = math.prod(shape) * dtype.itemsize
         if self.device.type != "cpu" or not size:
             return torch.zeros(shape, device=self.device, dtype=dtype)
-        # A mapping of its own, so that the old memory of a grown cache returns to the system at once. Large pages are
-        # faster to fill and to read; Linux gives them to private mappings as it is set by default, not to shared ones.
+        # A mapping of its own, so that the old memory of a grown cache returns to the system at once; in large pages,
+        # which are faster to fill and to read, and which Linux by default has for private mappings alone.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         try:
             memory = mmap.mmap(-1, size, **private)
