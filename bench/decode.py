@@ -250,7 +250,7 @@ def demo(problems: int, spec: str, rounds: int, trees: list[str]) -> dict[str, A
     for _ in range(rounds):
         for tree, own in runs.items():
             environment = os.environ | {"PYTHONPATH": str(Path(tree, "src").resolve())}
-            command = [*program, f"{tree}/{spec}"]
+            command = [*program, str(Path(tree, spec))]
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             own.append(json.loads(done.stdout.splitlines()[-1]))
     speeds = {tree: [run["decoded_tokens"] / run["seconds"] for run in own] for tree, own in runs.items()}

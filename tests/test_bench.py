@@ -44,8 +44,9 @@ def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> Non
     assert by_key[2, "full"]["kv_bytes"] >= 2 * 512 * 35
 
 
-def test_decoding_is_measured_against_others_in_turns(run: Run) -> None:
-    result = run("decode.py", "--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "1")
+def test_decoding_is_measured_against_others_in_turns(run: Run, write_spec: Callable[..., Path]) -> None:
+    words = ("--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "1")
+    result = run("decode.py", *words, "--grid", str(write_spec()))
     (case,) = result["results"]
     assert set(case["step_ms"]) == {"window", "dynamic", "generate", "bits 8", "bits 4"}
     assert case["kv_bytes"]["bits 4"] < 0.8 * case["kv_bytes"]["bits 8"]
