@@ -245,19 +245,20 @@ def _ms(seconds: list[float]) -> float:
 
 def demo(problems: int, spec: str, rounds: int, trees: list[str]) -> dict[str, Any]:
     """The grid of a spec of each tree in fresh processes, in turns; the first tree is compared with each."""
-    program = [sys.executable, str(Path(__file__).with_name("demo_grid.py")), str(problems)]
+    program = Path(__file__).with_name("demo_grid.py")
     runs: dict[str, list[dict[str, Any]]] = {tree: [] for tree in trees}
     for _ in range(rounds):
         for tree, own in runs.items():
             environment = os.environ | {"PYTHONPATH": str(Path(tree, "src").resolve())}
-            command = [*program, str(Path(tree, spec))]
+            command = [sys.executable, str(program), str(problems), str(Path(tree, spec))]
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
             own.append(json.loads(done.stdout.splitlines()[-1]))
     speeds = {tree: [run["decoded_tokens"] / run["seconds"] for run in own] for tree, own in runs.items()}
+    if len({run["decoded_tokens"] for own in runs.values() for run in own}) > 1:
+        raise SystemExit("The trees decode other tokens: give a spec without defaults that changed between them.")
     first = speeds[trees[0]]
     against = {tree: round(median(s / o for s, o in zip(first, own, strict=True)), 3) for tree, own in speeds.items()}
     return {
-        "problems": problems,
         "runs": runs,
         "tokens_per_cpu_second": {tree: round(median(own)) for tree, own in speeds.items()},
         "speed_of_first": against,

@@ -57,9 +57,8 @@ def main() -> None:
     }
     if kernels is not None:
         parts = {"native_kernels": kernels.seconds / seconds, "torch_operators": operators(engine, work[1:]) / seconds}
-        result["shares"] = {
-            name: round(share, 3) for name, share in [*parts.items(), ("interpreter", 1 - sum(parts.values()))]
-        }
+        parts["interpreter"] = 1 - sum(parts.values())
+        result["shares"] = {name: round(share, 3) for name, share in parts.items()}
     print(json.dumps(result))
 
 
