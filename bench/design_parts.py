@@ -104,8 +104,11 @@ def exchange(collapsing: float, rescued: float) -> Change:
 
 
 def limit_share(problems: int, seen: int = 0, level: float = 0.05) -> float:
-    """Return a share of problems just above the Clopper-Pearson limit when `seen` are observed: the hardest share."""
-    return float(stats.beta.ppf(1 - level, seen + 1, problems - seen)) + 1e-6
+    """Return a share 1 % above the Clopper-Pearson limit when `seen` are observed, where limits are tested hardest.
+
+    So few or fewer are observed in nearly `level` of all runs, and limits that are longer by a hair do not escape.
+    """
+    return 1.01 * float(stats.beta.ppf(1 - level, seen + 1, problems - seen))
 
 
 def each(value: object, count: int) -> tuple:
@@ -151,7 +154,7 @@ def _share(part: ndarray, whole: ndarray) -> ndarray:
 
 
 class Structure(Protocol):
-    """How alike the cells of a grid are. Every cell's uniform numbers stay uniform for each problem."""
+    """A likeness of the cells of a grid. Every cell's uniform numbers stay uniform for each problem."""
 
     def uniforms(
         self, rng: Generator, chance: ndarray, samples: int, rows: ndarray, columns: ndarray

@@ -201,20 +201,20 @@ SEQUENCES = {
     ),
     "all just beyond, 2 settings, n 60": Sequences((60,), 16, 0.05, SOLVED, (BEYOND_5,) * 2, Copies(1.0)),
     "all just beyond, 20 settings, n 60": Sequences((60,), 5, 0.05, SOLVED, (BEYOND_5,) * 20, Copies(1.0)),
-    "all just beyond, 40 settings, n 121, two policies": Sequences(
-        (121,), 4, 0.03, SOLVED, (BEYOND_3,) * 40, Copies(1.0), 2
+    "all just beyond, 40 settings, n 123, two policies": Sequences(
+        (123,), 4, 0.03, SOLVED, (BEYOND_3,) * 40, Copies(1.0), 2
     ),
     "all just beyond together, n 99": Sequences((99,), 5, 0.03, SOLVED, (BEYOND_3,) * 20, Copies(1.0), 1, True),
-    "one collapse seen, n 93, margin 5": Sequences((93,), 5, 0.05, SOLVED, (BEYOND_5,) * 12, Copies(1.0)),
+    "one collapse seen, n 94, margin 5": Sequences((94,), 5, 0.05, SOLVED, (BEYOND_5,) * 12, Copies(1.0)),
     "just beyond in 8 of 8 + 198": Sequences(
-        SMALL_AND_LARGE, 5, limit_share(8) / 2 - 1e-4, SOLVED, (BEYOND_IN_8,) * 8, Copies(1.0), only=0
+        SMALL_AND_LARGE, 5, limit_share(8) / 2.01, SOLVED, (BEYOND_IN_8,) * 8, Copies(1.0), only=0
     ),
     "just beyond in 30 + 30": Sequences(PAIR, 5, 0.05, SOLVED, (BEYOND_5,) * 8, Copies(1.0)),
     "mixed, not in order of cost, n 60": Sequences((60,), 5, 0.05, SOLVED, MIXED, Copies(1.0)),
     "mixed, two policies, n 240": Sequences((240,), 2, 0.03, CERTAIN, MIXED * 2, Copies(0.9), 2),
     "dearest loses, all others harmless": Sequences((120,), 4, 0.05, EASY, (BEYOND_5,) + (HARMLESS,) * 9),
     "collapse against gains": Sequences((60,), 4, 0.05, HALF, (exchange(0.16, 0.05),) * 10, Copies(0.9)),
-    "one trace in ten missing, n 100": Sequences((100,), 4, 0.05, SOLVED, (BEYOND_5,) * 6, Copies(1.0), missing=0.1),
+    "one trace in ten missing, n 66": Sequences((66,), 4, 0.05, SOLVED, (BEYOND_5,) * 6, Copies(1.0), missing=0.1),
     "a third missing, strata": Sequences(THREE, 4, 0.1, CERTAIN, MIXED, Copies(0.7), missing=0.33),
 }
 

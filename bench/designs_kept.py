@@ -212,7 +212,7 @@ SEQUENCES = {
     "all beyond, two policies, n 91": Sequences((91,), 5, 0.04, SURE, (BEYOND_4,) * 30, Copies(1.0), 2),
     "two seen, n 103": Sequences((103,), 4, 0.06, SURE, (BEYOND_6,) * 6, Copies(1.0)),
     "disjoint collapses, n 49": DisjointFates((49,), 5, 0.06, SURE, (BEYOND_6,) * 16, Copies(1.0)),
-    "disjoint collapses, two policies, n 74": DisjointFates((74,), 5, 0.04, SURE, (BEYOND_4,) * 24, Copies(1.0), 2),
+    "disjoint collapses, two policies, n 92": DisjointFates((92,), 5, 0.04, SURE, (BEYOND_4,) * 24, Copies(1.0), 2),
     "disjoint, credit, n 60": CreditSequences((60,), 3, 0.05, SURE, (collapse(0.0502),) * 12, Copies(1.0)),
     "few lose nearly all, n 60": Sequences((60,), 16, 0.05, SURE, (random_loss(0.0501, 0.02),) * 10, Copies(1.0)),
     "few lose together, n 240": Sequences(
@@ -221,7 +221,7 @@ SEQUENCES = {
     "unordered, n 80": Sequences((80,), 4, 0.04, THREE_KINDS, UNORDERED, LengthTrunk()),
     "unordered, five benchmarks": Sequences(FIVE, 2, 0.03, THREE_KINDS, UNORDERED * 2, Copies(0.9), 2),
     "beyond in 12 of 12 + 60": Sequences(
-        UNLIKE_PAIR, 5, limit_share(12) / 2 - 1e-4, SURE, (bare(12),) * 10, Copies(1.0), only=0
+        UNLIKE_PAIR, 5, limit_share(12) / 2.01, SURE, (bare(12),) * 10, Copies(1.0), only=0
     ),
     "stopped, beyond, n 120": StoppedSweep((120,), 5, 0.05, SURE, (BEYOND_6,) * 8, Copies(1.0)),
     "stopped, unordered, 15 + 500": StoppedSweep(WIDEST, 4, 0.1, THREE_KINDS, UNORDERED, Copies(0.9), last=0.3),
@@ -254,7 +254,7 @@ DEPTHS = {
 PRICES = {
     "Pareto, hard, n 40": ParetoPrices((40,), 1, beta(0.1, 1)),
     "Pareto 2.1, half, n 100, k 3": ParetoPrices((100,), 3, VALLEY, loss(0.03, 0.4), exponent=2.1),
-    "Pareto, not paired, n 60": ParetoPrices((60,), 2, beta(0.3, 1), paired=False),
+    "Pareto 2.1, not paired, n 24": ParetoPrices((24,), 2, beta(0.3, 1), paired=False, exponent=2.1),
     "Pareto, 12 + 60": ParetoPrices(UNLIKE_PAIR, 2, (beta(0.3, 1), beta(0.7, 2)), exponent=3.0),
     "limit, hard, n 30": RunToLimit((30,), 1, beta(0.08, 1), wrong=3.0),
     "limit, easy, n 50": RunToLimit((50,), 1, BRIM, collapse(0.05), wrong=6.0),
