@@ -15,7 +15,7 @@ from kvatlas import core
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.report.result import Result, analyse, of_policy
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.losses import paired_difference
+from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData

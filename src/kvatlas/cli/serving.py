@@ -106,7 +106,7 @@ def verify(
     from kvatlas.deploy.export import MeasuredCell
     from kvatlas.deploy.verify import as_text, read_texts, report
     from kvatlas.results.store import check_folder
-    from kvatlas.stats.losses import Equivalence
+    from kvatlas.stats.paired import Equivalence
     from kvatlas.stats.run_data import margin_of
 
     endpoint = Endpoint(url, served, os.environ.get(KEY))

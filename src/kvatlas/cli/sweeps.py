@@ -72,7 +72,7 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Check a spec and estimate its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
-    from kvatlas.stats.inference import designs
+    from kvatlas.stats.power import designs
     from kvatlas.sweeps import make_plan, measure, read_spec
 
     planned = make_plan(read_spec(spec))

@@ -17,7 +17,8 @@ from kvatlas.deploy.endpoint import Endpoint, Traces, ask
 from kvatlas.deploy.export import MeasuredCell
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Signal
-from kvatlas.stats.losses import NEAR, Departures, Equivalence, departure_p, length_shift, most_unseen, verified
+from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
+from kvatlas.stats.paired import Equivalence, length_shift, verified
 from kvatlas.stats.table import ProblemKey
 from kvatlas.sweeps.plan import run_key
 from kvatlas.sweeps.spec import parse_spec

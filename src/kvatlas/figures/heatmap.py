@@ -12,7 +12,7 @@ from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.figures.panels import BEST, NARROWEST, Panel, finding, metric_panels
 from kvatlas.figures.style import LINE, Line, Look, Margins, fitting, settle, sheet, text_width, wrapped, write_above
-from kvatlas.stats.intervals import common
+from kvatlas.stats.estimates import common
 from kvatlas.text import visible
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 from kvatlas.core import SERVED, KvatlasError, Note, differing
 from kvatlas.figures import style
 from kvatlas.figures.style import Line, Look, Margins, fitting, save, settle, sheet, wrapped, write_above
-from kvatlas.stats.intervals import Floats
+from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.systems import ModelSetting, Pair
 from kvatlas.text import guarded
 

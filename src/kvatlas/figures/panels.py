@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import style
-from kvatlas.stats.inference import Contrast
-from kvatlas.stats.intervals import LEVEL
+from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.pairs import Differences
 from kvatlas.text import guarded
 
@@ -255,8 +255,8 @@ class Compared:
 def difference_panels(compared: Compared) -> list[Panel]:
     """Maps of cell minus the other side, in points; without intervals where the differences are not paired.
 
-    Intervals and marks hold over all cells of a map together. Raises KvatlasError if a map has nothing to be compared
-    with.
+    Each interval speaks of its own cell; marks allow for all cells of a map (Holm). Raises KvatlasError if a map has
+    nothing to be compared with.
     """
     panels = []
     for map_ in compared.maps:
@@ -265,7 +265,7 @@ def difference_panels(compared: Compared) -> list[Panel]:
             contrast = paired.get(coord)
             value = 100 * (contrast.value if contrast else map_.cells[coord].estimate.value - other.estimate.value)
             limits = [style.signed(100 * limit, 0) for limit in (contrast.low, contrast.high)] if contrast else []
-            is_proven = contrast is not None and contrast.p < LEVEL
+            is_proven = contrast is not None and contrast.p_holm <= LEVEL
             cells[coord] = CellText(value, style.signed(value), " to ".join(limits), is_proven)
         widths = _widths(paired.values())
         base = {name: cell for name, cell in map_.baselines.items() if name == compared.name}
@@ -275,7 +275,9 @@ def difference_panels(compared: Compared) -> list[Panel]:
                 cells,
                 f"{style.label(map_.metric)} minus {compared.name}",
                 "in points",
-                ("paired by problem", "bold: a difference is proven") if paired else ("not paired",),
+                ("paired by problem", "bold: a difference is proven, allowing for all cells of the map")
+                if paired
+                else ("not paired",),
                 style.DIFFERENCES,
                 centred=True,
                 least=max(NARROWEST, fmean(widths or [0])) / 2,

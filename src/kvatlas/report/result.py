@@ -6,18 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, percent, rounded
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, Setting, percent, rounded
 from kvatlas.figures import style
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.adaptive import NO_PAIRS
 from kvatlas.stats.bare_maps import PooledEffect, pooled_effects, verdicts_of_maps
-from kvatlas.stats.choice import Choice, choices_of_maps, kv_tokens_of
-from kvatlas.stats.inference import Contrast
-from kvatlas.stats.intervals import common, with_binomial_bounds
-from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.choice import Choice, Saving, choices_of_maps, kv_tokens_of
+from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.estimates import common, with_binomial_bounds
+from kvatlas.stats.losses import LossFamily, RequiredProblems, SettingLoss
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.pairs import Comparison, adjusted
 from kvatlas.stats.prices import Price, prices
@@ -149,12 +150,12 @@ class MapResult:
             "p_best": _p(self.verdict.p_best.get(coord)),
             "may_lose": percent(self.verdict.may_lose.get(coord)),
             **_loses(loss),
-            "shown": loss.shown if loss else None,
+            "shown": loss.is_kept if loss else None,
         }
 
     def _effect(self, effect: Effect) -> Json:
         levels = [{"level": level, **_contrast(contrast)} for level, contrast in effect.levels]
-        return {"axis": effect.axis, "levels": levels}
+        return {"axis": effect.axis, "levels": levels, "p": _p(effect.p), "missed": percent(effect.hidden)}
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,12 @@ class Result:
     choices: tuple[Choice, ...]
     notes: tuple[Note, ...]
     effects: tuple[PooledEffect, ...] = ()
-    prices: tuple[Price, ...] = ()
+    runs: tuple[RunData, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def prices(self) -> tuple[Price, ...]:
+        """The cost of a right answer of each setting of the runs."""
+        return tuple(price for run in self.runs for price in prices(run))
 
     @property
     def single(self) -> list[MapResult]:
@@ -220,7 +226,7 @@ class Result:
             "comparisons": [_comparison(comparison) for comparison in self.comparisons],
             "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
             "effects": [_pooled(effect) for effect in self.effects],
-            "per_right_answer": [{**asdict(price), "setting": str(price.setting)} for price in self.prices],
+            "per_right_answer": [{**vars(price), "setting": str(price.setting)} for price in self.prices],
             "notes": [note.text for note in self.notes],
         }
 
@@ -284,7 +290,7 @@ def analyse(
     _check_distinct(maps)
     compared: list[Comparison] = []
     choices: list[Choice] = []
-    priced: list[Price] = []
+    analysed: list[RunData] = []
     notes: dict[Note, None] = {}
     by_map: dict[MapName, Verdict] = verdicts_of_maps(maps)
     for run in joined(runs):
@@ -292,7 +298,7 @@ def analyse(
         by_map |= part.verdicts
         choices += part.choices
         notes |= dict.fromkeys([NO_PAIRS] * run.is_adaptive)
-        priced += prices(part.run)
+        analysed.append(part.run)
         compared += [one for one in run.comparisons if policy is None or policy in one.first or policy in one.second]
     means, remarks = _means(maps)
     margin = runs[0].run.margin if runs else margin
@@ -308,7 +314,7 @@ def analyse(
         choices=tuple(choices),
         notes=(*notes, *remarks),
         effects=tuple(effects),
-        prices=tuple(priced),
+        runs=tuple(analysed),
     )
 
 
@@ -340,7 +346,8 @@ def _means(maps: Sequence[Map]) -> tuple[list[Map], list[Note]]:
 
 
 def _p(p: float | None) -> float | None:
-    return rounded(p, 6)
+    """Return a p-value with four digits: a small one is never 0."""
+    return None if p is None or math.isnan(p) else float(f"{p:.4g}")
 
 
 def _contrast(contrast: Contrast, name: str = "value") -> Json:
@@ -350,8 +357,31 @@ def _contrast(contrast: Contrast, name: str = "value") -> Json:
 
 
 def _loses(loss: SettingLoss | None) -> Json:
-    names = {"loses": "value", "loses_low": "low", "loses_high": "high"}
+    names = {"loses": "value", "loses_low": "low", "loses_high": "high", "loses_limit": "limit"}
     return {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
+
+
+def _setting_loss(setting: Setting, loss: SettingLoss, family: LossFamily | None) -> Json:
+    among = None if family is None else family.among_compressed(setting.id)
+    return {
+        "setting": str(setting),
+        **_loses(loss),
+        "p": _p(loss.p),
+        "shown": loss.is_kept,
+        "broken": loss.is_broken,
+        "traces": loss.traces,
+        "compressed": loss.compressed,
+        "loses_where_compressed": _contrast(among, "loses") if among else None,
+    }
+
+
+def _required(required: RequiredProblems) -> Json:
+    return {
+        "setting": str(required.setting),
+        "problems": required.problems,
+        "needed": required.count,
+        "needed_range": [required.at_low, required.at_high],
+    }
 
 
 def _comparison(comparison: Comparison) -> Json:
@@ -383,17 +413,19 @@ def _choice(choice: Choice) -> Json:
         **_loses(choice.loss),
         "shown": choice.shown,
         "losses": [
-            {"setting": str(choice.settings[setting]), **_loses(loss), "shown": loss.shown, "broken": loss.broken}
-            for setting, loss in (choice.losses or {}).items()
+            _setting_loss(choice.settings[id_], loss, choice.family) for id_, loss in (choice.losses or {}).items()
         ],
-        "nearest": {
-            "setting": str(choice.nearest[0]),
-            "more_problems": choice.nearest[1],
-            "more_problems_range": list(choice.nearest_range or ()),
-        }
-        if choice.nearest and not choice.shown
-        else None,
+        "provable": choice.provable.to_dict() if choice.provable else None,
+        "required": _required(choice.required) if choice.required and not choice.shown else None,
+        "saving": _saving(choice.saving),
     }
+
+
+def _saving(saving: Saving | None) -> Json | None:
+    """Return what a setting saves of the full cache's memory, and of memory times written tokens, in percent."""
+    if saving is None:
+        return None
+    return {"memory": percent(1 - saving.memory), "work": None if saving.work is None else percent(1 - saving.work)}
 
 
 def _chosen(cell: Cell | None, choice: Choice) -> Json:

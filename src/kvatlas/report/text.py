@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -9,10 +10,12 @@ from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import CellCoord, Setting, differing, grouped
+from kvatlas.core import Cell, CellCoord, Setting, differing, grouped
 from kvatlas.figures import style
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
+from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.prices import Price
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -76,7 +79,10 @@ def _environment() -> Environment:
         "listed": listed,
         "grouped": lambda items, *names: grouped(items, attrgetter(*names)).items(),
         "setting": setting_text,
-        "kept": lambda cell: f"{kv_tokens_of(cell) or 0:,.0f}",
+        "memory": memory_text,
+        "price": price_text,
+        "recommendation": recommendation,
+        "ceiling": lambda share: f"{math.ceil(100 * share - 1e-9)}",
         "at": at,
         "estimates": _estimates,
     }
@@ -93,8 +99,10 @@ def _environment() -> Environment:
 
 
 def p_text(p: float) -> str:
-    """A p-value to three places; below that, a bound."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    """Return a p-value with two digits; a bound near 0 and 1."""
+    if p < 0.001:
+        return "< 0.001"
+    return "> 0.99" if p > 0.99 else f"{p:.2g}"
 
 
 def brief(share: float) -> str:
@@ -112,6 +120,26 @@ def listed(items: Iterable[str]) -> str:
     names = list(items)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
+
+
+def memory_text(cell: Cell) -> str:
+    """Return the mean KV memory of a cell: bytes, where they are known and so decide, and tokens."""
+    tokens = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens"
+    if cell.mean_kv_bytes is None:
+        return tokens
+    size = cell.mean_kv_bytes
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}, {tokens}"
+        size /= 1024
+    return f"{size:.3g} GiB, {tokens}"
+
+
+def price_text(price: Price) -> str:
+    """Return the cost of a right answer as a multiple of the full cache's, with its interval."""
+    if price.low is None or price.high is None:
+        return f"{price.ratio:.2f} (too few right answers to say)"
+    return f"{price.ratio:.2f} ({price.low:.2f} to {price.high:.2f})"
 
 
 def at(coord: CellCoord, one: Any) -> str:
@@ -164,13 +192,21 @@ def grid_table(one: MapResult) -> str:
         if coord not in one.map.cells:
             return "–"
         loss = one.losses.get(coord)
-        mark = "" if loss is None else "*" if loss.shown else "!" if loss.broken else ""
-        return _exact(one, one.map.cells[coord].estimate.value) + mark
+        return _exact(one, one.map.cells[coord].estimate.value) + _mark(loss)
 
     return table(
         [f"{style.model(one.map.model)} {one.map.policy}".strip() + f": {down} \\ {across}", *map(str, columns)],
         ([str(row), *(value((row, column)) for column in columns)] for row in rows),
     )
+
+
+def _mark(loss: SettingLoss | None) -> str:
+    """Return `*` where a loss of at most the margin is proven, and `!` where a larger one is."""
+    if loss is None:
+        return ""
+    if loss.is_kept:
+        return "*"
+    return "!" if loss.is_broken else ""
 
 
 def benchmark_table(result: Result) -> str:

@@ -1,263 +1,256 @@
-"""One setting against another: paired differences, non-inferiority of many settings, equivalence of an endpoint."""
+"""What the settings of a run lose against its full cache."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
-from scipy import special
 
-from kvatlas.core import KvatlasError
-from kvatlas.stats.inference import POWER, Contrast, mean_contrast, weights
-from kvatlas.stats.intervals import LEVEL, Floats, Ints, correlations, imagined_ends, interval, simultaneous_quantile
-from kvatlas.stats.table import ProblemKey
+from kvatlas.core import Setting
+from kvatlas.policies import share, tokens_of
+from kvatlas.stats.maps import with_means
+from kvatlas.stats.numerics.arrays import Contrast, Flags, normal_quantile
+from kvatlas.stats.numerics.bounded import interval, mean_difference
+from kvatlas.stats.numerics.losses import Loss, losses
+from kvatlas.stats.numerics.planning import needed_problems
+from kvatlas.stats.paired import CellPair, PairedValues, paired_values
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces
 
-#: Grades by problem and sample.
-Outcomes = Mapping[ProblemKey, Mapping[int, float]]
-
-
-@dataclass(frozen=True)
-class Difference(Contrast):
-    """The mean over benchmarks of the mean over problems of (first - second); `pairs` are samples that both have."""
-
-    problems: int = 0
-    pairs: int = 0
+#: The setting against which losses are counted.
+FULL = Setting.of("full")
 
 
-def paired_difference(first: Outcomes, second: Outcomes) -> Difference:
-    """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1]; only pairs that both have count.
-
-    Problems are the independent units; benchmarks weigh equally, and so do the problems of one. Raises KvatlasError
-    where the two have no pair in common.
-    """
-    differences, strata, pairs = _paired(first, second)
-    grades = np.concatenate(pairs)
-    means = float(grades[:, 0].mean()), float(grades[:, 1].mean())
-    contrast = mean_contrast(differences, strata, samples=min(map(len, pairs)), means=means)
-    return Difference(**vars(contrast), problems=len(differences), pairs=len(grades))
-
-
-def _paired(first: Outcomes, second: Outcomes) -> tuple[Floats, Ints, list[Floats]]:
-    """[problems] each: the mean of first - second, the number of the benchmark, and the grades [samples, 2] of both."""
-    pairs = {p: [(own[n], second[p][n]) for n in own if n in second[p]] for p, own in first.items() if p in second}
-    grades = {problem: np.array(own, float) for problem, own in pairs.items() if own}
-    if not grades:
-        raise KvatlasError("The two have no problem and sample in common, so there is nothing to compare.")
-    differences = np.array([own[:, 0].mean() - own[:, 1].mean() for own in grades.values()])
-    return differences, strata_of(grades), list(grades.values())
-
-
-def strata_of(problems: Iterable[ProblemKey]) -> Ints:
-    """[problems]: the number, from 0, of each problem's benchmark."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(benchmark, len(numbers)) for benchmark, _ in problems])
-
-
-# -- many settings against the full cache ------------------------------------------------------------------------------
-#
-# `differences` are [settings, problems]: a setting's mean grade on a problem minus the full cache's, in [-1, 1], on the
-# same samples; NaN where one of the two is missing. `strata` [problems] numbers benchmarks from 0; benchmarks weigh
-# equally. Losses are positive where a setting is worse.
+def is_full(cell: CellTraces) -> bool:
+    """Return whether the cell is the full cache beside the grid."""
+    return cell.baseline and cell.setting == FULL
 
 
 @dataclass(frozen=True)
-class SettingLoss:
-    """The loss of one setting against the full cache, in [-1, 1], with its 95 % limits.
+class SettingLoss(Loss):
+    """The loss of a setting, and how much of it rests on traces that were compressed.
 
-    `shown`: it loses at most the margin; `broken`: it loses more. `needed` problems in all would prove it with a power
-    of 0.8 at the observed loss, and `needed_range` at the ends of its 80 % interval; None where no number would.
+    Of its `traces` under a KV budget so many were `compressed`; the others equal the full cache's and cannot lose.
     """
 
-    value: float
-    low: float
-    high: float
-    shown: bool
-    broken: bool
-    needed: int | None = None
-    needed_range: tuple[int | None, int | None] = (None, None)
+    traces: int = 0
+    compressed: int = 0
 
 
-def losses(
-    differences: Floats,
-    strata: Ints,
-    margin: float,
-    *,
-    reference: float = 0.5,
-    samples: int = 1,
-    chains: Sequence[Sequence[int]] = (),
-) -> list[SettingLoss | None]:
-    """Return the loss of each setting with 95 % limits, and whether it is proven to be at most the `margin` in (0, 1).
+@dataclass(frozen=True)
+class RequiredProblems:
+    """The problems in all that prove a setting to keep the margin, with a power of 0.8 and the same mix of benchmarks.
 
-    The limits hold for all settings together (max-t). A setting is shown to keep the margin where its upper limit does;
-    or, along one of the `chains` (settings from the dearest down, an order that no data decide), where its own upper
-    limit and those of all dearer ones do. The chains share 2.5 %, so that both ways together err in at most 5 % of
-    cases. None where a setting shares no problem of a benchmark with the full cache. `reference` is the full cache's
-    mean and `samples` the number of samples a problem (`imagined_ends`).
-
-    Source: Hothorn, Bretz and Westfall (2008), Biometrical Journal 50:346-363 (max-t); Maurer, Hothorn and Lehmacher
-    (1995) (fixed sequence); Piaggio et al. (2012), JAMA 308:2594-2604 (non-inferiority).
+    `count` is that for the observed loss, `at_low` and `at_high` for the ends of its 80 % interval, `low_loss` the
+    lower end. None where that loss is not below the margin, or would take more than 20 times the present problems.
     """
-    joint = simultaneous_quantile(correlations(differences, strata), LEVEL)
-    own = float(-special.ndtri(LEVEL / 2 / max(len(chains), 1)))
-    made: list[SettingLoss | None] = [None] * len(differences)
-    single = np.full(len(differences), math.inf)
-    counts = (~np.isnan(differences)).sum(1).tolist()
-    # Settings with the same problems are taken together.
-    patterns, pattern_of = np.unique(~np.isnan(differences), axis=0, return_inverse=True)
-    for number, known in enumerate(patterns):
-        rows, on = np.flatnonzero(pattern_of.ravel() == number), strata[known]
-        if len(np.unique(on)) < len(np.unique(strata)):
-            continue
-        values = differences[rows][:, known]
-        bottom, top, unseen = imagined_ends(values, -reference, 1 - reference, samples)
-        least, most = interval(values, bottom, top, joint, on, unseen)
-        single[rows] = -interval(values, bottom, top, own, on, unseen)[0]
-        for place, row in enumerate(rows.tolist()):
-            value, low, high = -float(values[place] @ weights(on)), -float(most[place]), -float(least[place])
-            need = Need.of(-values[place], on, joint, -float(bottom[place]), unseen)
-            error = NEAR_80 * need.deviation / math.sqrt(len(on))
-            reach = need.problems(value - error, margin), need.problems(value + error, margin)
-            needed = len(on) if high <= margin else need.problems(value, margin)
-            made[row] = SettingLoss(value, low, high, high <= margin, low > margin, needed, reach)
-    for chain in chains:
-        for row in chain:
-            loss = made[row]
-            if loss is None or min(single[row], loss.high) > margin:
-                break
-            made[row] = replace(loss, shown=True, needed=counts[row], high=min(margin, loss.high))
+
+    setting: Setting
+    loss: SettingLoss
+    problems: int
+    count: int | None
+    low_loss: float
+    at_low: int | None
+    at_high: int | None
+
+
+@dataclass(frozen=True)
+class LossFamily:
+    """The losses of all grid settings of a model on the same benchmarks: the family for which 5 % holds.
+
+    `by_setting` has those that share problems of each benchmark with the full cache. `sequences` are the orders, by
+    setting id, in which they are tested (`kvatlas.stats.numerics.losses`), `sizes` the problems of each benchmark.
+    `paired` has the differences to the full cache in the order of `settings`, and `has_compressed` [settings, problems]
+    tells problems with a compressed trace. An adaptive sweep has its own limits, no sequences and no differences.
+    """
+
+    margin: float
+    by_setting: Mapping[str, SettingLoss]
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    sequences: Sequence[Sequence[str]] = ()
+    sizes: Sequence[int] = ()
+    paired: PairedValues | None = field(default=None, repr=False, compare=False)
+    has_compressed: Flags = field(default_factory=lambda: np.zeros((0, 0), bool), repr=False, compare=False)
+
+    def among_compressed(self, setting: str) -> Contrast | None:
+        """Return the loss of a setting on the problems with a compressed trace, over the benchmarks that have any.
+
+        None where there is no such problem, or no other.
+        """
+        if self.paired is None:
+            return None
+        row = list(self.settings).index(setting)
+        values = self.paired.values[row]
+        chosen = self.has_compressed[row] & ~np.isnan(values)
+        if not chosen.any() or chosen.sum() == np.count_nonzero(~np.isnan(values)):
+            return None
+        # Benchmarks without a compressed trace are left out, so the others are numbered anew.
+        strata = np.unique(self.paired.strata[chosen], return_inverse=True)[1]
+        return mean_difference(-values[chosen], strata)
+
+    @cached_property
+    def required(self) -> RequiredProblems | None:
+        """Where a sequence stopped: of these settings the one that takes the fewest problems, None without any.
+
+        A setting that is proven to lose more than the margin is none of them: no number of problems proves it.
+        """
+        found = [required for setting in self._stops() if (required := self._required(setting)) is not None]
+        return min(found, key=_problems_for_order, default=None)
+
+    def _stops(self) -> Iterator[str]:
+        """Yield the first setting of each sequence that is not proven to keep the margin."""
+        for sequence in self.sequences:
+            for setting in sequence:
+                loss = self.by_setting.get(setting)
+                if loss is None or not loss.is_kept:
+                    yield setting
+                    break
+
+    def _required(self, setting: str) -> RequiredProblems | None:
+        loss = self.by_setting.get(setting)
+        if loss is None or loss.is_broken or self.paired is None:
+            return None
+        lost = -self.paired.values[list(self.settings).index(setting)]
+        has_value = ~np.isnan(lost)
+        pilot = lost[has_value]
+        strata = self.paired.strata[has_value]
+        low, high = interval(pilot[None], -1.0, 1.0, normal_quantile(0.1), strata)
+        counts = [
+            needed_problems(pilot, strata, value, self.margin, len(self.sequences))
+            for value in (loss.value, float(low[0]), float(high[0]))
+        ]
+        return RequiredProblems(
+            self.settings[setting], loss, len(pilot), counts[0], float(low[0]), counts[1], counts[2]
+        )
+
+
+def _problems_for_order(required: RequiredProblems) -> tuple[float, float, float]:
+    """Return the order of required problems: the observed loss first, then its ends."""
+    count = math.inf if required.count is None else required.count
+    at_low = math.inf if required.at_low is None else required.at_low
+    return count, at_low, required.loss.limit
+
+
+#: The losses of a model on some benchmarks, of a map or of a mean.
+GridLosses = Mapping[tuple[str, frozenset[str]], LossFamily]
+
+
+def family_of(groups: Sequence[Sequence[CellTraces]]) -> tuple[str, frozenset[str]]:
+    """Return the model and the benchmarks of the cells of a map or mean."""
+    return groups[0][0].model, frozenset(group[0].benchmark for group in groups)
+
+
+def grid_by_benchmark(run: RunData) -> dict[str, dict[str, list[CellTraces]]]:
+    """Return the grid cells of all policies, by model and benchmark."""
+    grid: dict[str, dict[str, list[CellTraces]]] = {}
+    for name, group in run.groups.items():
+        grid.setdefault(name.model, {}).setdefault(name.benchmark, []).extend(group)
+    return grid
+
+
+def losses_of(run: RunData) -> GridLosses:
+    """Return the losses of the grid's settings, on the benchmarks of each map and of each mean.
+
+    A family holds all settings of a model on these benchmarks, whatever their policies. Families without a full cache
+    on each benchmark are missing.
+    """
+    full = {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell) and cell.measured}
+    grid = grid_by_benchmark(run)
+    made: dict[tuple[str, frozenset[str]], LossFamily] = {}
+    for model, benchmarks in dict.fromkeys(map(family_of, with_means(run.groups).values())):
+        names = [name for name in grid[model] if name in benchmarks]
+        if all((model, name) in full for name in names):
+            cells = [grid[model][name] for name in names]
+            made[model, benchmarks] = _family(cells, [full[model, name] for name in names], run.margin)
     return made
 
 
-#: The normal quantile of an 80 % interval.
-NEAR_80 = float(special.ndtri(0.9))
+def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTraces], margin: float) -> LossFamily:
+    """Return the losses of the settings of the cells of each benchmark against its full cache."""
+    cells = {cell.setting.id: cell for group in benchmarks for cell in group}
+    pairs: list[list[CellPair | None]] = []
+    for group, reference in zip(benchmarks, full, strict=True):
+        on_benchmark = {cell.setting.id: cell for cell in group}
+        pairs.append([(on_benchmark[id_], reference) if id_ in on_benchmark else None for id_ in cells])
+    paired = paired_values(pairs)
+    sequences = _sequences(list(cells.values()))
+    by_setting = {}
+    has_compressed = np.zeros(paired.values.shape, bool)
+    for row, loss in enumerate(losses(paired.values, paired.strata, margin, sequences)):
+        own = [pair[0] for benchmark in pairs if (pair := benchmark[row]) is not None]
+        has_compressed[row] = _problems_with_compressed(own, paired)
+        if loss is not None:
+            traces, compressed = _count_compressed(own)
+            by_setting[list(cells)[row]] = SettingLoss(**vars(loss), traces=traces, compressed=compressed)
+    return LossFamily(
+        margin,
+        by_setting,
+        {setting: cell.setting for setting, cell in cells.items()},
+        [[list(cells)[row] for row in sequence] for sequence in sequences],
+        np.bincount(paired.strata).tolist(),
+        paired,
+        has_compressed,
+    )
 
 
-@dataclass(frozen=True)
-class Need:
-    """The upper limit of a loss with n problems: quantile * deviation / root n + excess / n, at least least / n.
+def _count_compressed(cells: Sequence[CellTraces]) -> tuple[int, int]:
+    """Return the number of traces under a KV budget, and of the compressed ones among them."""
+    counts = [cell.traces["compressions"] for cell in cells if "kv_budget" in cell.setting.values]
+    return sum(int((own >= 0).sum()) for own in counts), sum(int((own > 0).sum()) for own in counts)
 
-    `excess` is the part of the imagined problem and of the skewness of rare losses.
+
+def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues) -> Flags:
+    """Return for each problem whether a trace of one of the cells of a setting was compressed."""
+    found = set()
+    for cell in cells:
+        is_compressed = np.asarray((cell.traces["compressions"] > 0).any(1))
+        problems = list(cell.place)
+        found |= {(cell.benchmark, problems[place]) for place in np.flatnonzero(is_compressed).tolist()}
+    return np.array([key in found for key in paired.problems], bool)
+
+
+def _sequences(cells: Sequence[CellTraces]) -> list[list[int]]:
+    """Return the settings of each policy in the order in which they are tested.
+
+    From the one that keeps most KV bytes by its own numbers down, then those whose numbers do not say, as in the spec.
     """
-
-    quantile: float
-    deviation: float
-    excess: float
-    least: float
-
-    @classmethod
-    def of(cls, values: Floats, strata: Ints, quantile: float, end: float, weight: float) -> Need:
-        """Measure the losses `values` [problems] of a pilot whose imagined problem loses `end` and has this weight."""
-        sizes = np.bincount(strata)
-        centred = values - (np.bincount(strata, values) / sizes)[strata]
-        variance = float((centred**2).mean())
-        skew = float((centred**3).mean()) / variance if variance > 1e-12 else 0.0
-        excess = weight * end * quantile + max(skew, 0.0) * (quantile**2 - 1) / 6
-        # Each benchmark's own variance; infinite if it has a single problem.
-        squares = np.bincount(strata, centred**2) / (sizes - 1).clip(1) / sizes
-        error = math.sqrt(squares.sum()) / len(sizes) if sizes.min() > 1 else math.inf
-        least = end * float(special.gammaincinv(weight, float(special.ndtr(quantile))))
-        return cls(quantile, error * math.sqrt(len(values)), excess, least)
-
-    def problems(self, loss: float, margin: float) -> int | None:
-        """Return the problems that would show `loss` to be at most the `margin` with a power of 0.8; None for none."""
-        room = margin - loss
-        if room <= 1e-9 or not math.isfinite(self.deviation):
-            return None
-        spread = (self.quantile + POWER) * self.deviation
-        # room = spread / root + excess / root^2, solved for the root of the number.
-        root = (spread + math.sqrt(spread**2 + 4 * room * self.excess)) / (2 * room)
-        return math.ceil(max(root**2, self.least / room))
+    by_policy: dict[str, list[tuple[float, int]]] = {}
+    for number, cell in enumerate(cells):
+        by_policy.setdefault(cell.setting.policy, []).append((-nominal_bytes(cell), number))
+    return [[number for _, number in sorted(ordered)] for ordered in by_policy.values()]
 
 
-class Equivalence(StrEnum):
-    """The interval of a loss against the margin on both sides."""
+def nominal_bytes(cell: CellTraces) -> float:
+    """Return the KV bytes that a setting keeps by its own numbers, before any data; -infinity where it does not say.
 
-    EQUIVALENT = "equivalent"
-    WORSE = "worse"
-    BETTER = "better"
-    UNDECIDED = "not decided"
-
-
-@dataclass(frozen=True)
-class Verification:
-    """The loss of an endpoint against a reference, in [-1, 1], with its 95 % interval.
-
-    `needed` problems in all would decide it with a power of 0.8 at the observed loss; None if decided or undecidable.
+    Tokens where bytes are unknown. For a full cache of some bits, the bytes of one token.
     """
+    token, beside = cell.expected.kv_bytes or (1, 0)
+    if cell.setting.policy == FULL.policy:
+        return float(token)
+    kept = kept_by_rule(cell.setting, token, beside)
+    return -math.inf if kept is None else kept * token + beside
 
-    loss: SettingLoss
-    standing: Equivalence
-    problems: int
-    needed: int | None
 
+def kept_by_rule(setting: Setting, token: int = 0, beside: int = 0) -> float | None:
+    """Return the KV tokens that a compression leaves by the setting's own numbers; None where they do not say.
 
-def verified(reference: Outcomes, served: Outcomes, margin: float) -> Verification:
-    """Compare grades [problem][sample] on the problems and samples of both; benchmarks weigh equally.
-
-    The interval is that of non-inferiority (`losses`). Raises KvatlasError where there is no problem in common.
+    That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), or the budget with `every`. A
+    budget in bytes holds tokens of `token` bytes, with `beside` bytes for each sequence.
     """
-    differences, strata, _ = _paired(reference, served)
-    loss, gain = (losses(sign * differences[None], strata, margin)[0] for sign in (-1, 1))
-    assert loss is not None
-    assert gain is not None
-    if loss.broken:
-        standing = Equivalence.WORSE
-    elif gain.broken:
-        standing = Equivalence.BETTER
-    else:
-        standing = Equivalence.EQUIVALENT if loss.shown and gain.shown else Equivalence.UNDECIDED
-    needs = [side.needed for side in (loss, gain) if not side.shown]
-    open_ = standing is Equivalence.UNDECIDED and None not in needs
-    return Verification(loss, standing, len(strata), max(filter(None, needs), default=None) if open_ else None)
-
-
-def length_shift(reference: Outcomes, served: Outcomes) -> Contrast:
-    """The mean change of output lengths (given as shares of the most new tokens), with the p-value of none."""
-    differences, strata, _ = _paired(reference, served)
-    return mean_contrast(-differences, strata)
-
-
-#: Nats between two tokens beyond which numerics do not decide, but for a few tokens in thousands.
-NEAR = 0.5
-
-
-@dataclass(frozen=True)
-class Departures:
-    """Departures of an answer from the cell's own text: (before, after) the first compression.
-
-    Of the compared `tokens` `near` have two likeliest tokens near one another, so that numerics may decide, `other` are
-    not the cell's likeliest, `far` of these beyond numerics. `gap` is the largest difference in nats to the likeliest.
-    """
-
-    tokens: tuple[int, ...]
-    near: tuple[int, ...]
-    other: tuple[int, ...]
-    far: tuple[int, ...]
-    gap: tuple[float, ...]
-
-
-def departure_p(answers: Sequence[Departures]) -> float:
-    """Return the p-value of "compression has no effect" from the number of answers whose largest gap lies behind it.
-
-    By numerics alone an answer that departs has its largest gap behind the compression with the share of its near ties
-    there (drawn towards the share of all by one tie). Answers are independent: their number is Poisson binomial.
-    """
-    before, after = (sum(answer.near[side] for answer in answers) for side in (0, 1))
-    pooled = (after + 1) / (before + after + 2)
-    chances = np.ones(1)
-    behind = 0
-    for answer in answers:
-        if not any(answer.gap):
-            continue
-        share = (answer.near[1] + pooled) / (sum(answer.near) + 1)
-        chances = np.convolve(chances, [1 - share, share])
-        behind += answer.gap[1] > answer.gap[0]
-    return min(1.0, float(chances[behind:].sum()))
-
-
-def most_unseen(answers: int, error: float = 0.05) -> float:
-    """The largest share of problems that could depart where none of so many does, with that chance of being wrong."""
-    return 1 - float(error ** (1 / answers))
+    values = setting.values
+    budget = values.get("kv_budget")
+    window = values.get("local_window")
+    ratio = values.get("ratio")
+    if isinstance(budget, str) and token > 1:
+        budget = tokens_of(budget, token, beside)
+    if not isinstance(budget, int | float):
+        return None
+    if values.get("every") and values.get("budget_over") != "thinking":
+        return float(budget)
+    if window is None or ratio is None:
+        return None
+    return float(window + share(ratio, budget - window))

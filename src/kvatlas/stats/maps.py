@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, grouped, mean_of
 from kvatlas.results.csv_maps import ascending
-from kvatlas.stats.intervals import mean_over_benchmarks
+from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces, missing, select
 from kvatlas.stats.validity import together, validity
@@ -21,9 +21,24 @@ DECIDE = ("kvatlas", "torch", "transformers")
 
 T = TypeVar("T")
 
+LOOKED_EARLY = Note(
+    NoteKind.INTERVAL,
+    "Intervals and tests are those of a single look at the end; of a sweep that is stopped when a result pleases they "
+    "do not hold (those of allocate: adaptive do)",
+)
 SCREEN_NOTE = Note(
     NoteKind.SCREEN, "SCREEN: settings read the full cache's traces and decoded nothing; this is not Pass@1"
 )
+
+
+def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
+    """Return each map with its own value alone, then each mean over benchmarks with the values of its maps."""
+    by_policy = grouped(maps, lambda name: (name.model, name.policy))
+    found = {name: [value] for name, value in maps.items()}
+    for (model, policy), names in by_policy.items():
+        if len(names) > 1:
+            found[MapName(model, mean_of(len(names)), policy)] = [maps[name] for name in names]
+    return found
 
 
 def maps_of_run(run: RunData) -> list[Map]:
@@ -60,8 +75,10 @@ def check_complete(cells: Sequence[CellTraces], partial: bool, what: str = "map"
 def partial_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
     """A note where traces are missing."""
     traces, promised, among = missing(cells)
-    text = f"PARTIAL: {traces} of {promised} traces are missing, in {among} cell{'s' * (among > 1)}"
-    return (Note(NoteKind.PARTIAL, text),) if traces else ()
+    if not traces:
+        return ()
+    text = f"PARTIAL: {traces} of {promised} traces are missing, in {among} {'cell' if among == 1 else 'cells'}"
+    return (Note(NoteKind.PARTIAL, text), LOOKED_EARLY)
 
 
 def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:

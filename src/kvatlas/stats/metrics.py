@@ -12,7 +12,9 @@ import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.intervals import Floats, common, from_problem_means, interval
+from kvatlas.stats.estimates import common, from_problem_means
+from kvatlas.stats.numerics.arrays import Floats
+from kvatlas.stats.numerics.bounded import interval
 
 #: The vote of all right answers together: a grader takes them as equal however they are written.
 RIGHT = "\0right"

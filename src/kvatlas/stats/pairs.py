@@ -1,4 +1,4 @@
-"""Comparisons in pairs: policies, models, best cells, and each cell of a map with another one."""
+"""Comparisons in pairs: policies, models, and each cell of a map with another one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from itertools import combinations
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName
-from kvatlas.stats.inference import Contrast, holm, joint_contrasts, mean_contrast
-from kvatlas.stats.intervals import Floats
-from kvatlas.stats.losses import Difference, strata_of
+from kvatlas.stats.maps import with_means
+from kvatlas.stats.numerics.arrays import Contrast, Floats
+from kvatlas.stats.numerics.bounded import mean_difference
+from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
+from kvatlas.stats.paired import Difference, paired_values, strata_of
 from kvatlas.stats.run_data import RunData, short_names
-from kvatlas.stats.table import CellTraces, ProblemKey, aligned, matrix, select
-from kvatlas.stats.verdicts import with_means
+from kvatlas.stats.table import CellTraces, ProblemKey, aligned, select
+
+#: A model under the settings of a policy.
+ModelPolicy = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -38,57 +42,54 @@ class Comparison:
 
 
 def comparisons(run: RunData) -> list[Comparison]:
-    """All paired comparisons that the cells of a run support, on the problems and samples of both sides.
+    """Return all paired comparisons that the cells of a run support, on the problems and samples of both sides.
 
     For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
     have, pooled by problem over cells, benchmarks of equal weight. The same for each policy and each pair of models.
     None for the cells of adaptive sweeps. Raises KvatlasError as `maps_of_run` does for axes and metric.
     """
     policies = _policies(_fixed(run))
-    made = [
-        _over_cells(run.metric, first, second, policies)
-        for first, second in combinations(policies, 2)
-        if (first[0] == second[0]) != (first[1] == second[1])
-    ]
-    return [comparison for comparison in made if comparison is not None]
+    found = []
+    for first, second in combinations(policies, 2):
+        same_model = first[0] == second[0]
+        same_policy = first[1] == second[1]
+        if same_model != same_policy:
+            found.append(_over_cells(run.metric, first, second, policies))
+    return [comparison for comparison in found if comparison is not None]
 
 
-def _policies(run: RunData) -> dict[tuple[str, str], list[CellTraces]]:
-    """The grid cells by (model, policy), over benchmarks: whole maps, and policies with one of the two axes."""
-    policies: dict[tuple[str, str], list[CellTraces]] = {}
+def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
+    """Return the grid cells over benchmarks: whole maps, and policies with one of the two axes."""
+    policies: dict[ModelPolicy, list[CellTraces]] = {}
     for name, group in run.groups.items():
         policies.setdefault((name.model, name.policy), []).extend(group)
     mapped = {id(cell) for group in policies.values() for cell in group}
     for cell in run.cells:
-        alone = not cell.baseline and id(cell) not in mapped
-        if alone and run.fits(cell) and set(run.axes) & set(cell.setting.values):
+        is_alone = not cell.baseline and id(cell) not in mapped
+        if is_alone and run.fits(cell) and set(run.axes) & set(cell.setting.values):
             policies.setdefault((cell.model, cell.setting.policy), []).append(cell)
     return policies
 
 
 def _over_cells(
-    metric: str, first: tuple[str, str], second: tuple[str, str], policies: Mapping[tuple[str, str], list[CellTraces]]
+    metric: str, first: ModelPolicy, second: ModelPolicy, policies: Mapping[ModelPolicy, list[CellTraces]]
 ) -> Comparison | None:
-    """Two policies of a model, or two models under a policy, over all pairs of cells that agree.
+    """Compare two policies of a model, or two models under a policy, over all pairs of cells that agree.
 
-    None where they share no trace.
+    A problem's difference is the mean over all its samples in all pairs of cells. None where they share no trace.
     """
-    pairs = [
-        (cell, other)
-        for cell in policies[first]
-        for other in policies[second]
-        if cell.benchmark == other.benchmark
-        and all(other.setting.values.get(name, value) == value for name, value in cell.setting.values.items())
-    ]
+    pairs = [(cell, other) for cell in policies[first] for other in policies[second] if _agree(cell, other)]
     by_problem: dict[ProblemKey, list[Floats]] = {}
     for cell, other in pairs:
         problems, values = aligned([cell, other])
-        for problem, row in zip(problems, values[:, 0] - values[:, 1], strict=True):
+        differences = values[:, 0] - values[:, 1]
+        for problem, row in zip(problems, differences, strict=True):
             by_problem.setdefault((cell.benchmark, problem), []).append(row[~np.isnan(row)])
-    joined = {key: own for key, rows in by_problem.items() if len(own := np.concatenate(rows))}
+    joined = {key: np.concatenate(rows) for key, rows in by_problem.items()}
+    joined = {key: row for key, row in joined.items() if len(row)}
     if not joined:
         return None
-    contrast = mean_contrast(np.array([own.mean() for own in joined.values()]), strata_of(joined))
+    contrast = mean_difference(np.array([row.mean() for row in joined.values()]), strata_of(joined))
     difference = Difference(**vars(contrast), problems=len(joined), pairs=sum(map(len, joined.values())))
     benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
@@ -97,29 +98,40 @@ def _over_cells(
     return Comparison(f"{first[0]}, {second[0]}", on, metric, first[0], second[0], len(pairs), difference, first[1])
 
 
+def _agree(cell: CellTraces, other: CellTraces) -> bool:
+    """Return whether two cells are of one benchmark and have equal values of the parameters of both."""
+    if cell.benchmark != other.benchmark:
+        return False
+    values = other.setting.values
+    return all(values.get(name, value) == value for name, value in cell.setting.values.items())
+
+
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """The comparisons with p-values adjusted over all of them, by Holm and by Benjamini and Hochberg."""
+    """Return the comparisons with p-values adjusted over all of them, by Holm and by Benjamini and Hochberg."""
     p = [round(comparison.difference.p, 6) for comparison in comparisons]
-    # scipy has this too, in a module whose import takes a second.
-    order = np.argsort(p)[::-1]
-    raised = np.array(p)[order] * len(p) / np.arange(len(p), 0, -1)
-    by_bh = np.minimum.accumulate(np.minimum(raised, 1.0))[np.argsort(order)]
-    return tuple(
-        replace(comparison, p_holm=by_holm, p_bh=float(by_bh[number]))
-        for number, (comparison, by_holm) in enumerate(zip(comparisons, holm(p), strict=True))
-    )
+    rows = zip(comparisons, holm(p), benjamini_hochberg(p).tolist(), strict=True)
+    return tuple(replace(comparison, p_holm=by_holm, p_bh=by_bh) for comparison, by_holm, by_bh in rows)
 
 
-#: Cell minus what it is compared with, in [-1, 1], by map and place on its axes. Intervals and p-values hold over all
-#: cells of a map together.
-Differences = Mapping[MapName, Mapping[CellCoord, Contrast]]
+@dataclass(frozen=True)
+class CellDifference(Contrast):
+    """A cell minus what it is compared with, with its own interval and p-value.
+
+    `p_holm` is adjusted over the cells of the map: where it is at most 0.05 the difference is proven.
+    """
+
+    p_holm: float = math.nan
+
+
+#: Cell minus what it is compared with, in [-1, 1], by map and place on its axes.
+Differences = Mapping[MapName, Mapping[CellCoord, CellDifference]]
 
 #: The cells of a map with their places, each beside what it is compared with.
 _Sides = Sequence[tuple[CellCoord, CellTraces, CellTraces]]
 
 
 def differences_of_run(run: RunData, baseline: str) -> Differences:
-    """Cell minus `baseline` (its short name, such as `full`), on the problems and samples that all cells have.
+    """Return cell minus `baseline` (its short name, such as `full`), on the problems and samples of both.
 
     Means over benchmarks are there too. None of maps that share no sample with the baseline, and of adaptive sweeps.
     Raises KvatlasError as `maps_of_run` does for axes and metric.
@@ -131,47 +143,50 @@ def differences_of_run(run: RunData, baseline: str) -> Differences:
 
 
 def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName], MapName]) -> Differences:
-    """Cell minus the same cell of a map of `other`, the `partner` of the cell's map; else as `differences_of_run`.
+    """Return cell minus the same cell of a map of `other`, the `partner` of the cell's map; else as the above.
 
     Nothing where the two runs have unlike axes.
     """
     if other.axes != run.axes:
         return {}
-    at = {(name, cell.coord(run.axes)): cell for name, group in _fixed(other).groups.items() for cell in group}
+    cells = {(name, cell.coord(run.axes)): cell for name, group in _fixed(other).groups.items() for cell in group}
 
-    def beside(name: MapName, coord: CellCoord) -> CellTraces | None:
-        return None if other is run and partner(name) == name else at.get((partner(name), coord))
+    def same_cell(name: MapName, coord: CellCoord) -> CellTraces | None:
+        if other is run and partner(name) == name:
+            return None
+        return cells.get((partner(name), coord))
 
-    return _differences(run, beside)
+    return _differences(run, same_cell)
 
 
-def _differences(run: RunData, beside: Callable[[MapName, CellCoord], CellTraces | None]) -> Differences:
-    """Each cell minus the one `beside` its map and place."""
+def _differences(run: RunData, partner: Callable[[MapName, CellCoord], CellTraces | None]) -> Differences:
+    """Return each cell minus its `partner`, which is found by its map and place."""
     sides: dict[MapName, _Sides] = {}
     for name, group in _fixed(run).groups.items():
-        places = [(cell.coord(run.axes), cell) for cell in group]
-        own = [(coord, cell, other) for coord, cell in places if (other := beside(name, coord)) is not None]
+        own = []
+        for cell in group:
+            coord = cell.coord(run.axes)
+            other = partner(name, coord)
+            if other is not None:
+                own.append((coord, cell, other))
         if own:
             sides[name] = own
     return {name: _contrasts(parts) for name, parts in with_means(sides).items()}
 
 
 def _fixed(run: RunData) -> RunData:
-    """The run without cells of adaptive sweeps: the problems that two of them share depend on their outcomes."""
+    """Return the run without cells of adaptive sweeps: problems that two of them share depend on their outcomes."""
     return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
 
 
-def _contrasts(parts: Sequence[_Sides]) -> dict[CellCoord, Contrast]:
-    """The differences over one or more benchmarks; empty where no problem has a sample that all cells have."""
-    cells = matrix([{(n, cell.setting.id): cell for _, *pair in part for n, cell in enumerate(pair)} for part in parts])
-    if cells is None:
+def _contrasts(benchmarks: Sequence[_Sides]) -> dict[CellCoord, CellDifference]:
+    """Return the differences over one or more benchmarks, of the places that all of them have."""
+    by_place = [{coord: (cell, other) for coord, cell, other in sides} for sides in benchmarks]
+    coords = [coord for coord in by_place[0] if all(coord in pairs for pairs in by_place)]
+    if not coords:
         return {}
-    at = {name: number for number, name in enumerate(cells.columns)}
-    pairs = {coord: ((0, cell.setting.id), (1, other.setting.id)) for coord, cell, other in parts[0]}
-    pairs = {coord: pair for coord, pair in pairs.items() if all(name in at for name in pair)}
-    if not pairs:
-        return {}
-    rows = np.zeros((len(pairs), len(at)))
-    for row, (plus, minus) in zip(rows, pairs.values(), strict=True):
-        row[at[plus]], row[at[minus]] = 1, -1
-    return dict(zip(pairs, joint_contrasts(cells.means, cells.strata, rows, samples=cells.samples), strict=True))
+    found = paired_values([[pairs[coord] for coord in coords] for pairs in by_place]).contrasts()
+    known = {coord: contrast for coord, contrast in zip(coords, found, strict=True) if contrast is not None}
+    adjusted_p = holm([contrast.p for contrast in known.values()])
+    rows = zip(known.items(), adjusted_p, strict=True)
+    return {coord: CellDifference(**vars(contrast), p_holm=p) for (coord, contrast), p in rows}

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from kvatlas.core import Setting, grouped
-from kvatlas.stats.intervals import LEVEL, Floats
+from kvatlas.stats.losses import FULL
+from kvatlas.stats.numerics.arrays import Floats
+from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.verdicts import FULL
 
 COSTS = ("output_tokens", "byte_steps", "seconds")
 
@@ -26,7 +26,8 @@ class Price:
     """A cost for each right answer of a setting, the mean over benchmarks on the problems of the full cache too.
 
     `cost` is `output_tokens`, `byte_steps` (the mean bytes of the cache times the tokens written) or `seconds`. `ratio`
-    is that to the full cache, paired by problem, with its 95 % interval.
+    is that to the full cache, paired by problem, with its 95 % interval; the ends are None where there are too few
+    right answers to say.
     """
 
     model: str
@@ -34,8 +35,8 @@ class Price:
     cost: str
     value: float
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     problems: int
 
 
@@ -45,56 +46,79 @@ def prices(run: RunData) -> list[Price]:
     None of an adaptive sweep.
     """
     cells = [cell for cell in run.cells if cell.metric == "pass@1" and not cell.adaptive]
-    found = []
-    for model, of_model in grouped(cells, lambda cell: cell.model).items():
+    found: list[Price] = []
+    for of_model in grouped(cells, lambda cell: cell.model).values():
         by_setting = grouped(of_model, lambda cell: cell.setting)
         full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
-        for setting, own in by_setting.items():
-            if {cell.benchmark for cell in own} != full.keys():
-                continue
-            for cost in COSTS:
-                pairs = [_paired(cell, full[cell.benchmark], cost) for cell in own]
-                if any(pair.size == 0 or np.isnan(pair).any() for pair in pairs):
-                    continue
-                mine, theirs = (math.fsum(pair[row].mean() for pair in pairs) / len(pairs) for row in (0, 1))
-                ratio = price_ratio(pairs)
-                if ratio is not None:
-                    problems = sum(pair.shape[1] for pair in pairs)
-                    found.append(Price(model, setting, cost, mine / theirs, *ratio, problems))
+        for own in by_setting.values():
+            if {cell.benchmark for cell in own} == full.keys():
+                found += _prices(own, [full[cell.benchmark] for cell in own])
     return found
 
 
-def price_ratio(pairs: Sequence[Floats]) -> tuple[float, float, float] | None:
-    """Return the ratio of two costs of a right answer with its interval; None without a right answer of both.
+def _prices(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Price]:
+    """Return the prices of the cells of a setting, each beside the full cache's cell of its benchmark."""
+    pairs = [_SharedProblems(cell, other) for cell, other in zip(cells, full, strict=True)]
+    if not all(pair.count for pair in pairs):
+        return []
+    shares = share_ratio([pair.right(pair.cell) for pair in pairs], [pair.right(pair.full) for pair in pairs])
+    if shares is None:
+        return []
+    found = []
+    for cost in COSTS:
+        costs = [(pair.mean_cost(pair.cell, cost), pair.mean_cost(pair.full, cost)) for pair in pairs]
+        if any(np.isnan(own).any() or np.isnan(other).any() for own, other in costs):
+            continue
+        ratio = cost_ratio(costs, shares)
+        can_be_said = ratio.low > 0 and ratio.high < math.inf
+        found.append(
+            Price(
+                cells[0].model,
+                cells[0].setting,
+                cost,
+                _mean_of_means([own for own, _ in costs]) / _mean_of_means([pair.right(pair.cell) for pair in pairs]),
+                ratio.value,
+                ratio.low if can_be_said else None,
+                ratio.high if can_be_said else None,
+                sum(pair.count for pair in pairs),
+            )
+        )
+    return found
 
-    Each stratum is an array [4, problems]: cost and share of right answers of one setting, then of the other; strata
-    weigh alike. The interval is that of the logarithm, by the delta method (Casella and Berger 2002, section 5.5.4).
-    """
-    means = np.mean([pair.mean(1) for pair in pairs], axis=0)
-    if not means.all():
-        return None
-    signs = np.array([1.0, -1.0, -1.0, 1.0])
-    errors = [(signs / means) @ pair for pair in pairs]
-    problems = sum(map(len, errors))
-    variance = sum(error.var(ddof=1) / len(error) for error in errors if len(error) > 1) / len(pairs) ** 2
-    half = special.stdtrit(max(1, problems - len(pairs)), 1 - LEVEL / 2) * math.sqrt(variance)
-    log = float(signs @ np.log(means))
-    return math.exp(log), math.exp(log - half), math.exp(log + half)
+
+def _mean_of_means(parts: Sequence[Floats]) -> float:
+    return math.fsum(float(part.mean()) for part in parts) / len(parts)
 
 
-def _paired(cell: CellTraces, full: CellTraces, cost: str) -> Floats:
-    """Return cost and share of right answers by problem of a cell, then of the full cache, where both have traces."""
-    own, other = _by_problem(cell, cost), full.in_order(_by_problem(full, cost), cell.place)
-    shared = ~np.isnan(own[:, 1] + other[:, 1])
-    return np.hstack([own[shared], other[shared]]).T
+class _SharedProblems:
+    """The problems of which a cell and the full cache both have graded samples."""
+
+    def __init__(self, cell: CellTraces, full: CellTraces) -> None:
+        self.cell = cell
+        self.full = full
+        is_graded = ~np.isnan(self._in_order(cell, _mean_of_graded(cell, cell.grades)))
+        is_graded &= ~np.isnan(self._in_order(full, _mean_of_graded(full, full.grades)))
+        self._chosen = np.flatnonzero(is_graded)
+        self.count = len(self._chosen)
+
+    def right(self, cell: CellTraces) -> Floats:
+        """Return the share of right answers of one of the two cells, by problem."""
+        return self._in_order(cell, _mean_of_graded(cell, cell.grades))[self._chosen]
+
+    def mean_cost(self, cell: CellTraces, cost: str) -> Floats:
+        """Return the mean cost of a sample of one of the two cells, by problem; NaN where it is unknown."""
+        values = cell.traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
+        if cost == "byte_steps":
+            token, beside = cell.expected.kv_bytes or (math.nan, math.nan)
+            values = values * (cell.traces["mean_kv_tokens"] * token + beside)
+        return self._in_order(cell, _mean_of_graded(cell, values))[self._chosen]
+
+    def _in_order(self, cell: CellTraces, by_problem: Floats) -> Floats:
+        return cell.in_order(by_problem, self.cell.place)
 
 
-def _by_problem(cell: CellTraces, cost: str) -> Floats:
-    """[problems, 2]: cost and share of right answers, over the samples that have a grade; NaN without any."""
-    values = cell.traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
-    if cost == "byte_steps":
-        token, beside = cell.expected.kv_bytes or (math.nan, math.nan)
-        values = values * (cell.traces["mean_kv_tokens"] * token + beside)
-    known = ~np.isnan(cell.grades)
-    count = np.where(known.any(1), known.sum(1), math.nan)
-    return np.stack([np.where(known, table, 0.0).sum(1) / count for table in (values, cell.grades)], axis=1)
+def _mean_of_graded(cell: CellTraces, values: Floats) -> Floats:
+    """Return the mean of values [problem, sample] over the samples that have a grade; NaN without any."""
+    is_graded = ~np.isnan(cell.grades)
+    count = np.where(is_graded.any(1), is_graded.sum(1), math.nan)
+    return np.asarray(np.where(is_graded, values, 0.0).sum(1) / count, float)

@@ -11,11 +11,12 @@ from kvatlas.core import Map, MapName, grouped
 from kvatlas.stats.adaptive import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices, choices_of_maps
+from kvatlas.stats.losses import GridLosses, losses_of
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.verdicts import GridLosses, Verdict, losses_of, verdicts
+from kvatlas.stats.verdicts import Verdict, verdicts
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin:
         verdict = by_map.get(map_.name)
         if verdict is not None:
             losses = verdict.losses
-            keeps = None if losses is None else frozenset(coord for coord, loss in losses.items() if loss.shown)
+            keeps = None if losses is None else frozenset(coord for coord, loss in losses.items() if loss.is_kept)
             map_ = replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)
         framed.append(map_)
     return framed

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import KvatlasError, Setting, grouped
-from kvatlas.stats.inference import Contrast, mean_contrast
-from kvatlas.stats.intervals import Floats, Ints
-from kvatlas.stats.losses import Outcomes, strata_of
+from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
+from kvatlas.stats.numerics.bounded import mean_difference
+from kvatlas.stats.paired import Outcomes, strata_of
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct
 
@@ -168,10 +168,9 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
         )
     about = {**second.about, **first.about}
     depths = [about.get(key, {}).get("L") for key in places]
-    x, y = np.array([mine[p] for p in places]), np.array([theirs[p] for p in places])
-    # With a rule each problem has one value, else the fewest samples count.
-    counts = [len(system.compared[key]) for system in (first, second) for key in places]
-    contrast = mean_contrast(x - y, strata_of(places), samples=min(counts), means=(float(x.mean()), float(y.mean())))
+    x = np.array([mine[place] for place in places])
+    y = np.array([theirs[place] for place in places])
+    contrast = mean_difference(x - y, strata_of(places))
     ahead = y - x
     return Pair(
         places,

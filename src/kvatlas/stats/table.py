@@ -19,7 +19,8 @@ from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Key, Manifest, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
-from kvatlas.stats.intervals import Floats, Ints, estimates, pass_at_1
+from kvatlas.stats.estimates import estimates, pass_at_1
+from kvatlas.stats.numerics.arrays import Floats, Ints
 from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, SCREENED, Rule, rule
 
 #: A problem of a benchmark.

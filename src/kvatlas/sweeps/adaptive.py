@@ -11,7 +11,8 @@ from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.stats.adaptive import Decision, begin, complete, cut, known, look
+from kvatlas.stats.adaptive import known
+from kvatlas.stats.numerics.sequential import Decision, begin, block_of_problems, is_complete, look
 from kvatlas.stats.run_data import margin_of
 from kvatlas.stats.table import TraceTable, select
 from kvatlas.sweeps.plan import Plan
@@ -76,7 +77,7 @@ class Adaptive:
             table = TraceTable(self.plan.manifest(), self.store.columns())
             own = select(table.cells(), model=model.name)
             settings, seen = known(own, self.orders, self.sizes, self.blocks)
-            if not complete(state, seen):
+            if not is_complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
             state = look(state, seen, margin_of(spec.lose_at_most))
             reason = self._reason(state)
@@ -102,7 +103,9 @@ class Adaptive:
         """Return the manifest so far: each cell has the problems of its blocks."""
         whole, expected = self.plan.manifest(), []
         for cell in whole.expected:
-            last = cut(self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1)
+            last = block_of_problems(
+                self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1
+            )
             expected.append(replace(cell, problems=self.orders[cell.benchmark][: last.stop]))
         allocation = {"kind": "adaptive", "blocks": self.blocks, "problems": self.sizes, "stopped": dict(self.stopped)}
         return replace(whole, expected=tuple(expected), allocation=allocation)

@@ -14,7 +14,7 @@ from kvatlas.report.text import recommendation
 from kvatlas.results import Expected
 from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.inference import Contrast
+from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import short_names
@@ -163,23 +163,28 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
 
 
 def _card(choice: Choice, every: Sequence[Map], cells: Cells) -> Json:
-    """The chosen setting of a model (`shown`), else the one proven to lose least, and the sentence that says why.
+    """Return the chosen setting of a model (`shown`), else the one proven to lose least, and the words about it.
 
-    `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points.
+    `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points, with its
+    95 % interval, and `limit` the upper limit that decides. `compressed` of its `traces` were compressed.
     """
     maps = [map_ for map_ in every if (map_.model, map_.benchmark) == (choice.model, choice.benchmark)]
-    cell = chosen = choice.by_memory if choice.shown is not False else None
-    if cell is None and choice.least is not None and choice.vacuous is None:
-        least, _ = choice.least
-        cell = next((cell for map_ in maps for cell in map_.cells.values() if cell.setting == least), None)
+    chosen = choice.by_memory if choice.shown is not False else None
+    cell = chosen
+    if cell is None and choice.safest is not None and choice.vacuous is None:
+        safest, _ = choice.safest
+        cell = next((cell for map_ in maps for cell in map_.cells.values() if cell.setting == safest), None)
     loss = (choice.losses or {}).get(cell.setting.id) if cell is not None else None
     return {
         "model": style.model(choice.model),
         "benchmark": choice.benchmark,
         "shown": chosen is not None,
         "cell": None if cell is None else cells.numbers.get((choice.model, choice.benchmark, cell.setting.id)),
-        "saved": None if choice.saved is None else rounded(100 * choice.saved, 1),
+        "saved": None if choice.saving is None else rounded(100 * (1 - choice.saving.memory), 1),
         "loss": None if loss is None else _interval(loss),
+        "limit": None if loss is None else percent(loss.limit if loss.is_kept else loss.joint_limit),
+        "compressed": None if loss is None else loss.compressed,
+        "traces": None if loss is None else loss.traces,
         "margin": percent(choice.margin),
         "words": recommendation(choice),
     }

@@ -37,7 +37,10 @@ AROUND = 60
 FILTERS = ("", "lost", "right", "wrong", "truncated")
 _NUMBER = "[0-9]{1,9}"
 _ADDRESS = re.compile(f"run|about|(outcomes|cell)/{_NUMBER}|(trace|departure)/{_NUMBER}/{_NUMBER}/{_NUMBER}")
-_READING = "The run is not complete, or still being read: maps have no frames, and nothing is chosen, until it is."
+_READING = (
+    "The run is not complete, or still being read: maps have no frames, and nothing is chosen, until it is. Intervals "
+    "are those of a single look at the end."
+)
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,11 @@ class AppRun:
             with self._describing:
                 result = analyse([self.analysis or RunAnalysis(self.data)])
             document |= {
-                "interpretation": [*say("recommendations", result), *say("effects", result)],
+                "interpretation": [
+                    *say("recommendations", result),
+                    *say("without_full", result),
+                    *say("effects", result),
+                ],
                 "observations": [*say("observations", result), *say("notes", result)],
                 "sentences": [[one.title, say("analysis", one)] for one in result.every],
                 "comparisons": result.to_dict()["comparisons"],

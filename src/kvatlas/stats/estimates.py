@@ -1,0 +1,128 @@
+"""Estimates of a cell: Pass@1 with its interval, means over benchmarks, and the bound where only averages are known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
+from kvatlas.stats.numerics.arrays import Floats
+from kvatlas.stats.numerics.bounded import interval, yes_no_interval
+
+BINOMIAL_NOTE = Note(
+    NoteKind.INTERVAL, "Only averages were published, so each problem counts once; these intervals are cautious"
+)
+
+
+def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
+    """The mean over problems of the mean over a problem's samples, with its standard error and interval.
+
+    `outcomes` holds for each problem the grades of its samples, each in [0, 1]. `se_clustered` is that of the problem
+    means (Miller 2024, arXiv 2411.00640, section 2.2). Raises KvatlasError where a problem has no samples or a grade is
+    outside [0, 1].
+    """
+    counts = [len(samples) for samples in outcomes.values()]
+    means = np.array([float(np.mean(samples)) if len(samples) else math.nan for samples in outcomes.values()])
+    # Not "outside", so that a grade that is no number is refused as well.
+    if not counts or not bool(np.all((means >= 0) & (means <= 1))):
+        raise KvatlasError(
+            "Pass@1 needs at least one problem, and samples of each with grades from 0 to 1; others were given."
+        )
+    return from_problem_means(means, counts, *interval(means))
+
+
+def estimates(tables: Sequence[Floats]) -> list[Estimate | None]:
+    """Pass@1 of tables of grades [problems, samples], NaN where one is missing; None where all are.
+
+    The same as `pass_at_1` of each, with the limits of tables with equally many problems computed at once.
+    """
+    counts = []
+    means = []
+    for table in tables:
+        samples = (~np.isnan(table)).sum(1)
+        has_samples = samples > 0
+        counts.append(samples[has_samples])
+        means.append(np.nansum(table[has_samples], 1) / samples[has_samples])
+    found: list[Estimate | None] = [None] * len(tables)
+    for size in {len(problem_means) for problem_means in means} - {0}:
+        places = [number for number, problem_means in enumerate(means) if len(problem_means) == size]
+        lows, highs = interval(np.stack([means[place] for place in places]))
+        for place, low, high in zip(places, lows, highs, strict=True):
+            found[place] = from_problem_means(means[place], counts[place].tolist(), low, high)
+    return found
+
+
+def from_problem_means(means: Floats, counts: Sequence[int], low: ArrayLike, high: ArrayLike) -> Estimate:
+    """The estimate from problem means in [0, 1], the number of samples of each problem, and the limits."""
+    problems = len(means)
+    return Estimate(
+        float(means.mean()),
+        float(np.asarray(low)),
+        float(np.asarray(high)),
+        problems,
+        common(counts),
+        se_clustered=float(means.std(ddof=1)) / math.sqrt(problems) if problems > 1 else None,
+    )
+
+
+def common(values: Sequence[int | None]) -> int | None:
+    """The number that all of them are; None where they differ."""
+    return values[0] if len(set(values)) == 1 else None
+
+
+def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
+    """The plain mean over benchmarks, which are taken as fixed, with its 95 % interval.
+
+    The benchmarks' problems are independent, so the distances from each value to its own limits add in squares, lower
+    and upper side apart, and so do standard errors. Unknown where one of the benchmarks' is.
+
+    Source: Zou and Donner (2008), Statistics in Medicine 27:1693-1702 (recovery of variances from intervals).
+    """
+
+    value = math.fsum(estimate.value for estimate in estimates) / len(estimates)
+    below = _error_of_mean([None if e.low is None else e.value - e.low for e in estimates])
+    above = _error_of_mean([None if e.high is None else e.high - e.value for e in estimates])
+    problems = [estimate.problems for estimate in estimates]
+    return Estimate(
+        value,
+        None if below is None else max(0.0, value - below),
+        None if above is None else min(1.0, value + above),
+        None if None in problems else sum(filter(None, problems)),
+        common([estimate.samples for estimate in estimates]),
+        se_clustered=_error_of_mean([estimate.se_clustered for estimate in estimates]),
+    )
+
+
+def _error_of_mean(errors: Sequence[float | None]) -> float | None:
+    """Return the error of the mean of independent values with these errors; None where one is unknown."""
+    if None in errors:
+        return None
+    return math.hypot(*filter(None, errors)) / len(errors)
+
+
+def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
+    """Return the maps with the binomial bound where an interval is unknown and the problems are; a note says so.
+
+    It is the interval of one sample a problem: problem means vary no more than yes and no do.
+    """
+    return [_with_bounds(map_) for map_ in maps]
+
+
+def _with_bounds(map_: Map) -> Map:
+    cells = {coord: _bounded(cell) for coord, cell in map_.cells.items()}
+    baselines = {name: _bounded(cell) for name, cell in map_.baselines.items()}
+    if cells == map_.cells and baselines == map_.baselines:
+        return map_
+    return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
+
+
+def _bounded(cell: Cell) -> Cell:
+    estimate = cell.estimate
+    if estimate.low is not None or estimate.problems is None:
+        return cell
+    low, high = yes_no_interval(estimate.value, estimate.problems)
+    return replace(cell, estimate=replace(estimate, low=low, high=high))

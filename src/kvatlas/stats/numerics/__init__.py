@@ -1,0 +1,16 @@
+"""The statistical methods, on plain arrays: numpy and scipy alone, nothing of runs, cells and settings.
+
+Read in this order:
+
+- `arrays`: types, levels, weights of problems in benchmarks;
+- `bounded`: the limits and p-values of values, differences and losses;
+- `losses`: many settings against the full cache, and which are proven to keep a margin;
+- `planning`: what a number of problems can prove, and how many are needed;
+- `levels`: do several settings, or the levels of an axis, behave alike;
+- `multiple`: p-values adjusted for several claims;
+- `ratios`: the cost of a right answer against another one;
+- `decay`: the fall of success with depth;
+- `sequential`: adaptive sweeps;
+- `averages`: maps of which only averages are known;
+- `texts`: texts of an endpoint beside those of a cell.
+"""

@@ -1,0 +1,85 @@
+"""Types, levels and small functions that all methods share.
+
+Everywhere `strata` [problems] numbers the benchmark of each problem, from 0. Benchmarks weigh equally, whatever their
+sizes, and so do the problems of one benchmark. Problems are the independent units; samples of one problem are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+#: The chance of a false claim that a claim or a family of claims may have.
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A difference or correlation with its limits, and the two-sided p-value of "none"; NaN where it has none."""
+
+    value: float
+    low: float
+    high: float
+    p: float = float("nan")
+
+
+def normal_quantile(one_sided_level: float) -> float:
+    """Return the normal quantile that is exceeded with this chance."""
+    return float(-special.ndtri(one_sided_level))
+
+
+#: The 97.5 % quantile of the normal distribution.
+Z = normal_quantile(LEVEL / 2)
+
+
+def weights(strata: Ints) -> Floats:
+    """Return the weight of each problem; they sum to 1, equal for every benchmark."""
+    sizes = np.bincount(strata)
+    return np.asarray(1.0 / (len(sizes) * sizes[strata]), float)
+
+
+def groups(strata: Ints) -> list[Ints]:
+    """Return the places of the problems of each benchmark."""
+    return [np.flatnonzero(strata == stratum) for stratum in range(int(strata.max()) + 1)]
+
+
+def strata_of_sizes(sizes: Sequence[int]) -> Ints:
+    """Return the strata of benchmarks of these sizes, one after the other."""
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def standard_error(values: Floats, strata: Ints) -> Floats:
+    """Return the standard error of the mean over benchmarks of `values` [..., problems].
+
+    Infinite where a benchmark has a single problem, since its variance is unknown.
+    """
+    total = np.zeros(values.shape[:-1])
+    parts = groups(strata)
+    for part in parts:
+        if len(part) < 2:
+            return np.full(values.shape[:-1], np.inf)
+        total = total + values[..., part].var(-1, ddof=1) / len(part)
+    return np.asarray(np.sqrt(total) / len(parts), float)
+
+
+def complete_groups(values: Floats, strata: Ints) -> Iterator[tuple[list[int], Floats, Ints]]:
+    """Yield the rows of `values` [rows, problems] that have the same problems: their numbers, values and strata.
+
+    Values that are NaN are missing. Rows that lack a whole benchmark are left out, since their mean over benchmarks is
+    not known.
+    """
+    benchmarks = len(np.unique(strata))
+    patterns, pattern_of_row = np.unique(~np.isnan(values), axis=0, return_inverse=True)
+    for number, has_value in enumerate(patterns):
+        own_strata = strata[has_value]
+        if len(np.unique(own_strata)) == benchmarks:
+            rows = np.flatnonzero(pattern_of_row.ravel() == number)
+            yield rows.tolist(), values[rows][:, has_value], own_strata

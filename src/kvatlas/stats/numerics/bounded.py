@@ -1,0 +1,240 @@
+"""Limits and p-values for the mean of bounded values: the one method for values, differences and losses.
+
+A limit counts, beside the observed problems, one imagined problem at that end of the range. The lower limit of values
+in [0, 1] is a quantile of the weighted mean of the values and of a 0, with weights that are uniform on the simplex
+(Dirichlet weights of 1 each). This is Gaffke's bound. Assumptions: problems are independent, and their values lie in
+the range. Nothing is assumed about the shape of their distribution, so a kind of problem that is rare and not met yet,
+on which a setting fails altogether, is allowed for.
+
+What is known of it: for values of two kinds (yes and no, kept and lost) it is the bound of Clopper and Pearson (1934),
+which never errs more often than its level. For other distributions the level is proven for special cases only
+(Learned-Miller and Thomas 2020) and no counter-example is known. With several benchmarks the imagined problem weighs as
+much as a problem of the smallest benchmark; that this suffices is searched, not proven: bench/calibration.py looks for
+the worst case and docs/statistics.md quotes it. A lighter imagined problem does not keep the level.
+
+The quantiles come from a saddlepoint approximation, so nothing is drawn at random.
+
+Source: Gaffke (2005), Mathematical Methods of Statistics 14:451-467; Learned-Miller and Thomas (2020), arXiv
+1905.06208; Lugannani and Rice (1980), Advances in Applied Probability 12:475-490.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, Z, groups, weights
+
+#: Scores are cut off here; a p-value of 1e-15 is as good as 0.
+LARGEST_SCORE = 8.0
+#: Numbers below this count as 0.
+_TINY = 1e-12
+#: Logarithms of tilts stay within this.
+_LARGEST_LOG_TILT = 60.0
+
+
+def interval(
+    values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
+) -> tuple[Floats, Floats]:
+    """Return the lower and upper limits [...] of the means of `values` [..., problems].
+
+    Each limit is one-sided at the normal quantile `z`, so both together have a chance of 5 % to err at the default.
+    Values lie in [`low`, `high`], one range for each row. With `strata` the mean is that over benchmarks.
+    """
+    return lower_limit(values, low, high, z, strata), upper_limit(values, low, high, z, strata)
+
+
+def lower_limit(
+    values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
+) -> Floats:
+    """Return the one-sided lower limits [...] at the normal quantile `z`; else as `interval`."""
+    side = _Side.from_values(values, low, high, strata)
+    limit = side.limit(_per_row(z, values)).reshape(values.shape[:-1])
+    return np.maximum(low, limit)
+
+
+def upper_limit(
+    values: Floats, low: ArrayLike = 0.0, high: ArrayLike = 1.0, z: ArrayLike = Z, strata: Ints | None = None
+) -> Floats:
+    """Return the one-sided upper limits [...] at the normal quantile `z`; else as `interval`."""
+    side = _Side.from_values(values, high, low, strata)
+    limit = side.limit(_per_row(z, values)).reshape(values.shape[:-1])
+    return np.minimum(high, limit)
+
+
+def score(
+    values: Floats, mean: ArrayLike, low: ArrayLike = 0.0, high: ArrayLike = 1.0, strata: Ints | None = None
+) -> Floats:
+    """Return the distance of the data from a hypothetical mean [...], in standard normal units, at most 8.
+
+    The interval at quantile z holds exactly the means whose score is between -z and z.
+    """
+    target = _per_row(mean, values)
+    above = _Side.from_values(values, low, high, strata).distance(target)
+    below = _Side.from_values(values, high, low, strata).distance(target)
+    return np.asarray((above - below).reshape(values.shape[:-1]), float)
+
+
+def p_value(scores: ArrayLike) -> Floats:
+    """Return the two-sided p-value of a `score`: at most 5 % exactly where the 95 % interval does not hold the mean."""
+    return np.asarray(2 * special.ndtr(-np.abs(np.asarray(scores, float))), float)
+
+
+def mean_difference(differences: Floats, strata: Ints | None = None) -> Contrast:
+    """Return the mean of paired `differences` [problems] in [-1, 1], with its 95 % interval and the p-value of 0."""
+    if strata is None:
+        strata = np.zeros(len(differences), int)
+    return mean_differences(differences[None], strata)[0]
+
+
+def mean_differences(differences: Floats, strata: Ints) -> list[Contrast]:
+    """Return the same for each row of `differences` [rows, problems]; each interval speaks of its own row."""
+    bottom, top = interval(differences, -1.0, 1.0, Z, strata)
+    p = p_value(score(differences, 0.0, -1.0, 1.0, strata))
+    means = differences @ weights(strata)
+    rows = zip(means.tolist(), bottom.tolist(), top.tolist(), p.tolist(), strict=True)
+    return [Contrast(*row) for row in rows]
+
+
+def yes_no_interval(share: float, count: int) -> tuple[float, float]:
+    """Return the interval of `count` values that are all 0 or 1 with this mean: Clopper and Pearson's, exact."""
+    right = share * count
+    wrong = count - right
+    low = float(special.betaincinv(right, wrong + 1, LEVEL / 2)) if right > _TINY else 0.0
+    high = float(special.betainccinv(right + 1, wrong, LEVEL / 2)) if wrong > _TINY else 1.0
+    return low, high
+
+
+def _per_row(numbers: ArrayLike, values: Floats) -> Floats:
+    """Return one number for each row of the values, as a flat array."""
+    return np.broadcast_to(np.asarray(numbers, float), values.shape[:-1]).ravel()
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One side of the interval: `rows` [k, problems] of distances from the end of the range, in [0, 1].
+
+    A problem's distance counts `shares` [problems] times; the imagined problem has the distance 0 and counts as often
+    as the most. With several benchmarks the rows are centred within each, so that their differences in level add no
+    spread. A distance d of the mean stands for the mean `origin` + `width` * d; `width` is negative on the upper side.
+    """
+
+    rows: Floats
+    shares: Floats
+    origin: Floats
+    width: Floats
+
+    @classmethod
+    def from_values(cls, values: Floats, end: ArrayLike, other_end: ArrayLike, strata: Ints | None) -> _Side:
+        """Measure the values [..., problems] from the `end` of their range."""
+        origin = _per_row(end, values)
+        width = _per_row(other_end, values) - origin
+        flat = values.reshape(-1, values.shape[-1])
+        rows = np.clip((flat - origin[:, None]) / width[:, None], 0.0, 1.0)
+        if strata is None or int(strata.max()) == 0:
+            return cls(rows, np.ones(rows.shape[1]), origin, width)
+        parts = groups(strata)
+        sizes = np.array([len(part) for part in parts])
+        shares = len(strata) / len(parts) / sizes[strata]
+        means = np.stack([rows[:, part].mean(1) for part in parts], axis=1)
+        # The benchmark of the highest mean stays in place; the others are lifted to its level.
+        highest = means.max(1)
+        lifts = highest[:, None] - means
+        origin = origin - width * (highest - means.mean(1))
+        return cls(rows + lifts[:, strata], shares, origin, width)
+
+    def limit(self, z: Floats) -> Floats:
+        """Return the limit on this side at positive quantiles [k], in the units of the values."""
+        limits = np.zeros(len(z))
+        varied = self.rows.max(1) > _TINY
+        if varied.any():
+            rows = self.rows[varied]
+            log_z = np.log(z[varied])
+            # Near the centre the quantile is proportional to the tilt.
+            first = log_z - np.log(np.sqrt(((self.shares * rows) ** 2).sum(1)))
+            log_tilt = _solve(lambda x: _log_root(rows, self.shares, np.exp(x)) - log_z, first)
+            limits[varied] = _tilted_mean(rows, self.shares, np.exp(log_tilt))
+        return self.origin + self.width * limits
+
+    def distance(self, mean: Floats) -> Floats:
+        """Return the standard units that `mean` [k] is on this side of the centre, at most 8; 0 where it is not."""
+        at = (mean - self.origin) / self.width
+        distances = np.where((at <= 0) & (self.rows.max(1) > _TINY), LARGEST_SCORE, 0.0)
+        total = self.shares.sum() + self.shares.max()
+        centre = (self.shares * self.rows).sum(1) / total
+        on_this_side = (at > 0) & (at < centre - _TINY)
+        if on_this_side.any():
+            rows = self.rows[on_this_side]
+            target = at[on_this_side]
+            gap = centre[on_this_side] - target
+            first = np.log(gap * total / ((self.shares * rows) ** 2).sum(1))
+            log_target = np.log(target)
+            log_tilt = _solve(lambda x: log_target - np.log(_tilted_mean(rows, self.shares, np.exp(x))), first)
+            distances[on_this_side] = np.exp(_log_root(rows, self.shares, np.exp(log_tilt)))
+        return np.minimum(distances, LARGEST_SCORE)
+
+
+def _tilted_mean(rows: Floats, shares: Floats, tilt: Floats) -> Floats:
+    """Return the mean [k] at which a tilt is the saddlepoint.
+
+    Newton's method from below; a single step is exact where all shares are equal.
+    """
+    most = float(shares.max())
+    slope = tilt[:, None]
+    mean = np.zeros(len(rows))
+    for _ in range(40):
+        scale = 1 + slope * (shares * rows + (most - shares) * mean[:, None])
+        value = (shares * (rows - mean[:, None]) / scale).sum(1) - most * mean
+        step = value / ((shares * (1 + slope * most * rows) / scale**2).sum(1) + most)
+        mean = mean + step
+        has_converged = bool(np.all(np.abs(step) <= 1e-13 * (1 + mean)))
+        if has_converged or not np.ptp(shares):
+            break
+    return mean
+
+
+def _log_root(rows: Floats, shares: Floats, tilt: Floats) -> Floats:
+    """Return log(-z), where Phi(z) is the chance that the weighted mean of a row and of 0 is below `_tilted_mean`."""
+    mean = _tilted_mean(rows, shares, tilt)
+    most = float(shares.max())
+    whole = 1 + tilt * most * mean
+    scale = (1 + tilt[:, None] * (shares * rows + (most - shares) * mean[:, None])) / whole[:, None]
+    ratio = shares * (rows - mean[:, None]) / scale
+    exponent = np.log(scale).sum(1) - np.log(whole)
+    curvature = (ratio**2).sum(1) + (most * mean * whole) ** 2
+    root = np.sqrt(np.maximum(2 * exponent, 1e-30))
+    slope = np.maximum(tilt / whole * np.sqrt(curvature), 1e-30)
+    return np.asarray(np.log(np.maximum(root + np.log(slope / root) / root, 1e-12)), float)
+
+
+def _solve(function: Callable[[Floats], Floats], first: Floats) -> Floats:
+    """Return the zeros of increasing functions, all at once.
+
+    The secant rule with a bracket that grows from a first guess. A zero that is found stays as it is, so that it does
+    not depend on the functions solved beside it.
+    """
+    low = np.full(first.shape, -np.inf)
+    high = np.full(first.shape, np.inf)
+    now = first
+    value = function(first)
+    before = first + 0.1
+    earlier = function(before)
+    for _ in range(60):
+        low = np.where(value < 0, now, low)
+        high = np.where(value < 0, high, now)
+        with np.errstate(all="ignore"):
+            step = now - value * (now - before) / (value - earlier)
+        step = np.where(np.isfinite(step), step, now - np.sign(value))
+        step = np.clip(step, now - 2, now + 2)
+        step = np.where((step > low) & (step < high), step, (low + high) / 2)
+        before = now
+        earlier = value
+        now = np.where(np.abs(value) < 1e-8, now, np.clip(step, -_LARGEST_LOG_TILT, _LARGEST_LOG_TILT))
+        value = function(now)
+        if bool(np.all(np.abs(value) < 1e-8)):
+            break
+    return now

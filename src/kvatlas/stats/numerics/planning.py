@@ -1,0 +1,153 @@
+"""How many problems prove a loss, and how many show a difference.
+
+What N problems can prove at all is decided by `provable_margin`: with nothing lost, a rare kind of problem on which a
+setting fails may not have been met. How many problems prove an observed loss is simulated from a pilot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+from kvatlas.stats.numerics.arrays import (
+    LEVEL,
+    Floats,
+    Ints,
+    Z,
+    groups,
+    normal_quantile,
+    standard_error,
+    strata_of_sizes,
+    weights,
+)
+from kvatlas.stats.numerics.bounded import upper_limit
+
+#: The power for which numbers of problems are given, and its normal quantile.
+POWER = 0.8
+POWER_QUANTILE = float(special.ndtri(POWER))
+#: More than so many times the problems of a pilot are not practicable and are not searched.
+MOST_TIMES = 20
+#: Simulated runs at each number of problems.
+_RUNS = 200
+
+
+def provable_margin(sizes: Sequence[int], sequences: int = 1) -> float:
+    """Return the smallest margin that benchmarks of these sizes prove where nothing is lost.
+
+    It is the upper limit of problems that all lose 0, with the level of 5 % shared among so many sequences. More samples
+    do not change it. For benchmarks of equal size it is 1 - level ** (1 / problems), but for the approximation of the
+    quantile; otherwise the smallest benchmark decides.
+    """
+    nothing_lost = np.zeros((1, sum(sizes)))
+    z = normal_quantile(LEVEL / sequences)
+    return float(upper_limit(nothing_lost, -1.0, 1.0, z, strata_of_sizes(sizes))[0])
+
+
+def provable_sizes(sizes: Sequence[int], margin: float, sequences: int = 1) -> list[int]:
+    """Return the smallest sizes in the same proportions that prove the margin in (0, 1) where nothing is lost."""
+    enough = 1.0
+    while provable_margin(scaled_sizes(sizes, enough), sequences) > margin:
+        enough *= 2
+    too_few = 0.0
+    while (enough - too_few) * sum(sizes) > 0.5:
+        middle = (enough + too_few) / 2
+        if provable_margin(scaled_sizes(sizes, middle), sequences) > margin:
+            too_few = middle
+        else:
+            enough = middle
+    return scaled_sizes(sizes, enough)
+
+
+def scaled_sizes(sizes: Sequence[int], factor: float) -> list[int]:
+    """Return so many times the problems of each benchmark, at least one."""
+    return [max(1, math.ceil(size * factor - 1e-9)) for size in sizes]
+
+
+def needed_problems(
+    pilot: Floats, strata: Ints, loss: float, margin: float, sequences: int = 1, seed: int = 0
+) -> int | None:
+    """Return the problems that prove a loss of at most the margin with a power of 0.8, were the true loss `loss`.
+
+    Runs are drawn from the observed losses `pilot` [problems], weighted exponentially so that their mean is `loss`, in
+    benchmarks of the pilot's proportions; the share of runs whose limit keeps the margin is their power. None where
+    `loss` is not below the margin, and where more than 20 times the pilot's problems are needed.
+
+    Source: Efron (1981), Canadian Journal of Statistics 9:139-172 (tilted resampling).
+    """
+    if loss >= margin:
+        return None
+    sizes = np.bincount(strata).tolist()
+    z = normal_quantile(LEVEL / sequences)
+    shift = loss - float(pilot @ weights(strata))
+    tilted = [_tilted(pilot[part], float(pilot[part].mean()) + shift) for part in groups(strata)]
+    generator = np.random.default_rng(seed)
+
+    def power(factor: float) -> float:
+        own_sizes = scaled_sizes(sizes, factor)
+        runs = [
+            generator.choice(values, size=(_RUNS, size), p=chances)
+            for (values, chances), size in zip(tilted, own_sizes, strict=True)
+        ]
+        limits = upper_limit(np.concatenate(runs, axis=1), -1.0, 1.0, z, strata_of_sizes(own_sizes))
+        return float((limits <= margin).mean())
+
+    # By the normal distribution at first; the distance of a limit grows with the root of the number of problems.
+    error = float(standard_error(pilot, strata))
+    least = sum(provable_sizes(sizes, margin - max(loss, 0.0), sequences)) / sum(sizes)
+    factor = least
+    if math.isfinite(error):
+        factor = max(least, ((z + POWER_QUANTILE) * error / (margin - loss)) ** 2)
+    for _ in range(6):
+        factor = min(factor, MOST_TIMES)
+        reached = power(factor)
+        if abs(reached - POWER) < 0.03:
+            break
+        if reached < POWER and factor == MOST_TIMES:
+            return None
+        units = z + float(special.ndtri(np.clip(reached, 0.02, 0.98)))
+        step = ((z + POWER_QUANTILE) / max(units, 0.5)) ** 2
+        factor *= float(np.clip(step, 0.4, 2.5))
+    return sum(scaled_sizes(sizes, factor))
+
+
+def _tilted(values: Floats, mean: float) -> tuple[Floats, Floats]:
+    """Return values with the chances that give them a mean: those observed, weighted by exp(tilt * value).
+
+    Where the observed values do not reach the mean, one value at that end of the range is added.
+    """
+    values = np.append(values, 1.0)
+    if mean <= values.min():
+        values = np.append(values, -1.0)
+    target = float(np.clip(mean, values.min(), values.max()))
+    low = -500.0
+    high = 500.0
+    for _ in range(60):
+        tilt = (low + high) / 2
+        chances = special.softmax(tilt * values)
+        if float(chances @ values) < target:
+            low = tilt
+        else:
+            high = tilt
+    return values, chances
+
+
+# -- differences -------------------------------------------------------------------------------------------------------
+
+#: Normal quantiles of a two-sided 5 % and of the power, added.
+_NEEDED = Z + POWER_QUANTILE
+
+
+def problems_for(difference: float, discordance: float) -> int:
+    """Return the problems that show a paired `difference` in (0, 1), with a power of 0.8 at a two-sided p of 5 %.
+
+    A paired difference is -1, 0 or 1, and not 0 with the chance `discordance` in (0, 1], as with one sample a problem.
+    """
+    return math.ceil(discordance * (_NEEDED / difference) ** 2)
+
+
+def detectable(problems: float, discordance: float) -> float:
+    """Return the difference in (0, 1] that `problems` show with a power of 0.8; 1 where none is shown."""
+    return min(1.0, _NEEDED * math.sqrt(discordance / problems))
