@@ -19,13 +19,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
-
-from common import arguments
-from kvatlas.stats import inference
-from kvatlas.stats.adaptive import replay
-from kvatlas.stats.bare_maps import axis_effect
-from kvatlas.stats.decay import fit
 from kvatlas.stats.intervals import (
     UNSEEN,
     Z,
@@ -36,6 +29,13 @@ from kvatlas.stats.intervals import (
     score,
     simultaneous_quantile,
 )
+from scipy import stats
+
+from common import arguments
+from kvatlas.stats import inference
+from kvatlas.stats.adaptive import replay
+from kvatlas.stats.bare_maps import axis_effect
+from kvatlas.stats.decay import fit
 from kvatlas.stats.losses import Need, losses
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -16,7 +16,7 @@ from kvatlas.figures.style import Look, save
 from kvatlas.report.map_figure import compare
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
-from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.losses import paired_difference
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
