@@ -132,9 +132,9 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
     from rich.text import Text
 
     from kvatlas.figures.style import percent
+    from kvatlas.report.text import say
     from kvatlas.results import Store
     from kvatlas.results.export import record
-    from kvatlas.report.text import say
     from kvatlas.stats.losses import FULL
     from kvatlas.stats.power import provable
     from kvatlas.stats.run_data import RunData
