@@ -87,7 +87,7 @@ class Choice:
 
     @property
     def provable(self) -> Provable | None:
-        """The smallest margin that the problems prove if nothing is lost; None without a full cache and for an adaptive sweep."""
+        """The margin that the problems prove if nothing is lost; None without a full cache or for adaptive sweeps."""
         if self.family is None or not self.family.sequences:
             return None
         return provable(self.family.sizes, self.margin, len(self.family.sequences))

@@ -1,4 +1,4 @@
-"""What the settings of a run lose against its full cache."""
+"""Losses of the settings of a run against its full cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many problems prove a loss, and how many show a difference.
+"""Numbers of problems: those that prove a loss, and those that show a difference.
 
 What N problems can prove at all is decided by `provable_margin`: with nothing lost, a rare kind of problem on which a
 setting fails may not have been met. How many problems prove an observed loss is simulated from a pilot.
