@@ -200,7 +200,7 @@ def test_the_recommended_setting_is_proven_and_what_breaks_the_margin_is_marked(
     assert choice["loses_low"] <= choice["loses"] <= choice["loses_limit"] <= 3
     assert choice["loses"] == 0
     assert "is the cheapest setting proven to lose at most 3 points. On these problems it lost 0.0 points" in page
-    assert f"tested from the dearest setting of its policy down, it loses at most {choice['loses_limit']:.1f}" in page
+    assert f"Its upper limit is {fixed(choice['loses_limit'])}; settings were tested from the dearest" in page
     assert page.count("!") - 1 == 12
     assert page.count("*") - 1 == sum(cell["shown"] for item in result["means"] for cell in item["estimates"])
 

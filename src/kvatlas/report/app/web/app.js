@@ -128,7 +128,7 @@ function verdictCard(card) {
   if (cell && known(card.saved)) numbers.push(["KV memory saved", `${fixed(card.saved)} %`, `${whole(cell.kept)} tokens cached on average`]);
   if (card.loss) {
     const [value, low, high, limit] = [...card.loss, card.limit].map((points) => fixed(points).replace("-", "−"));
-    numbers.push(["points lost", value, `95 %: ${low} to ${high}; proven at most ${limit}, the margin is ${brief(card.margin)}`]);
+    numbers.push(["points lost", value, `95 %: ${low} to ${high}; ${card.shown ? `proven at most ${brief(card.margin)}, its limit is ${limit}` : `proven at most ${limit}`}`]);
     if (card.compressed < card.traces) numbers.push(["of its traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "the others cannot lose"]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
