@@ -14,7 +14,21 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: env demo test types tests conformance newest deep bench embedded example site clean
+.PHONY: help env demo test types tests conformance newest deep bench embedded example site clean
+
+# The targets that people call.
+help:
+	@echo "make demo         the main job on the embedded models: sweep, maps, report"
+	@echo "make test         all checks and tests"
+	@echo "make env          an environment with kvatlas in $(VENV)"
+	@echo "make newest       tests with the newest version of every dependency"
+	@echo "make conformance  policies against other people's code on a real model"
+	@echo "make deep         mutants of the core: SINCE=commit"
+	@echo "make bench        what README and docs quote"
+	@echo "make example      the demo's report, pictures and numbers in README and docs"
+	@echo "make embedded     the embedded models from nothing: SEED=n"
+	@echo "make site         guides and API reference as a static site"
+	@echo "make clean        environments and caches away"
 
 env: $(VENV)/user.stamp
 
