@@ -12,7 +12,7 @@ import pytest
 
 from kvatlas import benchmarks
 from kvatlas.benchmarks import find
-from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status, Trace, Usage, digest
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.regrade import regrade
 from kvatlas.stats.maps import maps_of_run
@@ -245,7 +245,8 @@ def run(tmp_path: Path) -> Path:
     axes = (("local_window", (10, 20)), ("ratio", (0.1, 0.2)))
     with Store.create(tmp_path / "run") as store:
         asked = {"benchmarks": [benchmarks.identity(benchmark)]}
-        store.put_manifest(Manifest(axes, expected, spec, json.loads(json.dumps(asked))))
+        contents = {"mine": {problem.id: problem.content_digest() for problem in problems}}
+        store.put_manifest(Manifest(axes, expected, spec, json.loads(json.dumps(asked)), contents=contents))
         for setting in settings:
             for problem, text in zip(problems, TEXTS[setting.values["local_window"]], strict=True):
                 grade = benchmark.grade(problem, text.partition("</think>")[2])
@@ -277,5 +278,20 @@ def test_what_cannot_be_graded_again_is_refused(run: Path, tmp_path: Path) -> No
     with pytest.raises(KvatlasError, match="Unknown grader 'mine'"):
         regrade(run, "mine")
     (tmp_path / "mine.json").write_text(json.dumps([{**ROWS[0], "answer": "4"}, ROWS[1]]))
-    with pytest.raises(KvatlasError, match="The problems of mine are not those that the run was made with"):
+    with pytest.raises(KvatlasError, match=r"has 1 of 2 problems of mine \(mine-001\) that its file lacks or changes"):
+        regrade(run)
+    # A row that is added changes no problem of the run.
+    (tmp_path / "mine.json").write_text(json.dumps([*ROWS, {"question": "One?", "answer": "1"}]))
+    assert len(regrade(run)) == 4
+
+
+def test_runs_of_earlier_versions_are_graded_again_with_their_own_problems_alone(run: Path, tmp_path: Path) -> None:
+    """They hold one digest of all problems."""
+    texts = [[f"mine-{number:03d}", row["question"], row["answer"], None] for number, row in enumerate(ROWS, 1)]
+    with Store.create(run) as store:
+        recorded = {"benchmarks": [["mine", 2, "r1", 1, digest(texts)]]}
+        store.put_manifest(replace(store.manifest(), contents={}, provenance=recorded))
+    assert len(regrade(run)) == 4
+    (tmp_path / "mine.json").write_text(json.dumps([{**ROWS[0], "answer": "4"}, ROWS[1]]))
+    with pytest.raises(KvatlasError, match="has problems of mine that its file lacks or changes"):
         regrade(run)
