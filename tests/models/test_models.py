@@ -99,7 +99,7 @@ def test_digests_follow_what_files_mean(
 def test_the_digest_is_that_of_the_weights_that_are_loaded(
     random_models: dict[str, ModelHandle], tmp_path: Path, named: bool
 ) -> None:
-    """Where a folder holds shards with their index and a whole file, or its config names another file."""
+    """In a folder with shards, their index and a whole file, and with a config that names another file."""
     other = copied(random_models["llama"], tmp_path / "other")
     whole = load_file(other.folder / "model.safetensors")
     whole["model.norm.weight"] += 1
