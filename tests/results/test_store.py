@@ -21,6 +21,7 @@ from kvatlas import benchmarks
 from kvatlas.benchmarks import find
 from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status, Trace, Usage, digest
 from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results.manifest import contents_of
 from kvatlas.results.records import COLUMNS, RECORD, record, row_of
 from kvatlas.results.regrade import regrade
 from kvatlas.stats.maps import maps_of_run
@@ -352,7 +353,7 @@ def run(tmp_path: Path) -> Path:
     axes = (("local_window", (10, 20)), ("ratio", (0.1, 0.2)))
     with Store.create(tmp_path / "run") as store:
         asked = {"benchmarks": [benchmarks.identity(benchmark)]}
-        contents = {"mine": {problem.id: problem.content_digest() for problem in problems}}
+        contents = {"mine": contents_of(problems)}
         store.put_manifest(Manifest(axes, expected, spec, json.loads(json.dumps(asked)), contents=contents))
         for setting in settings:
             for problem, text in zip(problems, TEXTS[setting.values["local_window"]], strict=True):

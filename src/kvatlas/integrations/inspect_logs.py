@@ -18,7 +18,7 @@ from kvatlas import __version__
 from kvatlas.benchmarks import Benchmark, find, grade_text
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.results.manifest import changed_problems
+from kvatlas.results.manifest import changed_problems, contents_of
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
@@ -108,7 +108,7 @@ def _with_contents(manifest: Manifest, cell: Expected, problems: Mapping[str, Pr
     """Return the manifest with the contents of our own problems; KvatlasError if the run has other ones."""
     if not problems:
         return manifest
-    contents = {id_: problem.content_digest() for id_, problem in problems.items()}
+    contents = contents_of(problems.values())
     known = manifest.contents.get(cell.benchmark, {})
     changed = changed_problems(cell.benchmark, contents, {**contents, **known})
     if changed:

@@ -30,7 +30,8 @@ Messages = Sequence[Mapping[str, Any]]
 Values = Mapping[str, Any]
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
 #: Entries of a config about the program that wrote it, and not about the model.
 _WRITER = ("transformers_version", "_name_or_path")
 #: The random streams of the published figures of the embedded models, by the beginning of their digests.

@@ -212,6 +212,13 @@ class Adapter:
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error
+        self._check_formula(config)
+        if rank < 1:
+            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected an integer >= 1.")
+        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+    def _check_formula(self, config: Mapping[str, Any]) -> None:
+        """Raise KvatlasError for an entry that changes the formula."""
         for name, values in _PLAIN_ADAPTER.items():
             if config.get(name, values[0]) not in values:
                 raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; expected {values[0]!r}.")
@@ -219,9 +226,6 @@ class Adapter:
         for name, value in config.items():
             if value and name not in _PLAIN_ADAPTER and name not in _FREE_ADAPTER:
                 raise KvatlasError(f"The adapter {self.address!r} has {name} {value!r}; expected none.")
-        if rank < 1:
-            raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected an integer >= 1.")
-        return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
     def check(self) -> None:
         """Raise KvatlasError for every fault that can be found before the weights are read."""

@@ -215,15 +215,17 @@ def share(ratio: float, tokens: int) -> int:
 
 def tokens_of(text: str, token: int, beside: int) -> int:
     """Return how many tokens of `token` bytes a budget such as 12MiB holds, with `beside` bytes for each sequence."""
-    number, unit = int(text[:-3]), text[-3]
-    return int((number * 1024 ** (_UNITS.index(unit) + 1) - beside) // token)
+    unit = _UNITS.index(text[-3])
+    return int((int(text[:-3]) * 1024 ** (unit + 1) - beside) // token)
 
 
 def in_largest_unit(text: str) -> str:
     """Return a budget in bytes in the largest unit without a fraction: equal budgets are one setting."""
-    number, unit = int(text[:-3]), _UNITS.index(text[-3])
+    number = int(text[:-3])
+    unit = _UNITS.index(text[-3])
     while number and number % 1024 == 0 and unit + 1 < len(_UNITS):
-        number, unit = number // 1024, unit + 1
+        number //= 1024
+        unit += 1
     return f"{number}{_UNITS[unit]}iB"
 
 

@@ -35,13 +35,13 @@ def code_of(file: str) -> dict[str, Any]:
 
     Raises KvatlasError if one of them was changed after it was loaded.
     """
-    _, digests = load(file)
+    digests = load(file)[1]
     for path, loaded in digests.items():
         if _digest(path) != loaded:
             raise KvatlasError(f"The file {str(path)!r} of a policy was changed after it was loaded; start again.")
-    (_, own), *others = digests.items()
     folder = Path(file).parent
-    modules = {path.relative_to(folder).as_posix(): content for path, content in others}
+    modules = {path.relative_to(folder).as_posix(): content for path, content in digests.items()}
+    own = modules.pop(Path(file).name)
     return {"code": own, **({"modules": modules} if modules else {})}
 
 

@@ -12,6 +12,11 @@ from kvatlas.core import Problem, Setting
 NAMED = 3
 
 
+def contents_of(problems: Iterable[Problem]) -> dict[str, str]:
+    """Return the digests of the problems' contents by their ids."""
+    return {problem.id: problem.content_digest() for problem in problems}
+
+
 def changed_problems(benchmark: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Return number and names of the problems `before` that are missing or have another content `now`, or "".
 
@@ -73,8 +78,7 @@ class Manifest:
 
     def changed_problems(self, benchmark: str, problems: Iterable[Problem]) -> str:
         """Return number and names of the problems of the run that today's benchmark lacks or changes, or ""."""
-        now = {problem.id: problem.content_digest() for problem in problems}
-        return changed_problems(benchmark, self.contents.get(benchmark, {}), now)
+        return changed_problems(benchmark, self.contents.get(benchmark, {}), contents_of(problems))
 
     def unlike(self, earlier: Manifest) -> str:
         """Return the differences in models, benchmarks, sampling, seed and allocation as a clause, or ""."""

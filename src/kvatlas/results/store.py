@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 #: Rises whenever the tables change.
 SCHEMA_VERSION = 5
-FILE, LOCK, OWNER = "run.sqlite", "run.lock", "run.owner"
+FILE = "run.sqlite"
+#: The lock of the writing process, and its name.
+LOCK, OWNER = "run.lock", "run.owner"
 #: Seconds to wait for the transaction of another process, and between two checkpoints.
 BUSY, CHECKPOINT = 60.0, 1.0
 #: Prefix of the problem digests of a run key, and separator in the key of traces that are set aside.

@@ -21,6 +21,7 @@ from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
+from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -130,10 +131,7 @@ class Plan:
                 if plain:
                     about.setdefault(name, {})[problem.id] = plain
         spec = self.spec.model_dump(mode="json")
-        contents = {
-            name: {problem.id: problem.content_digest() for problem in problems}
-            for name, problems in self.problems.items()
-        }
+        contents = {name: contents_of(problems) for name, problems in self.problems.items()}
         recorded = {**provenance(), **identities}
         return Manifest(axes, expected, spec, recorded, about, screened=self.screened, contents=contents)
 
