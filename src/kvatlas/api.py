@@ -119,7 +119,8 @@ class Run:
 
         Two policies (`"dynts", "random"`) or two models are compared over all pairs of cells with equal parameters,
         once for each model or policy. Other names are words that match one setting each, such as `"full"` and
-        `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several.
+        `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several. Raises KvatlasError for an
+        adaptive sweep, in which the problems that two settings share depend on their outcomes.
         """
         known = () if self.data.is_line else self._analysis.comparisons
         if found := [pair for pair in known if (pair.first, pair.second) == (first, second)]:
@@ -186,7 +187,7 @@ def sweep(
     `spec` is a spec as data, or the path of a YAML file. Each of the `workers` processes decodes `batch_size` sequences
     at a time; by default as many as pay and fit. `on_trace` is called after each stored trace. With `replace` the run
     contains this spec alone; its other traces stay in the store. Raises KvatlasError before decoding for a wrong spec,
-    and for a run of other models, benchmarks or sampling.
+    and for a run of other models, benchmarks, problems or sampling.
     """
     from kvatlas.sweeps import make_plan, parse_spec, read_spec
     from kvatlas.sweeps import sweep as decode

@@ -77,6 +77,11 @@ class Problem:
     answer: str
     about: Mapping[str, Any] = field(default_factory=dict)
 
+    def content_digest(self) -> str:
+        """Return a digest of question, answer and `about`: equal problems have equal ones, whatever their ids."""
+        about = json.dumps(dict(self.about), sort_keys=True, default=lambda value: type(value).__qualname__)
+        return digest([self.question, self.answer, about])[:16]
+
 
 @dataclass(frozen=True)
 class Grade:

@@ -64,8 +64,9 @@ def unfiltered(stream: TextIO) -> TextIO:
 
 
 def guarded(value: Any) -> Any:
-    """Return a value for a CSV file: texts that a spreadsheet would run as a formula get a leading apostrophe."""
-    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
+    """Return a value for a CSV file: visible, and with an apostrophe before a formula that a spreadsheet would run."""
+    text = visible(value)
+    return f"'{text}" if isinstance(text, str) and _is_formula(text) else text
 
 
 def unguarded(text: str) -> str:

@@ -30,6 +30,13 @@ SPECS: dict[str, tuple[str | bytes, str]] = {
         SPEC + "settings: {policy: window, kv_budget: 20, local_window: 4, ratio: 0.5}\n", "expected budgets above",
     ),
     "seed of 5,000 digits": (SPEC + f"seed: {'9' * 5000}\n", ""),
+    **{
+        f"{name} of thousands of digits": (SPEC + f"settings: {{policy: window, {values}}}\n", f"{name} is ")
+        for name, values in (
+            ("kv_budget", f"kv_budget: {'9' * 5000}MiB, local_window: 4, ratio: 0.5"),
+            ("local_window", f"kv_budget: 90, local_window: {'9' * 4000}, ratio: 0.5"),
+        )
+    },
     "deep list": ("models: " + "[" * 20_000, ""),
     "alias bomb": (BOMB + SPEC, ""),
     "alias to itself": ("models: &m [*m]\nbenchmarks: [CHAIN3]\n", ""),

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import sys
@@ -25,7 +26,8 @@ from kvatlas.benchmarks.chain import Chain
 from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.training import new_head
-from kvatlas.results import Store
+from kvatlas.report.app.traces import Sources
+from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool, worth
 from kvatlas.sweeps.plan import Plan, WorkItem
@@ -204,28 +206,80 @@ def test_traces_follow_the_problems_of_a_file(
     settings = [{"policy": "window", "kv_budget": 90, "ratio_over": "thinking"}]
     data = spec_data(models=[r1_model().name], benchmarks=[f"file:{file}"], settings=settings, problems=None, samples=1)
 
-    def decoded(rows: list[dict[str, str]], folder: Path = run) -> set[str]:
-        """The problems that are decoded, all of each."""
+    def decoded(rows: list[dict[str, str]], folder: Path = run, changed: str = "") -> set[str]:
+        """The problems that are decoded, all of each; a run of other problems is refused unless it is replaced."""
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         told: list[Progress] = []
-        sweep(make_plan(parse_spec(data)), folder, workers=1, on_trace=told.append)
+        plan = make_plan(parse_spec(data))
+        if changed:
+            with pytest.raises(KvatlasError, match=re.escape(f" problems of own ({changed}) that this spec lacks or")):
+                sweep(plan, folder, workers=1)
+        sweep(plan, folder, workers=1, on_trace=told.append, replace=bool(changed))
         problems = [progress.trace.problem for progress in told]
         assert all(problems.count(problem) == 5 for problem in problems)
         return {problem.removeprefix("own-") for problem in problems}
 
     assert decoded(rows) == {"001", "002", "003"}
     assert decoded(added) == {"004"}
-    assert decoded(rows) == set()
-    assert decoded(edited) == {"002"}
+    assert decoded(rows, changed="own-004") == set()
+    assert decoded(edited, changed="own-002") == {"002"}
     assert decoded(edited, tmp_path / "fresh") == {"001", "002", "003", "004"}
     assert contents(run) == contents(tmp_path / "fresh")
     with Store.open(run) as store:
         assert store.copy(tmp_path / "copy") == 5 * 5
     # Traces that were set aside come back; another answer makes another problem, another id does not.
-    assert decoded(added) == set()
-    assert decoded([added[0] | {"answer": "1"}, *added[1:]]) == {"001"}
-    assert decoded([row | {"id": "x"} for row in added]) == set()
-    assert decoded(added[1:]) == {"001", "002", "003"}
+    assert decoded(added, changed="own-002") == set()
+    assert decoded([added[0] | {"answer": "1"}, *added[1:]], changed="own-001") == {"001"}
+    assert decoded([row | {"id": "x"} for row in added], changed="own-001") == set()
+    assert decoded(added[1:], changed="own-001, own-002, own-003, ...") == {"001", "002", "003"}
+
+
+def test_a_run_holds_one_version_of_a_benchmark(
+    spec_data: Build, r1_model: Callable[..., ModelHandle], tmp_path: Path
+) -> None:
+    """Fewer problems, or others beside another setting: refused before anything is decoded, and nothing is changed."""
+    file, run = tmp_path / "own.jsonl", tmp_path / "run"
+
+    def plan(count: int, version: int, policy: str = "window", problems: int | None = None) -> Plan:
+        rows = [{"question": f"What is {n} + {version}?", "answer": str(n + version)} for n in range(count)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        setting = {"policy": policy, "kv_budget": 90, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+        data = spec_data(
+            models=[r1_model().name],
+            benchmarks=[f"file:{file}"],
+            settings=[setting],
+            axes={},
+            problems=problems,
+            samples=1,
+        )
+        return make_plan(parse_spec(data))
+
+    def promise() -> Manifest:
+        with Store.open(run) as store:
+            return store.manifest()
+
+    sweep(plan(6, 1), run, workers=1)
+    before = promise()
+    for other, changed in (
+        (plan(4, 2), "6 of 6 problems of own (own-001, own-002, own-003, ...)"),
+        (plan(6, 2, "random"), "6 of 6 problems of own (own-001, own-002, own-003, ...)"),
+        (plan(4, 1), "2 of 6 problems of own (own-005, own-006)"),
+        (plan(4, 1, problems=2), "2 of 6 problems of own (own-005, own-006)"),
+    ):
+        with pytest.raises(KvatlasError, match=re.escape(f"has {changed} that this spec lacks or changes; ")):
+            sweep(other, run, workers=1, on_trace=lambda _: pytest.fail("decoded"))
+        assert promise() == before
+    # The app shows no question of another version.
+    plan(6, 2)
+    assert Sources.of(promise()).problems == {"own": {}}
+    plan(6, 1)
+    assert len(Sources.of(promise()).problems["own"]) == 6
+    # The first problems of the same version are no other version.
+    sweep(plan(6, 1, problems=2), run, workers=1, on_trace=lambda _: pytest.fail("decoded"))
+    assert {len(cell.problems) for cell in promise().expected} == {6}
+    sweep(plan(4, 2), run, workers=1, replace=True)
+    assert {len(cell.problems) for cell in promise().expected} == {4}
+    assert set(promise().contents["own"]) == {f"own-00{number}" for number in range(1, 5)}
 
 
 def test_a_replaced_file_of_a_policy_is_read_or_refused(spec_data: Build, tmp_path: Path) -> None:

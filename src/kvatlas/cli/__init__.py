@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import sqlite3
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -64,7 +66,8 @@ def main() -> None:
 
     warnings.formatwarning = as_sentence
     usual_output = sys.stdout
-    sys.stdout = VisibleStream(usual_output)
+    # Without standard output (`>&-`) nothing is written, as by Python's own print.
+    sys.stdout = VisibleStream(usual_output or Path(os.devnull).open("w"))  # noqa: SIM115
     try:
         code = command()(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

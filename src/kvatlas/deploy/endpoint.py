@@ -178,7 +178,9 @@ def ask(
         fields["top_k"] = sampling["top_k"]
     with Store.create(folder, {"kvatlas": __version__}) as store:
         margin = {"lose_at_most": 100 * reference.run.margin}
-        before = store.manifest(Manifest((), (), margin, {"kvatlas": __version__}, reference.run.manifest.about))
+        measured = reference.run.manifest
+        empty = Manifest((), (), margin, {"kvatlas": __version__}, measured.about, contents=measured.contents)
+        before = store.manifest(empty)
         # Cells of other endpoints stay.
         verified = {"against": str(reference.setting), "model": reference.model}
         store.put_manifest(before.with_cells(cells, verified=verified))

@@ -71,13 +71,17 @@ class MeasuredCell:
         return models.available(self.run.manifest.spec["models"]).get(self.model)
 
     def benchmarks(self) -> dict[str, Benchmark]:
-        """Return the benchmarks of the run; KvatlasError if this version has other prompts or grades for them."""
-        recorded = {entry[0]: list(entry) for entry in self.run.manifest.provenance.get("benchmarks", ())}
+        """Return the benchmarks of the run; KvatlasError if they have other problems, prompts or grades now."""
+        manifest = self.run.manifest
+        recorded = {entry[0]: list(entry) for entry in manifest.provenance.get("benchmarks", ())}
         by_name, model = {}, self.handle()
-        for entry in self.run.manifest.spec["benchmarks"]:
+        for entry in manifest.spec["benchmarks"]:
             benchmark = BenchmarkSpec(**entry).find()
             if benchmark.name in recorded and list(benchmarks.identity(benchmark)) != recorded[benchmark.name]:
                 raise KvatlasError(f"{benchmark.name} has other prompts or grades here than in the run; sweep again.")
+            changed = manifest.changed_problems(benchmark.name, benchmark.problems(manifest.spec["problems"]))
+            if changed:
+                raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
             by_name[benchmark.name] = benchmarks.for_model(benchmark, model.reads if model else lambda _: True)
         return by_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Storage, digest, reason, refusal
-from kvatlas.hub import Repository, is_id, matching
+from kvatlas.hub import Repository, is_id
 from kvatlas.models import weights
 from kvatlas.models.options import Options
 from kvatlas.models.thinking import Thinking, thinking
@@ -30,6 +30,7 @@ Messages = Sequence[Mapping[str, Any]]
 Values = Mapping[str, Any]
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
+_WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 #: Entries of a config about the program that wrote it, and not about the model.
 _WRITER = ("transformers_version", "_name_or_path")
@@ -266,20 +267,23 @@ class ModelHandle:
     @property
     def _no_weights(self) -> KvatlasError:
         return KvatlasError(
-            f"The model {self.name!r} has no weights: model*.safetensors is missing. No other format is read (pickled "
-            "weights can run code; convert them to safetensors)."
+            f"The model {self.name!r} has no weights: {_WHOLE} is missing, and so is {_INDEX}. No other format is "
+            "read (pickled weights can run code; convert them to safetensors)."
         )
 
     def _weight_files(self) -> list[Path]:
-        """Return the local safetensors. Raises KvatlasError if one that the index names is missing."""
-        files = [self.folder / name for name in matching([path.name for path in self.folder.glob("*")], WEIGHTS)]
-        names, _ = self._index()
-        if names is None:
-            return files
-        missing = sorted(names - {path.name for path in files})
+        """Return the local safetensors that are loaded. Raises KvatlasError if one that the index names is missing."""
+        present = {path.name for path in self.folder.glob("*")}
+        names = self._weight_names(present)
+        missing = [name for name in names if name not in present]
         if missing and self.repository is None:
             raise KvatlasError(f"The model {self.name!r} lacks {len(missing)} of its weight files: {missing[0]}.")
-        return [path for path in files if path.name in names] if not missing else []
+        return [self.folder / name for name in names] if not missing else []
+
+    def _weight_names(self, present: Collection[str]) -> list[str]:
+        """Return the weight files that transformers loads: a whole one if it is `present`, else those of the index."""
+        names, _ = self._index()
+        return [_WHOLE] if _WHOLE in present else sorted(names or ())
 
     def _index(self) -> tuple[set[str] | None, int | None]:
         """Return the weight files that the index names, and their bytes; None without an index."""
@@ -315,7 +319,7 @@ class ModelHandle:
         sums = {path.name: weights.sha256(path) for path in self._weight_files()}
         if not sums and self.repository is not None:
             files = self.repository.files()
-            sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
+            sums = {name: files[name] for name in self._weight_names(files) if name in files}
             if not sums:
                 raise self._no_weights
         config = weights.sha256(self.folder / "config.json")

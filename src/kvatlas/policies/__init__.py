@@ -2,15 +2,14 @@
 
 import inspect
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
 
 from kvatlas.core import KvatlasError, Setting, refusal
+from kvatlas.policies import from_file
 from kvatlas.policies.base import (
     CacheView,
     CompressingPolicy,
@@ -91,11 +90,7 @@ class Policies(Registry[type[Policy]]):
 def _from_file(file: str, kind: str) -> type[Policy]:
     """Return the class of a policy in a file, which is run once; KvatlasError if it is not a policy."""
     with refusal(f"The policy {file}:{kind} cannot be loaded"):
-        spec = spec_from_file_location(f"kvatlas_policy_{Path(file).stem}", file)
-        if spec is None or spec.loader is None:
-            raise KvatlasError(f"{file!r} is not a Python file.")
-        module = sys.modules[spec.name] = module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module, _ = from_file.load(file)
         value: Any = getattr(module, kind)
         fault = _fault(getattr(value, "name", ""), value)
     if fault:

@@ -14,12 +14,11 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import CODES, KvatlasError, Setting, Storage
 from kvatlas.noise import uniform
+from kvatlas.policies.from_file import code_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +35,11 @@ UNNAMED: Mapping[str, Any] = {
 }
 
 
-_BYTES = r"[0-9]+[KMG]iB"
+#: The units of a budget in bytes, each 1024 of the one before, and such a budget.
+_UNITS = "KMG"
+_BYTES = rf"[0-9]{{1,12}}[{_UNITS}]iB"
+#: The largest integer that a parameter can be.
+MOST = 2**31 - 1
 
 
 class Scope(StrEnum):
@@ -212,8 +215,26 @@ def share(ratio: float, tokens: int) -> int:
 
 def tokens_of(text: str, token: int, beside: int) -> int:
     """Return how many tokens of `token` bytes a budget such as 12MiB holds, with `beside` bytes for each sequence."""
-    number, unit = text[:-3], text[-3]
-    return int((int(number) * 1024 ** ("KMG".index(unit) + 1) - beside) // token)
+    unit = _UNITS.index(text[-3])
+    return int((int(text[:-3]) * 1024 ** (unit + 1) - beside) // token)
+
+
+def in_largest_unit(text: str) -> str:
+    """Return a budget in bytes in the largest unit without a fraction: equal budgets are one setting."""
+    number = int(text[:-3])
+    unit = _UNITS.index(text[-3])
+    while number and number % 1024 == 0 and unit + 1 < len(_UNITS):
+        number //= 1024
+        unit += 1
+    return f"{number}{_UNITS[unit]}iB"
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error sentence; Python does not write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]} ... ({len(text):,} characters)"
 
 
 def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
@@ -222,10 +243,10 @@ def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISS
 
 
 def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
-    """Declare a parameter that is an integer >= `least`."""
+    """Declare a parameter that is an integer >= `least`, and at most `MOST`."""
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
 
     return parameter(f"an integer >= {least}", accepts, default, **options)
 
@@ -263,7 +284,7 @@ def budget_param() -> Any:
     def accepts(value: Any) -> bool:
         if isinstance(value, str):
             return re.fullmatch(_BYTES, value) is not None
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 2
+        return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= MOST
 
     return parameter("an integer >= 2, or bytes such as 12MiB (KiB, MiB or GiB)", accepts)
 
@@ -315,7 +336,7 @@ class Policy:
             if expected is None and isinstance(item.default, str):
                 expected, accepts = "a text", lambda value: isinstance(value, str)
             if accepts is not None and not accepts(value):
-                raise KvatlasError(f"{item.name} is {value!r}; expected {expected}.")
+                raise KvatlasError(f"{item.name} is {_shown(value)}; expected {expected}.")
         if self.group % CODES:
             raise KvatlasError(f"group is {self.group}; expected a multiple of {CODES}.")
         # Equal storages have equal parameters.
@@ -389,7 +410,7 @@ class Policy:
     def identity(self, model: ModelHandle) -> dict[str, Any]:
         """Return all beside the parameters that can change the policy's choices on this model: part of the run key."""
         file, colon, _ = self.preset.rpartition(":")
-        code = {"code": sha256(Path(file).read_bytes()).hexdigest()} if colon else {}
+        code = code_of(file) if colon else {}
         stored = {"storage": STORAGE_VERSION} if self.storage.packed else {}
         return {"name": self.name, "version": self.version, **code, **stored}
 
@@ -471,6 +492,8 @@ class CompressingPolicy(Policy):
             raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; expected true.")
         if isinstance(self.kv_budget, int):
             object.__setattr__(self, "tokens", self.kv_budget)
+        else:
+            object.__setattr__(self, "kv_budget", in_largest_unit(self.kv_budget))
         if self.tokens and self.local_window >= self.tokens:
             raise KvatlasError(
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self._budget_text}; "

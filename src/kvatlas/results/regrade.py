@@ -5,7 +5,7 @@ The first grade of a trace stays; the new verdict is a further metric, `graded:N
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.answers import OWN
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace
+from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import Key
@@ -61,9 +61,10 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
         handles = models.available(manifest.spec.get("models", ()))
         by_name = _benchmarks(manifest, grader)
-        limit = manifest.spec.get("problems")
         problems = {
-            (name, problem.id): problem for name, benchmark in by_name.items() for problem in benchmark.problems(limit)
+            (name, problem.id): problem
+            for name, benchmark in by_name.items()
+            for problem in _problems(manifest, benchmark)
         }
         cells: dict[tuple[str, str, Setting], Regraded] = {}
         grades: dict[tuple[str, str, str], Grade] = {}
@@ -103,19 +104,30 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     """Return the benchmarks of the run with the grader."""
     names = dict.fromkeys(cell.benchmark for cell in manifest.expected)
     entries = manifest.spec.get("benchmarks") or [{"name": name} for name in names]
-    recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
     graded: dict[str, Benchmark] = {}
     for benchmark in (benchmarks.find(**entry) for entry in entries):
         if isinstance(benchmark, Questions):
-            before, now = recorded.get(benchmark.name, []), benchmarks.identity(benchmark)
-            # Name, version, prompt format, its version, digest of the problems.
-            if len(before) > 4 and before[4] != now[4]:
-                raise KvatlasError(f"The problems of {benchmark.name} are not those that the run was made with.")
             benchmark = replace(benchmark, grader=grader)
         elif grader != OWN:
             raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
         graded[benchmark.name] = benchmark
     return graded
+
+
+def _problems(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
+    """Return the problems of the run; KvatlasError if the benchmark has other ones now."""
+    problems = benchmark.problems(manifest.spec.get("problems"))
+    changed = manifest.changed_problems(benchmark.name, problems)
+    recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
+    whole = recorded.get(benchmark.name, [])[4:5]
+    # Earlier versions stored one digest of all problems of a file.
+    if isinstance(benchmark, Questions) and benchmark.name not in manifest.contents and whole:
+        texts = [[p.id, p.question, p.answer, p.about.get("choices")] for p in benchmark.problems()]
+        if whole != [digest(texts)]:
+            changed = f"problems of {benchmark.name}"
+    if changed:
+        raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
+    return problems
 
 
 def _answer(model: ModelHandle | None, trace: Trace) -> str | None:

@@ -13,7 +13,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, complete_groups, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_difference, mean_differences
 from kvatlas.stats.numerics.planning import needed_problems
-from kvatlas.stats.table import CellTraces, ProblemKey
+from kvatlas.stats.table import CellTraces, ProblemKey, check_pairs
 
 #: Grades by problem and sample.
 Outcomes = Mapping[ProblemKey, Mapping[int, float]]
@@ -147,13 +147,14 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValu
     """Compare pairs of cells on the problems and samples of both.
 
     Each benchmark has the same pairs in the same order, None where it lacks one. A problem's value is the mean over the
-    samples of both.
+    samples of both. Raises KvatlasError for cells that cannot be compared in pairs.
     """
     parts = []
     keys: list[ProblemKey] = []
     sizes = []
     for pairs in benchmarks:
         cells = [cell for pair in pairs for cell in pair or ()]
+        check_pairs(cells)
         problems = dict.fromkeys(problem for cell in cells for problem in cell.place)
         keys += [(cells[0].benchmark, problem) for problem in problems]
         sizes.append(len(problems))

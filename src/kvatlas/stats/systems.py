@@ -18,7 +18,7 @@ from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.paired import Outcomes, strata_of
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct
+from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_pairs, check_same_problems
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,11 @@ class ModelSetting:
 
     @cached_property
     def compared(self) -> Outcomes:
-        """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples."""
+        """The grades of paired comparisons: by sample, or one for each problem where a rule makes it of its samples.
+
+        Raises KvatlasError for cells that cannot be compared in pairs.
+        """
+        check_pairs(self.cells)
         has_rule = any(cell.rule is not None for cell in self.cells)
         return by_sample(self.cells, CellTraces.values) if has_rule else self.outcomes
 
@@ -67,6 +71,7 @@ def systems_of(
         run.table.check(metric, [other.table for other in runs])
     cells = [cell for run in runs for cell in run.table.cells(metric) if not benchmarks or cell.benchmark in benchmarks]
     check_distinct(cells)
+    check_same_problems(cells)
     by_name = grouped(cells, lambda cell: (cell.model, cell.setting))
     about: dict[ProblemKey, Mapping[str, Any]] = {}
     for run in runs:

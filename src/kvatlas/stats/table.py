@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, grouped
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Key, Manifest, TraceColumns
+from kvatlas.results.manifest import changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.estimates import estimates, pass_at_1
@@ -160,6 +161,11 @@ class CellTraces:
         self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
         self.traces = table.records[table.spans[number]].reshape(grades.shape)
+
+    @property
+    def contents(self) -> Mapping[str, str]:
+        """The digests of the contents of its problems by name; empty in runs of earlier versions."""
+        return self.table.manifest.contents.get(self.benchmark, {})
 
     @property
     def there(self) -> NDArray[np.bool_]:
@@ -315,8 +321,38 @@ def check_distinct(cells: Iterable[CellTraces]) -> None:
         earlier[cell.expected.name] |= own
 
 
+def check_same_problems(cells: Iterable[CellTraces]) -> None:
+    """Raise KvatlasError where a problem of one run has another content in another run."""
+    seen: dict[str, tuple[set[int], dict[str, str]]] = {}
+    for cell in cells:
+        manifests, contents = seen.setdefault(cell.benchmark, (set(), {}))
+        if id(cell.table.manifest) in manifests:
+            continue
+        manifests.add(id(cell.table.manifest))
+        changed = changed_problems(cell.benchmark, cell.contents, {**cell.contents, **contents})
+        if changed:
+            raise KvatlasError(f"The runs have other contents of {changed}; compare runs of the same problems.")
+        contents.update(cell.contents)
+
+
+def check_pairs(cells: Iterable[CellTraces]) -> None:
+    """Raise KvatlasError for cells that cannot be compared in pairs: of adaptive sweeps, and of unlike problems."""
+    cells = list(cells)
+    adaptive = next((cell for cell in cells if cell.adaptive), None)
+    if adaptive is not None:
+        raise KvatlasError(
+            f"{adaptive.model} under {adaptive.setting} cannot be compared in pairs: in an adaptive sweep the problems "
+            "that two settings share depend on their outcomes."
+        )
+    check_same_problems(cells)
+
+
 def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
-    """Cells of one benchmark side by side: problems, and their values [problem, cell, sample], NaN where unknown."""
+    """Cells of one benchmark side by side: problems, and their values [problem, cell, sample], NaN where unknown.
+
+    Raises KvatlasError for cells that cannot be compared in pairs.
+    """
+    check_pairs(cells)
     tables = [cell.values() for cell in cells]
     problems = tuple(dict.fromkeys(problem for cell in cells for problem in cell.place))
     values = np.full((len(problems), len(cells), max(table.shape[1] for table in tables)), math.nan)

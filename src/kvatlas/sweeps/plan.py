@@ -21,6 +21,7 @@ from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
+from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ class Plan:
                 if plain:
                     about.setdefault(name, {})[problem.id] = plain
         spec = self.spec.model_dump(mode="json")
-        return Manifest(axes, expected, spec, {**provenance(), **identities}, about, screened=self.screened)
+        contents = {name: contents_of(problems) for name, problems in self.problems.items()}
+        recorded = {**provenance(), **identities}
+        return Manifest(axes, expected, spec, recorded, about, screened=self.screened, contents=contents)
 
     def units(self, cells: Iterable[Expected], done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
         """Return the work that one model's promised `cells` lack; `done` are the stored samples (`Store.samples`).
@@ -280,7 +283,7 @@ def make_plan(spec: Spec) -> Plan:
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
     for benchmark in found_benchmarks:
-        notes += notes_on(benchmark)
+        notes += notes_on(benchmark, spec.problems)
         if not type(benchmark).__module__.startswith("kvatlas."):
             # A third party's grade that cannot be stored is refused before decoding.
             if not problems[benchmark.name]:
@@ -364,7 +367,7 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
             "prompt_format": [PROMPT_FORMAT, model.prompt_identity],
             "stops": sorted(model.stops),
             "thinking": [model.thinking.open, model.thinking.close],
-            "benchmark": benchmarks.rules(benchmark),
+            "benchmark": benchmarks.identity(benchmark),
             "sampling": spec.sampling.model_dump(),
             "seed": spec.seed,
             "policy": policy.identity(model),

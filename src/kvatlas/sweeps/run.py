@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
-from kvatlas.benchmarks import for_model
+from kvatlas.benchmarks import Benchmark, for_model
 from kvatlas.core import KvatlasError, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
@@ -133,7 +133,7 @@ def sweep(
     fits into its memory. `address` is that of a cluster. A `pool` replaces both, and keeps its workers for the next
     sweep. `on_message` gets the notes of the plan and, in an adaptive sweep, a sentence for each block and the reason
     to stop. Only this process writes the store. Raises KvatlasError if the folder or the cluster cannot be used, if
-    the run there is of other models, benchmarks or sampling, or if workers die repeatedly.
+    the run there is of other models, benchmarks, problems or sampling, or if workers die repeatedly.
     """
     for sentence in plan.notes:
         on_message(sentence)
@@ -162,6 +162,9 @@ def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
     """
     now = plan.manifest()
     earlier = now if alone else store.manifest(empty=now)
+    changed = ", ".join(filter(None, (_changed(plan, benchmark, earlier) for benchmark in plan.benchmarks)))
+    if changed:
+        raise _other_run(store, f"{changed} that this spec lacks or changes")
     cells = [{(cell.run_key, cell.setting.id, cell.benchmark) for cell in each.expected} for each in (now, earlier)]
     if cells[0] == cells[1] and not {cell.name for cell in now.expected} & {cell.name for cell in earlier.expected}:
         # The model was moved; the cells are the same.
@@ -175,14 +178,28 @@ def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
     if not unlike and others:
         settings = dict.fromkeys(cell.setting for cell in others)
         keys = replace(plan, policies=tuple((policies.of(setting), False) for setting in settings)).keys
-        changed = [cell for cell in others if keys.get(cell.name) != cell.run_key]
-        unlike = f"{changed[0].setting} of other weights, problems, prompts or versions" if changed else ""
+        rekeyed = [cell for cell in others if keys.get(cell.name) != cell.run_key]
+        unlike = f"{rekeyed[0].setting} of other weights, prompts or versions" if rekeyed else ""
     if unlike:
-        raise KvatlasError(
-            f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or replace its settings by this "
-            "spec with --replace (its traces stay in the store)."
-        )
+        raise _other_run(store, unlike)
     return now.joined(earlier)
+
+
+def _changed(plan: Plan, benchmark: Benchmark, earlier: Manifest) -> str:
+    """Return number and names of the problems of an earlier sweep that the benchmark lacks or changes, or ""."""
+    problems = plan.problems[benchmark.name]
+    count = len(earlier.contents.get(benchmark.name, ()))
+    # The earlier sweep may have asked for more problems.
+    if count > len(problems):
+        problems = benchmark.problems(count)
+    return earlier.changed_problems(benchmark.name, problems)
+
+
+def _other_run(store: Store, unlike: str) -> KvatlasError:
+    return KvatlasError(
+        f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or replace its settings by this "
+        "spec with --replace (its traces stay in the store)."
+    )
 
 
 @dataclass
