@@ -67,7 +67,9 @@ def main() -> None:
     sys.stdout = VisibleStream(usual_output)
     try:
         code = command()(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+    except SystemExit as error:
+        # Commands return their code: only the code of others calls sys.exit.
+        _end(f"Code outside kvatlas ended this command ({reason(error)}).")
     except TyperException as error:
         from typer.rich_utils import rich_format_error
 
@@ -81,6 +83,8 @@ def main() -> None:
         _end(str(error))
     except _OUTSIDE as error:
         _end(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
     finally:
         warnings.formatwarning = usual
         sys.stdout = usual_output

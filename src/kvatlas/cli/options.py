@@ -63,6 +63,7 @@ Cell = Annotated[str, typer.Option("--policy", help="The cell, as 'dynts ratio=0
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: what pays, one for each GPU.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a batch; default: what fits, 64 on CPUs.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the run; other traces stay stored.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run files of policies that only the run in RUN names.")]
 
 # Runs and maps.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]

@@ -76,11 +76,16 @@ def _fault(name: str, value: object) -> str:
     return ""
 
 
+def file_of(name: str) -> Path | None:
+    """Return the file of a policy FILE.py:CLASS, whose code runs when the policy is found; None for other names."""
+    return Path(name.rsplit(":", 1)[0]) if ".py:" in name else None
+
+
 class Policies(Registry[type[Policy]]):
     """Policies by name; METHOD@PAPER is a preset of a policy, FILE.py:CLASS a class in a file."""
 
     def get(self, name: str) -> type[Policy]:
-        if ".py:" in name:
+        if file_of(name) is not None:
             return _from_file(*name.rsplit(":", 1))
         if "@" in name and name not in PRESETS:
             raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.")
@@ -136,7 +141,8 @@ def of(setting: Setting) -> Policy:
     kind = policies.get(setting.policy)
     preset = PRESETS.get(setting.policy)
     if preset is None:
-        return kind.of(setting, setting.policy if ".py:" in setting.policy else "")
+        with refusal(f"The policy {setting.policy!r} cannot be made"):
+            return kind.of(setting, setting.policy if file_of(setting.policy) is not None else "")
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
             raise KvatlasError(
@@ -176,4 +182,4 @@ def about(name: str) -> dict[str, Any]:
 
 __all__ = ["PRESETS", "CacheView", "CompressingPolicy", "Policy", "ReferenceTrace", "Scope", "Signal", "Step", "about"]
 __all__ += ["choice_param", "float_param", "int_param", "of", "parameters", "policies", "scope_param", "select_tokens"]
-__all__ += ["register", "share", "tokens_of"]
+__all__ += ["file_of", "register", "share", "tokens_of"]

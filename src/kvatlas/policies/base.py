@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import CODES, KvatlasError, Setting, Storage
 from kvatlas.noise import uniform
+from kvatlas.policies.guard import guard_methods
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -306,6 +307,10 @@ class Policy:
     value_bits: int = choice_param(0, 16, 8, 4, 3, 2, kw_only=True)
     group: int = int_param(32, least=CODES, kw_only=True)
     residual: int = int_param(32, kw_only=True)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        guard_methods(cls)
 
     def __post_init__(self) -> None:
         if self.preset:
