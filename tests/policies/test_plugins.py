@@ -158,3 +158,13 @@ def test_out_of_memory_in_a_score_halves_the_batch(tmp_path: Path, tiny_llama: M
     assert handle.generation.result(60).tokens
     assert own.rows == 1
     own.close()
+
+
+def test_an_interrupt_in_a_finalizer_ends_the_command(tmp_path: Path, kvatlas: Call, write_spec: Any) -> None:
+    body = "type('Ends', (), {'__del__': lambda _: __import__('signal').raise_signal(2)})(); "
+    policy = write_plugin(tmp_path, "score", f"{body}__import__('time').sleep(0.2)", "return cached.positions")
+    out = tmp_path / "run"
+    words = ("run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--out", out)
+    code, _, err = kvatlas(*words, "--workers", 1, "--quiet")
+    assert code == 130
+    assert err == f"Stopped. Finished traces are kept in {out}; the same command goes on from there.\n"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import functools
 import sqlite3
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -17,6 +21,8 @@ from kvatlas.text import VisibleStream, visible
 
 #: The longest error sentence in characters; sentences may quote values of any length.
 _LONGEST = 2000
+#: Seconds after which an interrupt that was lost is raised again.
+_AGAIN = 0.05
 #: Errors of the system, SQLite and Python without a traceback, because unforeseen input raises them.
 _OUTSIDE = (OSError, UnicodeError, sqlite3.Error, RecursionError, OverflowError, MemoryError)
 
@@ -66,7 +72,8 @@ def main() -> None:
     usual_output = sys.stdout
     sys.stdout = VisibleStream(usual_output)
     try:
-        code = command()(standalone_mode=False)
+        with _no_interrupt_lost():
+            code = command()(standalone_mode=False)
     except SystemExit as error:
         # Commands return their code: only the code of others calls sys.exit.
         _end(f"Code outside kvatlas ended this command ({reason(error)}).")
@@ -88,6 +95,27 @@ def main() -> None:
     finally:
         warnings.formatwarning = usual
         sys.stdout = usual_output
+
+
+@contextlib.contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Raise Ctrl-C again if it fell into a finalizer or a callback, whose exceptions Python only prints."""
+    usual = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            usual(unraisable)
+            return
+        # Raised within this function it would be lost, too.
+        timer = threading.Timer(_AGAIN, _thread.interrupt_main)
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
 
 
 def _end(sentence: str, code: int = 2) -> NoReturn:
