@@ -69,7 +69,7 @@ WARNED: dict[str, list[str]] = {
         "kvatlas: The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFoundError: No module "
         "named 'kvatlas_needs_this_module'). It is left out.",
         "'lost' of the plug-in third_kinds:Nothing cannot be used (AttributeError",
-        "'script' of the plug-in third_script:Policy cannot be used (SystemExit: it called sys.exit(0)). It is left out.",
+        "'script' of the plug-in third_script:Policy cannot be used (SystemExit: it called sys.exit(0)).",
         "expected subclasses of kvatlas.policies.CompressingPolicy",
         "its name is 'other'; expected that of its entry point, 'misnamed'",
     ],

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from kvatlas.core import Check, Finding, KvatlasError, Problem
+from pydantic import Field, TypeAdapter
+
+from kvatlas.core import Check, Finding, KvatlasError, Problem, refusal
 from kvatlas.models.handle import ModelHandle
 
 CLAIMS = "kvatlas_claims.json"
@@ -21,6 +22,10 @@ CLAIMS = "kvatlas_claims.json"
 UNKNOWN, CHANGED, SPACES, MARKERS = 0.2, 0.05, 0.1, 0.01
 #: Spaces, line breaks and bytes in byte-level and SentencePiece vocabularies; no decoded text holds them.
 _MARKS = ("Ġ", "Ċ", "ĉ", "č", "▁", "<0x")
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_End = Annotated[int | float | str, Field(union_mode="left_to_right")]
+_RANGES = TypeAdapter(dict[str, dict[str, Annotated[list[_End], Field(min_length=2, max_length=2)]]])
+_EXAMPLE = '{"CHAIN": {"n": [3, 13]}}'
 _OTHER = "take the tokenizer that came with the weights, with its own tokenizer_class in tokenizer_config.json"
 
 
@@ -36,8 +41,12 @@ class Claims:
 
     @classmethod
     def read(cls, folder: Path) -> Claims:
+        """Return the claims of a model's folder. Raises KvatlasError for a file of another form."""
         file = folder / CLAIMS
-        return cls(json.loads(file.read_text()) if file.is_file() else {})
+        if not file.is_file():
+            return cls()
+        with refusal(f"The file {str(file)!r} does not hold ranges of problems such as {_EXAMPLE}"):
+            return cls(_RANGES.validate_json(file.read_bytes(), strict=True))
 
     def __str__(self) -> str:
         def words(name: str, low: Any, high: Any) -> str:
@@ -56,8 +65,10 @@ class Claims:
 
         def within(value: Any, low: Any, high: Any) -> bool:
             # A number, or each side of a grid `6x6`.
-            parts = ([float(part) for part in re.findall(r"[\d.]+", str(item))] for item in (low, value, high))
-            return all(least <= own <= most for least, own, most in zip(*parts, strict=True))
+            sides = [[float(number) for number in _NUMBER.findall(str(item))] for item in (low, value, high)]
+            if len(set(map(len, sides))) > 1:
+                return False
+            return all(least <= own <= most for least, own, most in zip(*sides, strict=True))
 
         return sum(
             not all(within(problem.about.get(name, low), low, high) for name, (low, high) in family.items())
