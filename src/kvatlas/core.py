@@ -28,7 +28,11 @@ def reason(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
-    line = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # an error of foreign code may have no text
+        text = ""
+    line = (text.splitlines() or [""])[0].strip() or type(error).__name__
     return line if len(line) <= 300 else f"{line[:300]} ..."
 
 

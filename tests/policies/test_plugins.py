@@ -33,6 +33,7 @@ METHODS = {
     "check_prompt": "prompt_length, where",
 }
 CELL = ("--kv-budget", 96, "--local-window", 8, "--ratio", 0.5)
+SETTING: dict[str, Any] = {"kv_budget": 96, "local_window": 8, "ratio": 0.5, "workers": 1}
 
 
 #: A policy with a method and its statement to be filled in.
@@ -168,3 +169,57 @@ def test_an_interrupt_in_a_finalizer_ends_the_command(tmp_path: Path, kvatlas: C
     code, _, err = kvatlas(*words, "--workers", 1, "--quiet")
     assert code == 130
     assert err == f"Stopped. Finished traces are kept in {out}; the same command goes on from there.\n"
+
+
+#: Members of a class that is no policy, with a part of the sentence.
+MEMBERS = {
+    "queries = -1": "its queries is -1; expected an integer >= 0",
+    "queries = None": "its queries is None; expected an integer >= 0",
+    "version = object()": "its version is <object object",
+    "columns = 3": "its columns is 3; expected a tuple of different texts",
+    "columns = ('a', 'a')": "its columns is ('a', 'a'); expected a tuple of different texts",
+    "random = 'maybe'": "its random is 'maybe'; expected true or false",
+    "budget = None": "its budget is None; expected a method or a property",
+    "setting = 3": "its setting is 3; expected a method or a property",
+    "score = None": "its score is None; expected a method or a property",
+    "def on(self, model): return None": "returned None from on; expected an object of Odd",
+    "def identity(self, model): return {'x': object()}": "from identity; expected a dictionary of numbers and texts",
+    "def identity(self, model): return None": "returned None from identity; expected a dictionary",
+    "def filled(self, *_): return -5": "fills -5 places; expected an integer from 0 to ",
+    "def filled(self, *_): return 2.5": "fills 2.5 places; expected an integer from 0 to ",
+    "def score(self, cached): raise GeneratorExit": "failed in score (GeneratorExit).",
+    "def score(self, cached): raise type('E', (Exception,), {'__str__': lambda _: 1 / 0})": "failed in score (E).",
+    "def score(self, cached): return cached.positions.float().to_sparse()": "with the layout torch.sparse_coo",
+}
+
+
+def write_class(folder: Path, member: str) -> str:
+    """Write a policy with this member and return its name."""
+    head = "from kvatlas.policies import CompressingPolicy\n\n\nclass Odd(CompressingPolicy):\n"
+    lines = ["name = 'odd'", "summary = 'keeps the newest tokens'", member]
+    if "score" not in member:
+        lines.insert(2, "def score(self, cached): return cached.positions")
+    (folder / "odd.py").write_text(head + "".join(f"    {line}\n" for line in lines))
+    return f"{folder / 'odd.py'}:Odd"
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_class_that_is_no_policy_is_refused(tmp_path: Path, kvatlas: Call, member: str) -> None:
+    policy = write_class(tmp_path, member)
+    words = ("run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--workers", 1)
+    sentence = kvatlas.refuse(*words, "--quiet")
+    assert MEMBERS[member] in sentence
+    assert policy in sentence
+
+
+def test_a_score_that_works_in_place_changes_nothing_of_the_cache(tmp_path: Path) -> None:
+    def decoded(member: str, out: str) -> list[Any]:
+        folder = tmp_path / out
+        folder.mkdir()
+        policy = write_class(folder, member)
+        run = package.run("embedded:tiny-llama", "CHAIN8", problems=1, policy=policy, out=folder / "run", **SETTING)
+        return [(trace.tokens, trace.eviction_trace) for trace in run.traces()]
+
+    plain = decoded("def score(self, cached): return cached.positions.float()", "plain")
+    in_place = "def score(self, cached): score = cached.positions.float(); cached.positions.zero_(); return score"
+    assert decoded(in_place, "in place") == plain

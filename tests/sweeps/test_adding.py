@@ -12,13 +12,12 @@ import pytest
 
 import kvatlas as package
 from kvatlas.core import SERVED, KvatlasError
-from kvatlas.policies import _from_file
 from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
-from tests.command_line import Call
+from tests.command_line import Call, run_apart
 from tests.sweeps.conftest import Build
 
 
@@ -222,8 +221,10 @@ def received(spec_data: Build, tmp_path: Path) -> tuple[Path, Path, Path]:
     file = tmp_path / "newest.py"
     file.write_text(PLUGIN)
     data = small(spec_data, f"{file}:Newest", axes={"local_window": [8], "ratio": [0.5]})
-    sweep(make_plan(parse_spec(data)), tmp_path / "received", workers=1)
-    _from_file.cache_clear()
+    (tmp_path / "theirs.yaml").write_text(json.dumps(data))
+    # In a process of its own: a file is run once in each.
+    ((code, _, err),) = run_apart(["sweep theirs.yaml --out received --workers 1"], tmp_path)
+    assert code == 0, err
     mark = file.with_suffix(".ran")
     mark.unlink()
     return tmp_path / "received", file, mark

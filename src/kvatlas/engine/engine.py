@@ -114,7 +114,14 @@ class Engine:
 
     def _allocate(self) -> None:
         state = self.collector.token_state(self.handle.shape)
-        self.cache = self._new_cache(self.batch_size, state, self.collector.query_window, self.storage)
+        window = self.collector.query_window
+        try:
+            self.cache = self._new_cache(self.batch_size, state, window, self.storage)
+        except (MemoryError, RuntimeError) as error:
+            queries = f" with {window:,} queries each" if window else ""
+            raise KvatlasError(
+                f"A cache for {self.batch_size:,} sequences{queries} cannot be allocated ({reason(error)})."
+            ) from error
         captured = self.backend.name == "flex" and not self.stateful and not self.storage.packed
         self.graphs = CudaGraphRunner(self.cache, self.sampling) if captured else None
         self.scheduler = Scheduler(self.handle, self.cache, self.collector, self.sampling, self.batch_size)

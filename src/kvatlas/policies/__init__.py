@@ -3,7 +3,7 @@
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
@@ -28,6 +28,7 @@ from kvatlas.policies.base import (
     share,
     tokens_of,
 )
+from kvatlas.policies.guard import AUTHORED
 from kvatlas.registry import Registry
 
 
@@ -63,6 +64,28 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_names(value: object) -> bool:
+    names = value if isinstance(value, tuple) else (None,)
+    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+
+
+#: Attributes of a class of policies with the test of their values, and what to expect.
+_ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "version": (_is_length, "an integer >= 0"),
+    "queries": (_is_length, "an integer >= 0"),
+    "columns": (_is_names, "a tuple of different texts"),
+    "random": (lambda value: isinstance(value, bool), "true or false"),
+    "published": (lambda value: isinstance(value, Mapping), "texts by names of parameters"),
+    "paper": (lambda value: isinstance(value, str), "a text"),
+}
+#: Attributes that are methods or properties.
+_COMPUTED = (*AUTHORED, "of", "setting", "budget", "storage", "observer")
+
+
 def _fault(name: str, value: object) -> str:
     """Return why a plug-in's object cannot be a policy; empty if it can."""
     if not (isinstance(value, type) and issubclass(value, Policy)):
@@ -73,6 +96,14 @@ def _fault(name: str, value: object) -> str:
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
+    for attribute, (accepts, expected) in _ATTRIBUTES.items():
+        found = inspect.getattr_static(value, attribute)
+        if not hasattr(found, "__get__") and not accepts(found):
+            return f"its {attribute} is {found!r}; expected {expected}"
+    for attribute in _COMPUTED:
+        found = inspect.getattr_static(value, attribute, None)
+        if hasattr(value, attribute) and not hasattr(found, "__get__"):
+            return f"its {attribute} is {found!r}; expected a method or a property"
     return ""
 
 

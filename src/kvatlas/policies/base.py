@@ -566,14 +566,18 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
 
     length = cached.positions.shape[-1]
     protected, chosen = places(policy, cached)
-    chosen = policy.filled(cached, protected, chosen)
+    filled = policy.filled(cached, protected, chosen)
+    if type(filled) is not int or not 0 <= filled <= chosen:
+        raise KvatlasError(
+            f"The policy {policy.name!r} fills {filled!r} places; expected an integer from 0 to {chosen}."
+        )
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
     scores = _scores(policy.name, policy.score(cached), cached.positions, protected)
     # Tokens that stay in any case come before other tokens with an infinite score.
     order = scores.argsort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
-    order = order[..., : certain + chosen]
+    order = order[..., : certain + filled]
     window = torch.arange(older, length, device=order.device).expand(*order.shape[:-1], policy.local_window)
     return torch.cat([order.sort(dim=-1).values, window], dim=-1)
 
@@ -588,11 +592,16 @@ def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -
     import torch
 
     expected = tuple(positions.shape)
-    if not isinstance(scores, torch.Tensor) or scores.is_complex():
-        kind = f"a tensor of {scores.dtype}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+    kind = "" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+    if isinstance(scores, torch.Tensor):
+        if scores.is_complex() or scores.layout is not torch.strided:
+            kind = f"a tensor of {scores.dtype} with the layout {scores.layout}"
+        elif scores.device != positions.device:
+            kind = f"a tensor on {scores.device}"
+    if not isinstance(scores, torch.Tensor) or kind:
         raise KvatlasError(
             f"The policy {policy!r} scored its tokens with {kind}; expected a tensor of real numbers of the shape "
-            f"{expected} or {expected[-1:]}."
+            f"{expected} or {expected[-1:]}, strided and on {positions.device}."
         )
     shape = tuple(scores.shape)
     # One number for every choice, or the same for some of them.
