@@ -260,5 +260,5 @@ def test_no_engine_has_a_policy_of_a_file_and_none_is_run_to_see_it(
 ) -> None:
     folder, file, mark = received
     words = ("deploy", "export", folder, "--to", "kvpress", "--out", tmp_path / "out", "--policy", f"{file}:Newest")
-    assert f"kvpress has no policy '{file}:Newest'" in kvatlas.refuse(*words)
+    assert f"No other engine has the policy '{file}:Newest'" in kvatlas.refuse(*words)
     assert not mark.exists()

@@ -129,11 +129,7 @@ def export_setting(
     """
     if name not in TARGETS:
         raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
-    target = TARGETS[name]
-    if policies.file_of(setting.policy) is not None:
-        # The file that a run names is not run.
-        raise KvatlasError(f"{name} has no policy {setting.policy!r}; it has {', '.join(target.policies)}.")
-    policy = policies.of(setting)
+    target, policy = TARGETS[name], policies.of_engine(setting)
     base = policy.name.partition("@")[0]
     if not isinstance(policy, CompressingPolicy):
         raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")

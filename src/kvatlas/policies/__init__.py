@@ -96,13 +96,18 @@ def _fault(name: str, value: object) -> str:
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
+    return _attribute_fault(value)
+
+
+def _attribute_fault(policy: type[Policy]) -> str:
+    """Return which attribute of a plug-in's class has a wrong value; empty if none has."""
     for attribute, (accepts, expected) in _ATTRIBUTES.items():
-        found = inspect.getattr_static(value, attribute)
+        found = inspect.getattr_static(policy, attribute)
         if not hasattr(found, "__get__") and not accepts(found):
             return f"its {attribute} is {found!r}; expected {expected}"
     for attribute in _COMPUTED:
-        found = inspect.getattr_static(value, attribute, None)
-        if hasattr(value, attribute) and not hasattr(found, "__get__"):
+        found = inspect.getattr_static(policy, attribute, None)
+        if hasattr(policy, attribute) and not hasattr(found, "__get__"):
             return f"its {attribute} is {found!r}; expected a method or a property"
     return ""
 
@@ -183,6 +188,13 @@ def of(setting: Setting) -> Policy:
     return kind.of(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
 
 
+def of_engine(setting: Setting) -> Policy:
+    """Return the policy of a run's setting for another engine, which has none of a file: such a file is not run."""
+    if file_of(setting.policy) is not None:
+        raise KvatlasError(f"No other engine has the policy {setting.policy!r}, which is code of a file.")
+    return of(setting)
+
+
 def about(name: str) -> dict[str, Any]:
     """Return a policy or a preset as plain data; `published` are the values of parameters in its paper."""
     policy, preset = policies.get(name), PRESETS.get(name)
@@ -212,5 +224,15 @@ def about(name: str) -> dict[str, Any]:
 
 
 __all__ = ["PRESETS", "CacheView", "CompressingPolicy", "Policy", "ReferenceTrace", "Scope", "Signal", "Step", "about"]
-__all__ += ["choice_param", "float_param", "int_param", "of", "parameters", "policies", "scope_param", "select_tokens"]
+__all__ += [
+    "choice_param",
+    "float_param",
+    "int_param",
+    "of",
+    "of_engine",
+    "parameters",
+    "policies",
+    "scope_param",
+    "select_tokens",
+]
 __all__ += ["file_of", "register", "share", "tokens_of"]

@@ -23,6 +23,7 @@ from kvatlas.noise import uniform
 from kvatlas.policies.guard import guard_methods
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from kvatlas.models import ModelHandle, Shape
@@ -582,6 +583,17 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
     return torch.cat([order.sort(dim=-1).values, window], dim=-1)
 
 
+def _unusable(scores: object, device: torch.device) -> str:
+    """Return a name for scores that are no tensor of real numbers on the device; "" for others."""
+    import torch
+
+    if not isinstance(scores, torch.Tensor):
+        return f"a {type(scores).__name__}"
+    if scores.is_complex() or scores.layout is not torch.strided:
+        return f"a tensor of {scores.dtype} with the layout {scores.layout}"
+    return "" if scores.device == device else f"a tensor on {scores.device}"
+
+
 def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
     """Return scores [..., older] in float64 of the tokens older than the local window, infinite for protected ones.
 
@@ -592,12 +604,7 @@ def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -
     import torch
 
     expected = tuple(positions.shape)
-    kind = "" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
-    if isinstance(scores, torch.Tensor):
-        if scores.is_complex() or scores.layout is not torch.strided:
-            kind = f"a tensor of {scores.dtype} with the layout {scores.layout}"
-        elif scores.device != positions.device:
-            kind = f"a tensor on {scores.device}"
+    kind = _unusable(scores, positions.device)
     if not isinstance(scores, torch.Tensor) or kind:
         raise KvatlasError(
             f"The policy {policy!r} scored its tokens with {kind}; expected a tensor of real numbers of the shape "
