@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
@@ -258,3 +259,28 @@ def test_a_context_that_is_too_short_is_told_in_numbers(tiny_llama: ModelHandle,
     spec = {"problems": 1, "sampling": {"max_new_tokens": 20}, "models": [short.name], "benchmarks": ["SEQBENCH-5x5"]}
     with pytest.raises(KvatlasError, match=r"has \d+ tokens, and the model .* reads at most 64, its answer included"):
         make_plan(parse_spec(spec))
+
+
+@pytest.mark.parametrize(
+    ("norm", "bits", "warned"),
+    [
+        (605, {"kv_bits": 4}, True),
+        (605, {"key_bits": 8, "value_bits": 16}, True),
+        (605, {"key_bits": 16, "value_bits": 4}, False),
+        (605, {}, False),
+        (22, {"kv_bits": 4}, False),
+    ],
+)
+def test_large_key_biases_are_named_where_keys_have_few_bits(
+    random_models: dict[str, ModelHandle], spec_data: Build, tmp_path: Path, norm: float, bits: Any, warned: bool
+) -> None:
+    model = copied(random_models["qwen2"], tmp_path / "model")
+    weights = load_file(model.folder / "model.safetensors")
+    bias = weights["model.layers.0.self_attn.k_proj.bias"]
+    bias.fill_(norm / bias.numel() ** 0.5)
+    save_file(weights, model.folder / "model.safetensors", metadata={"format": "pt"})
+    data = spec_data(models=[model.name], settings=[], axes={}, baseline=[{"policy": "full", **bits}])
+    said = [
+        sentence for sentence in make_plan(parse_spec(data)).warnings if "key biases of norms up to 605" in sentence
+    ]
+    assert len(said) == warned

@@ -354,6 +354,13 @@ def test_grades_of_plugins_are_stored_or_refused_before_anything_is_decoded(
     assert stored in str(caught.value)
 
 
+def test_a_grader_that_ends_the_process_is_refused(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measured, "grade", lambda *_: sys.exit(0))
+    monkeypatch.setattr("kvatlas.benchmarks.find", lambda *_, **__: Measured(4, 4))
+    with pytest.raises(KvatlasError, match=r"cannot grade an answer to 'CHAIN4-0000' \(it called sys.exit\(0\)\)"):
+        make_plan(parse_spec(spec_data(benchmarks=["PLUGIN"])))
+
+
 def test_an_answer_is_something_said_after_thinking_by_a_trace_that_ends(tiny_llama: ModelHandle) -> None:
     """In a sweep and, of the trace of the full cache, in a screen."""
     chain = find("CHAIN4")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +63,7 @@ Cell = Annotated[str, typer.Option("--policy", help="The cell, as 'dynts ratio=0
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: what pays, one for each GPU.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a batch; default: what fits, 64 on CPUs.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the run; other traces stay stored.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run files of policies that only the run in RUN names.")]
 
 # Runs and maps.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
@@ -110,8 +111,21 @@ def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise KvatlasError(f"{option}: expected NAME=VALUE, got {text!r}.")
+        if name.strip() in pairs:
+            raise KvatlasError(f"{option}: {name.strip()!r} is given twice; give it once.")
         pairs[name.strip()] = value
     return pairs
+
+
+def joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of several options by name; KvatlasError for a name that two of them give."""
+    values: dict[str, Any] = {}
+    for part in parts:
+        twice = next((name for name in part if name in values), None)
+        if twice is not None:
+            raise KvatlasError(f"{twice} is given twice ({values[twice]!r} and {part[twice]!r}); give it once.")
+        values |= part
+    return values
 
 
 def cell(
@@ -121,18 +135,19 @@ def cell(
     from kvatlas.policies import policies
 
     name, *words = policy.split() or [""]
-    pairs = {**assignments("--policy", words), **assignments("--set", texts)}
+    pairs = joined(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_value(owner, "kv_budget", kv_budget)
-    common = {"kv_budget": budget, "local_window": local_window, "ratio": ratio}
+    options = {"kv_budget": budget, "local_window": local_window, "ratio": ratio}
+    given = {key: value for key, value in options.items() if value is not None}
     values = {key: read_value(owner, key, value) for key, value in pairs.items()}
-    return Setting.of(name, **values, **{key: value for key, value in common.items() if value is not None})
+    return Setting.of(**joined({"policy": name}, values, given))
 
 
 def model_options(texts: Sequence[str] | None, template: str = "", system: str = "") -> dict[str, str]:
     """Return the options of a model from `--model-option`, `--template` and `--system`."""
     own = {name: value for name, value in (("template", template), ("system", system)) if value}
-    return assignments("--model-option", texts) | own
+    return joined(assignments("--model-option", texts), own)
 
 
 def columns(texts: Sequence[str] | None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name for clients; default: as given here.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that are decoded together.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, max=65_536, help="Sequences decoded together.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
     grace: Annotated[float, typer.Option(min=0, callback=options.finite, help="Seconds to finish answers.")] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="For requests that name none.")] = 0.6,

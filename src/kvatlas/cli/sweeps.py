@@ -160,6 +160,7 @@ def run(
     as_json: options.Json = False,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder, or add to it.")] = None,
     replace: options.Replace = False,
+    allow_code: options.AllowCode = False,
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
     quiet: options.Quiet = False,
@@ -188,7 +189,8 @@ def run(
         folder = out or Path(scratch) / "run"
         plan = make_plan(parse_spec(spec, "the options"))
         check_choice(plan.audit)
-        _drive(plan, folder, replace=replace, workers=workers, batch_size=batch_size, quiet=quiet)
+        how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
+        _drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet, **how)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
 
@@ -201,6 +203,7 @@ def sweep(
     ] = False,
     from_: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="Full-cache traces of a screen.")] = None,
     replace: options.Replace = False,
+    allow_code: options.AllowCode = False,
     executor: Annotated[str, typer.Option(help="local, ray, or ray@HOST:PORT for a running cluster.")] = "local",
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
@@ -221,7 +224,8 @@ def sweep(
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
     plan = make_plan(read_spec(spec))
     work = partial(read_all, traces=from_) if screen else None
-    how: dict[str, Any] = {"replace": replace, "executor": executor, "address": address, "workers": workers}
+    how: dict[str, Any] = {"executor": executor, "address": address, "workers": workers}
+    how |= {"replace": replace, "allow_code": allow_code}
     size = batch_size or (64 if screen else None)
     _drive(screening(plan) if screen else plan, out, work, batch_size=size, quiet=quiet, **how)
     if quiet:

@@ -280,7 +280,7 @@ class _Notes:
 def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
     """Return the model of the run with its data type, and the policy of the cell; KvatlasError if one is missing."""
     spec = parse_spec(dict(reference.run.manifest.spec))
-    policy = policies.of(reference.setting)
+    policy = policies.of_engine(reference.setting)
     fault = "" if isinstance(policy, CompressingPolicy) else "it never compresses"
     if policy.random or Signal.ANSWER in policy.observes:
         needs = "depends on more than the text (random numbers, or a trace of the full cache)"

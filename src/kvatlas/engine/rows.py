@@ -229,16 +229,18 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
     names = {name: state_name(policy, name) for name in policy.columns}
     recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
+    # Copies: a score may work in place.
+    columns = {name: cache.token_state[state][row.cached.row, ..., :length].clone() for name, state in names.items()}
     kept = select_tokens(
         policy,
         CacheView(
             model=model,
-            positions=positions,
+            positions=positions.clone(),
             prompt_length=prompt_length,
             thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
             length=row.position,
             stream=row.request.stream,
-            columns={name: cache.token_state[state][row.cached.row, ..., :length] for name, state in names.items()},
+            columns=columns,
             key=lambda layer: cache.read(0, layer, slots),
             value=lambda layer: cache.read(1, layer, slots),
             query=lambda layer: cache.queries[layer][row.cached.row][:, recent % cache.query_window],

@@ -38,6 +38,8 @@ _WRITER = ("transformers_version", "_name_or_path")
 _STREAMS = {
     "7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd",
 }
+#: More layers are a mistake in config.json, and planning would list them all.
+MAX_LAYERS = 10_000
 #: Kinds of layers that the engine decodes: with a KV cache, with a state, or with neither.
 _CACHED = ("full_attention", "sliding_attention", "attention", "hybrid")
 _LAYERS = (*_CACHED, "linear_attention", "conv", "mamba", "moe", "mlp")
@@ -134,7 +136,7 @@ class ModelHandle:
             return {key: value for key, value in content.items() if key not in _WRITER}
 
         try:
-            return plain(json.loads((self.folder / name).read_text(), object_hook=plain))
+            return plain(json.loads((self.folder / name).read_text("utf-8"), object_hook=plain))
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise KvatlasError(f"The model {self.name!r} has no readable {name} ({reason(error)}).") from error
 
@@ -166,6 +168,10 @@ class ModelHandle:
         heads, hidden = size("num_attention_heads"), size("hidden_size")
         kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
         layers: Sequence[int] = range(size("num_hidden_layers"))
+        if len(layers) > MAX_LAYERS:
+            raise KvatlasError(
+                f"The model {self.name!r} has num_hidden_layers {len(layers)}; expected at most {MAX_LAYERS:,}."
+            )
         kinds = config.get("layer_types")
         if isinstance(kinds, list) and set(kinds) - set(_CACHED):
             layers = [number for number, kind in enumerate(kinds) if kind in _CACHED]
@@ -288,7 +294,7 @@ class ModelHandle:
     def _index(self) -> tuple[set[str] | None, int | None]:
         """Return the weight files that the index names, and their bytes; None without an index."""
         try:
-            content = json.loads((self.folder / _INDEX).read_text())
+            content = json.loads((self.folder / _INDEX).read_text("utf-8"))
             return set(map(str, content["weight_map"].values())), int(content.get("metadata", {}).get("total_size", 0))
         except FileNotFoundError:
             return None, None
@@ -338,10 +344,13 @@ class ModelHandle:
         with refusal(f"The tokenizer of the model {self.name!r} cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
         for path in self.adapter.templates.values():
-            tokenizer.chat_template = path.read_text()
+            tokenizer.chat_template = path.read_text("utf-8")
         if self.options.template:
+            file = Path(self.options.template).expanduser()
             try:
-                tokenizer.chat_template = Path(self.options.template).expanduser().read_text("utf-8")
+                if file.exists() and not file.is_file():
+                    raise OSError("it is no regular file")
+                tokenizer.chat_template = file.read_text("utf-8")
             except (OSError, ValueError) as error:
                 raise KvatlasError(f"template: {self.options.template!r} cannot be read ({reason(error)}).") from error
         if not tokenizer.chat_template:

@@ -149,6 +149,9 @@ def tensors_digest(files: Iterable[Path]) -> str:
     tensors: dict[str, list[Any]] = {}
     for path in files:
         try:
+            if not path.is_file():
+                # A pipe would wait for its writer.
+                raise OSError("it is no regular file")
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _HEADER)))
@@ -208,7 +211,7 @@ class Adapter:
         if missing:
             raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; expected a folder of a LoRA adapter.")
         try:
-            config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text()).items())
+            config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text("utf-8")).items())
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
-from kvatlas.policies import of
+from kvatlas.policies import file_of, of
 from kvatlas.policies.base import UNNAMED, CompressingPolicy, Policy, allotted
 
 #: The most cells that a sentence names.
@@ -56,7 +56,7 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
 def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | None:
     """Return the `audit` of a setting; None also for unknown policies (a remote model's, a plug-in's)."""
     # Reading a run does not run code of a file.
-    if "kv_budget" not in setting.values or ".py:" in setting.policy:
+    if "kv_budget" not in setting.values or file_of(setting.policy) is not None:
         return None
     try:
         return audit(of(setting), prompts)

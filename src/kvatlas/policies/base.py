@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from kvatlas.core import CODES, KvatlasError, Setting, Storage
 from kvatlas.noise import uniform
 from kvatlas.policies.from_file import code_of
+from kvatlas.policies.guard import guard_methods
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from kvatlas.models import ModelHandle, Shape
@@ -328,6 +330,10 @@ class Policy:
     group: int = int_param(32, least=CODES, kw_only=True)
     residual: int = int_param(32, kw_only=True)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        guard_methods(cls)
+
     def __post_init__(self) -> None:
         if self.preset:
             object.__setattr__(self, "name", self.preset)
@@ -584,16 +590,31 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
 
     length = cached.positions.shape[-1]
     protected, chosen = places(policy, cached)
-    chosen = policy.filled(cached, protected, chosen)
+    filled = policy.filled(cached, protected, chosen)
+    if type(filled) is not int or not 0 <= filled <= chosen:
+        raise KvatlasError(
+            f"The policy {policy.name!r} fills {filled!r} places; expected an integer from 0 to {chosen}."
+        )
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
     scores = _scores(policy.name, policy.score(cached), cached.positions, protected)
     # Tokens that stay in any case come before other tokens with an infinite score.
     order = scores.argsort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
-    order = order[..., : certain + chosen]
+    order = order[..., : certain + filled]
     window = torch.arange(older, length, device=order.device).expand(*order.shape[:-1], policy.local_window)
     return torch.cat([order.sort(dim=-1).values, window], dim=-1)
+
+
+def _unusable(scores: object, device: torch.device) -> str:
+    """Return a name for scores that are no tensor of real numbers on the device; "" for others."""
+    import torch
+
+    if not isinstance(scores, torch.Tensor):
+        return f"a {type(scores).__name__}"
+    if scores.is_complex() or scores.layout is not torch.strided:
+        return f"a tensor of {scores.dtype} with the layout {scores.layout}"
+    return "" if scores.device == device else f"a tensor on {scores.device}"
 
 
 def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
@@ -606,11 +627,11 @@ def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -
     import torch
 
     expected = tuple(positions.shape)
-    if not isinstance(scores, torch.Tensor) or scores.is_complex():
-        kind = f"a tensor of {scores.dtype}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+    kind = _unusable(scores, positions.device)
+    if not isinstance(scores, torch.Tensor) or kind:
         raise KvatlasError(
             f"The policy {policy!r} scored its tokens with {kind}; expected a tensor of real numbers of the shape "
-            f"{expected} or {expected[-1:]}."
+            f"{expected} or {expected[-1:]}, strided and on {positions.device}."
         )
     shape = tuple(scores.shape)
     # One number for every choice, or the same for some of them.

@@ -16,7 +16,7 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
-from kvatlas.models.checks import Claims, notes_for
+from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
@@ -218,6 +218,8 @@ class Plan:
                     f"every setting: {', '.join(counted)}."
                 )
             sentences += [self._uncompressed(model, benchmark) for benchmark in self.benchmarks]
+            if any(policy.storage.key_bits < 16 for policy, _ in self.policies):
+                sentences.append(key_bias_warning(model))
         return [sentence for sentence in sentences if sentence]
 
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:

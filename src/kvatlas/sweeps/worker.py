@@ -107,7 +107,9 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     handle, model, settings = job.model, job.model.load(), job.policies()
     by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
     chosen = tuple(dict.fromkeys([*settings.values(), FULL]))
-    size = max(1, (job.batch_size or fitting(job, chosen)) >> job.halvings)
+    # A larger batch than all rows that there are would be allocated for nothing.
+    rows = sum(len(unit.settings) + 1 for unit in job.units)
+    size = max(1, min(job.batch_size or fitting(job, chosen), rows) >> job.halvings)
     size = max(2, size) if job.screened else size
     engine = Engine(handle, model, chosen, job.sampling, size)
     late: dict[int, Request[int]] = {}
