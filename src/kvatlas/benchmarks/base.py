@@ -172,13 +172,3 @@ def identity(benchmark: Benchmark) -> list[Any]:
 def rules(benchmark: Benchmark) -> list[Any]:
     """Return the part of the identity that belongs to the run key: without problems, which have their own digests."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", identity(benchmark)[2:])]
-
-
-def grade_text(benchmark: Benchmark, problem: Problem, text: str, cut: bool) -> Grade:
-    """Grade a whole text by the part after `</think>`. A text that was `cut` off is wrong."""
-    _, closed, answer = text.rpartition("</think>")
-    if not cut and (closed or "<think>" not in text):
-        return judge(benchmark, problem, answer)
-    # An empty answer gives the metrics: every trace has the same ones.
-    metrics = judge(benchmark, problem, "").metrics
-    return Grade(False, 0.0, None, Status.TRUNCATED if cut else Status.NO_ANSWER, metrics)
