@@ -53,7 +53,7 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     # Typed mathematics.
     (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
     (r"(?<![\\A-Za-z])(?:oo|inf(?:ty|inity)?)(?![A-Za-z])", r"\\infty "),
-    (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
+    (r"(?<![\\A-Za-z])(pi|alpha|beta|gamma|theta|lambda|phi|omega)(?![A-Za-z])", r"\\\1 "),
     (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
     (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
     (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),

@@ -76,7 +76,7 @@ class Questions:
     prompt_format: str = DEFAULT
     columns: tuple[tuple[str, str], ...] = ()
     grader: str = answers.OWN
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if self.prompt_format not in FORMATS and "{question}" not in self.prompt_format:
