@@ -125,7 +125,7 @@ def test_prompt_formats_change_the_message_and_the_run_key() -> None:
     )
     assert messages["Q: {question} {x}"] == f"Q: {problem.question} {{x}}"
     assert len({str(identity(kind)) for kind in kinds.values()}) == 4
-    assert identity(kinds["r1"])[:4] == ["AIME24", 2, "r1", 1]
+    assert identity(kinds["r1"])[:4] == ["AIME24", 3, "r1", 1]
 
 
 def test_a_benchmark_travels_to_workers_without_its_problems() -> None:

@@ -46,19 +46,31 @@ _Verdict = tuple[str | None, Equality]
 
 def _own(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Verdict:
     right_letter = reference_letter(reference)
-    by_letter = bool(choices or right_letter)
+    if choices or right_letter:
+        chosen = _chosen(choices, text, with_bare)
+        return chosen, Equality(chosen == (right_letter or reference))
+    answer = _open_answer(text, with_bare)
+    return answer, Equality.UNEQUAL if answer is None else equality.same(reference, answer)
+
+
+def _chosen(choices: Sequence[str], text: str, with_bare: bool) -> str | None:
     inner = marked(text)
-    answer = letter(inner, choices) if by_letter else None
+    answer = letter(inner, choices)
     if answer is None and not choices:
         answer = final(inner)
+    if answer is None and with_bare and (last := bare(inner)):
+        answer = letter(last, choices)
+    return answer
+
+
+def _open_answer(text: str, with_bare: bool) -> str | None:
+    inner = marked(text)
+    answer = final(inner)
     if answer is None and (with_bare or inner is not text):
-        last = bare(inner)
-        answer = letter(last, choices) if last and by_letter else last
-    if answer is None and not by_letter:
-        answer = wrapped(inner) if inner is text else unwrapped(inner)[:LONGEST] or None
+        answer = bare(inner)
     if answer is None:
-        return None, Equality.UNEQUAL
-    return answer, Equality(answer == (right_letter or reference)) if by_letter else equality.same(reference, answer)
+        answer = wrapped(text) if inner is text else unwrapped(inner)[:LONGEST]
+    return answer or None
 
 
 def _dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Verdict:

@@ -105,14 +105,19 @@ def _boxes(text: str) -> list[str]:
             boxes.pop(0)
         elif boxes and not _JOINT.fullmatch(text[end + 1 : first][: SHORT + 1]):
             break
-        content = content.strip()
-        for _ in range(DEPTH):
-            if not _BOX.match(content):
-                break
-            content = _content(content, 0)[0].strip()
-        boxes.insert(0, content[:LONGEST])
+        boxes.insert(0, _unnested(content)[:LONGEST])
         first, last = start, end
     return boxes
+
+
+def _unnested(content: str) -> str:
+    """Return the content of a box that holds nothing but another box."""
+    content = content.strip()
+    for _ in range(DEPTH):
+        if not _BOX.match(content):
+            break
+        content = _content(content, 0)[0].strip()
+    return content
 
 
 def _content(text: str, start: int) -> tuple[str, int]:
@@ -139,8 +144,12 @@ def _content(text: str, start: int) -> tuple[str, int]:
 
 
 def marked(text: str) -> str:
-    """Return the content of the last `<answer>` of a text, or of a fence of code around its end; else the text."""
-    if fence := _FENCE.search(text[-TAIL:]):
+    """Return the content of the last `<answer>` of a text, or of a fence of code around its end; else the text.
+
+    A box behind it goes before it, and any box before a fence.
+    """
+    fence = _FENCE.search(text[-TAIL:])
+    if fence and not _BOX.search(text):
         return fence[1]
     tags = list(_TAG.finditer(text))
     if not tags or _BOX.search(text, tags[-1].end()):
@@ -251,16 +260,11 @@ def letter(text: str, choices: Sequence[str]) -> str | None:
     for match in reversed(list(_BOX.finditer(text))[-DEPTH:]):
         if found := _leading_letter(_content(text, match.start())[0], last, choices):
             return found
-    lines = [line for line in tail.splitlines() if line.strip()]
-    alone = [_alone(line, last, choices) for line in lines]
-    # Several are a list of the options, unless the last is a letter without its text.
-    if len(set(alone) - {None}) > 1 and len(lines[-1].strip(_QUOTES + "$().]}")) > 1:
-        return None
-    return next(filter(None, (*alone[-1:], *alone[:1])), None)
+    return _on_a_line(tail, last, choices)
 
 
 def _announced(tail: str, last: str, choices: Sequence[str]) -> str | None:
-    """Return the letter of the last statement "the answer is ..."; "" if it says that there is none, None without."""
+    """Return the letter of the last statement "the answer is ..."; "" for "the answer is not A", None without any."""
     for rest in reversed(_behind(_LETTER_CUE, tail)):
         line = rest.partition("\n")[0]
         if chosen := _choice(unwrapped(_END.split(line, maxsplit=1)[0]), choices):
@@ -304,9 +308,20 @@ def _option(text: str, last: str, strict: bool = False) -> str | None:
     match = _OPTION.match(text)
     if match is None or match["letter"].upper() > last or _OTHER.match(match["rest"]):
         return None
-    found, rest = match["letter"], match["rest"]
+    found = match["letter"]
+    rest = match["rest"]
     goes_on = found.isupper() and not strict and (_REASON.match(rest) or (found not in "AI" and rest[:1].isspace()))
     return found.upper() if _STOP.match(rest) or goes_on else None
+
+
+def _on_a_line(tail: str, last: str, choices: Sequence[str]) -> str | None:
+    """Return the letter that is the last line or the first one."""
+    lines = [line for line in tail.splitlines() if line.strip()]
+    alone = [_alone(line, last, choices) for line in lines]
+    # Several are a list of the options, unless the last is a letter without its text.
+    if len(set(alone) - {None}) > 1 and len(lines[-1].strip(_QUOTES + "$().]}")) > 1:
+        return None
+    return next(filter(None, (*alone[-1:], *alone[:1])), None)
 
 
 def _alone(line: str, last: str, choices: Sequence[str]) -> str | None:
@@ -314,8 +329,8 @@ def _alone(line: str, last: str, choices: Sequence[str]) -> str | None:
     match = _OPTION.match(line.strip())
     if match is None or match["letter"].upper() > last:
         return None
-    found, rest = match["letter"].upper(), match["rest"].strip()
-    text = rest.lstrip(_QUOTES + ")].:")
+    found = match["letter"].upper()
+    text = match["rest"].strip().lstrip(_QUOTES + ")].:")
     return found if not text.strip("$.})\\") or _choice(text, choices) == found else None
 
 

@@ -92,7 +92,8 @@ def read_text(text: str, tags: Tags | None = None, cut: bool = False) -> Reading
 
 def read_tokens(model: Model, tokens: Sequence[int], finished: bool = True) -> Reading:
     """Read the new tokens of a model; the first end of thinking counts."""
-    span, text = model.split(tokens), model.text(tokens)
+    span = model.split(tokens)
+    text = model.text(tokens)
     if span is None:
         return _unclosed(model.tags, text, not finished)
     end, start = span
@@ -100,7 +101,8 @@ def read_tokens(model: Model, tokens: Sequence[int], finished: bool = True) -> R
         # The token that ends thinking may hold the beginning of the answer.
         thinking, _, answer = text.partition(model.tags.close)
     else:
-        thinking, answer = model.text(tokens[:end]), model.text(tokens[start:])
+        thinking = model.text(tokens[:end])
+        answer = model.text(tokens[start:])
     return replace(_reading(model.tags, thinking, answer, not finished), span=span)
 
 
