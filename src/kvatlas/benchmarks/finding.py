@@ -47,6 +47,12 @@ _STATED = re.compile(
     r"|^(?:#{1,6}\s{1,3}|\*\*)(?:the\s)?final\s{1,3}answer[*_]{0,3}[ \t]{0,3}\n\s{0,8}",
     re.IGNORECASE | re.MULTILINE,
 )
+#: Words before a statement that is not the writer's.
+_HEDGE = re.compile(
+    r"\b(?:thought|initially|at\sfirst|(?:might|may|could|some|people)\s(?:say|think|guess)|if|suppose|assum\w+)\s"
+    r"[^.,;:!?\n]{0,30}$",
+    re.IGNORECASE,
+)
 #: The beginning of an answer that is a sentence: "the largest $n$ is 34".
 _SENTENCE = re.compile(
     r"^(?=[A-Za-z]{2,}\s|\$?[A-Za-z]\$?\s)[^\n]{0,200}\s(?:is|are|equals)(?![A-Za-z])\s*:?(?=\s*[^\s.])"
@@ -171,6 +177,11 @@ def wrapped(text: str) -> str | None:
     return bare(unwrapped(line)) if match else None
 
 
+def _hedged(tail: str, start: int) -> bool:
+    """Return True for the beginning of a statement that a text takes back: "I first thought the answer is A"."""
+    return _HEDGE.search(tail[max(0, start - SHORT) : start]) is not None
+
+
 def stated(text: str) -> str | None:
     """Return the last "the answer is ..." of a text without boxes; None without any."""
     tail = text[-TAIL:].translate(_SIGNS)
@@ -178,6 +189,8 @@ def stated(text: str) -> str | None:
         part = tail[match.end() : match.end() + LONGEST]
         if _BOX.match(part):
             return None
+        if _hedged(tail, match.start()):
+            continue
         for end in (_END, _BECAUSE):
             part = end.split(part, maxsplit=1)[0]
         part = unwrapped(_SENTENCE.sub("", part).strip(_QUOTES).rstrip(".,;:"))
@@ -280,8 +293,8 @@ def _announced(tail: str, last: str, choices: Sequence[str]) -> str | None:
 
 def _behind(cue: re.Pattern[str], tail: str) -> list[str]:
     """Return what stands behind the last matches of a pattern."""
-    ends = [match.end() for match in cue.finditer(tail)]
-    return [tail[end : end + 2 * SHORT] for end in ends[-MOST_CUES:]]
+    matches = list(cue.finditer(tail))[-MOST_CUES:]
+    return [tail[match.end() : match.end() + 2 * SHORT] for match in matches if not _hedged(tail, match.start())]
 
 
 def _mentioned(tail: str, last: str) -> list[str | None]:
