@@ -113,6 +113,12 @@ def number(text: str) -> int | float | str:
     return text
 
 
+def scalar(text: Any) -> Any:
+    """Return the number, truth value or None that a text spells in YAML, else the text; other data as it is."""
+    value = spelled(text) if isinstance(text, str) else text
+    return value if isinstance(value, int | float | None) else text
+
+
 def spelled(text: str) -> Any:
     """Return the value of a text read as YAML, else the text."""
     import yaml

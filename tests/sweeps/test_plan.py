@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, canonical
 from kvatlas.models import ModelHandle, embedded
 from kvatlas.report.app.traces import Sources
 from kvatlas.results import Manifest
@@ -119,6 +119,25 @@ def test_run_keys_follow_stop_tokens_and_prompts(
     assert (keys(template, stops) == before) is same
     # The date is part of the key where the template asks for it, and nowhere else.
     assert (keys(template, stops) == keys(template, stops, date="2031-02-03")) is ("strftime" not in template)
+
+
+def test_values_of_the_template_are_part_of_the_key(r1_model: Callable[..., ModelHandle]) -> None:
+    template = "{{ messages[0].content }}{% if loud is defined and loud %}!{% endif %}{# quiet #}{{ quiet or '' }}"
+    name = r1_model(template=template).name
+
+    def keys(**options: Any) -> list[str]:
+        entry = {"model": name, **options}
+        spec = {"models": [entry], "benchmarks": ["CHAIN4"], "problems": 1, "sampling": {"max_new_tokens": 90}}
+        return list(make_plan(parse_spec(spec)).keys.values())
+
+    before = keys()
+    assert keys(template_values={}) == before
+    # A value that changes no prompt of these problems may change that of others.
+    values = [{"loud": True}, {"loud": False}, {"quiet": 1}, {"loud": True, "quiet": 1}]
+    assert len({canonical(keys(template_values=own)) for own in values} | {canonical(before)}) == len(values) + 1
+    assert keys(template_values={"quiet": 1, "loud": True}) == keys(template_values=values[-1])
+    with pytest.raises(KvatlasError, match=r"does not read 'silent' of template_values; it reads loud, quiet\."):
+        keys(template_values={"silent": 1})
 
 
 def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from kvatlas import cli
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.chain import Chain
+from kvatlas.benchmarks.reading import grade, read_tokens
 from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.training import new_head
@@ -31,7 +32,7 @@ from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool, worth
 from kvatlas.sweeps.plan import Plan, WorkItem
-from kvatlas.sweeps.worker import Job, grade, outcome
+from kvatlas.sweeps.worker import Job
 from tests.sweeps.conftest import Build, contents
 
 
@@ -376,6 +377,7 @@ def test_an_answer_is_something_said_after_thinking_by_a_trace_that_ends(tiny_ll
         ((*answer, close, end), Status.NO_ANSWER),
         ((*answer, end), Status.NO_ANSWER),
     ):
-        graded = grade(tiny_llama, chain, problem, tokens, tokens[-1] == end)
-        assert graded.status is outcome(tiny_llama, tokens) is status
+        read = read_tokens(tiny_llama, tokens, tokens[-1] == end)
+        graded = grade(chain, problem, read)
+        assert graded.status is read.status is status
         assert graded.correct is (status is Status.OK)

@@ -166,13 +166,3 @@ def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
 def identity(benchmark: Benchmark) -> list[Any]:
     """Return all that changes prompts and verdicts besides the problems, whose contents stand beside it in a run."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]
-
-
-def grade_text(benchmark: Benchmark, problem: Problem, text: str, cut: bool) -> Grade:
-    """Grade a whole text by the part after `</think>`. A text that was `cut` off is wrong."""
-    _, closed, answer = text.rpartition("</think>")
-    if not cut and (closed or "<think>" not in text):
-        return judge(benchmark, problem, answer)
-    # An empty answer gives the metrics: every trace has the same ones.
-    metrics = judge(benchmark, problem, "").metrics
-    return Grade(False, 0.0, None, Status.TRUNCATED if cut else Status.NO_ANSWER, metrics)

@@ -11,7 +11,7 @@ import typer
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.style import Look
-from kvatlas.text import read_value, spelled
+from kvatlas.text import read_value, scalar, spelled
 
 
 def finite(value: float | None) -> float | None:
@@ -35,6 +35,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Model = Annotated[str, typer.Argument(help="embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.")]
 ModelOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME=VALUE", help="dtype, device, revision, think_close, ...")
+]
+TemplateValues = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Variable of the chat template, as enable_thinking=true. Repeat it."),
 ]
 Template = Annotated[str, typer.Option(metavar="FILE", help="Jinja chat template, for a base model.")]
 System = Annotated[str, typer.Option(metavar="TEXT", help="System message of every prompt.")]
@@ -144,9 +148,15 @@ def cell(
     return Setting.of(**joined({"policy": name}, values, given))
 
 
-def model_options(texts: Sequence[str] | None, template: str = "", system: str = "") -> dict[str, str]:
-    """Return the options of a model from `--model-option`, `--template` and `--system`."""
-    own = {name: value for name, value in (("template", template), ("system", system)) if value}
+def model_options(
+    texts: Sequence[str] | None, values: Sequence[str] | None = None, template: str = "", system: str = ""
+) -> dict[str, Any]:
+    """Return the options of a model from `--model-option`, `--template-values`, `--template` and `--system`."""
+    own: dict[str, Any] = {name: value for name, value in (("template", template), ("system", system)) if value}
+    if values:
+        own["template_values"] = {
+            name: scalar(value) for name, value in assignments("--template-values", values).items()
+        }
     return joined(assignments("--model-option", texts), own)
 
 

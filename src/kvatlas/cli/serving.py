@@ -37,6 +37,7 @@ def serve(
     grace: Annotated[float, typer.Option(min=0, callback=options.finite, help="Seconds to finish answers.")] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="For requests that name none.")] = 0.6,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     template: options.Template = "",
     system: options.System = "",
 ) -> None:
@@ -53,7 +54,7 @@ def serve(
         raise KvatlasError("Serving needs the extra: pip install 'kvatlas[serve]'.") from error
     from kvatlas.serve.service import Service, find_policy, sampling_with
 
-    loaded = find(model, **options.model_options(model_option, template, system))
+    loaded = find(model, **options.model_options(model_option, template_values, template, system))
     loaded.check()
     for sentence in loaded.notes:
         note(sentence)

@@ -153,6 +153,7 @@ def run(
     temperature: options.Temperature = 0.6,
     max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     template: options.Template = "",
     system: options.System = "",
     column: options.Column = None,
@@ -183,7 +184,7 @@ def run(
         seed=seed,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
-        model_options=options.model_options(model_option, template, system),
+        model_options=options.model_options(model_option, template_values, template, system),
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"
@@ -281,12 +282,11 @@ Work = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for tr
 
 
 def _full_cache(
-    model: str, benchmarks: list[str], model_option: list[str] | None, problems: int | None, skip: int, **others: Any
+    model: str, benchmarks: list[str], own: dict[str, Any], problems: int | None, skip: int, **others: Any
 ) -> Spec:
     from kvatlas.sweeps import parse_spec
     from kvatlas.sweeps.spec import setting_spec
 
-    own = options.model_options(model_option)
     count = None if problems is None else skip + problems
     spec = setting_spec(
         model, benchmarks, Setting("full"), temperature=0.6, model_options=own, problems=count, **others
@@ -312,6 +312,7 @@ def train(
     seed: options.Seed = 0,
     max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     work: Work = None,
 ) -> None:
     """Train a head on the answer's attention in correct full-cache traces; print provenance and quality as JSON."""
@@ -320,7 +321,8 @@ def train(
     if out.suffix != ".safetensors":
         raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
     limits = {"samples": samples, "seed": seed, "max_new_tokens": max_new_tokens}
-    spec = _full_cache(model, benchmarks, model_option, problems, skip, **limits)
+    own = options.model_options(model_option, template_values)
+    spec = _full_cache(model, benchmarks, own, problems, skip, **limits)
     if held_out is None:
         # A fifth of the smallest benchmark, at least one problem.
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
@@ -341,6 +343,7 @@ def evaluate(
     seed: options.Seed = 1,
     max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     work: Work = None,
 ) -> None:
     """Judge a head on other traces than those of its training: rank correlation, overlap of the top 20 %, as JSON."""
@@ -348,7 +351,8 @@ def evaluate(
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
-    spec = _full_cache(model, benchmarks, model_option, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
+    own = options.model_options(model_option, template_values)
+    spec = _full_cache(model, benchmarks, own, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
     folder = work or head.with_suffix(".eval")
     quality = judge(head, Material(spec, skip), folder, on_trace=progress_display())
     typer.echo(json.dumps(quality, indent=2))
@@ -362,10 +366,11 @@ def calibrate(
     problems: Annotated[int, typer.Option(min=1, help="The number of problems of each benchmark.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of a trace.")] = 2048,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
 ) -> None:
     """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
     from kvatlas.sweeps.learning import calibrate as write
 
-    own = options.model_options(model_option)
+    own = options.model_options(model_option, template_values)
     tokens = write(model, benchmarks, out, problems=problems, max_new_tokens=max_new_tokens, model_options=own)
     typer.echo(f"{out}: means over the queries of {tokens:,} tokens")

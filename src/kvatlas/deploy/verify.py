@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
+from kvatlas.benchmarks.reading import JOINED, read_text
 from kvatlas.core import KvatlasError, Sampling, Setting, Trace
 from kvatlas.deploy.endpoint import Endpoint, Traces, ask
 from kvatlas.deploy.export import MeasuredCell
@@ -206,8 +207,8 @@ def read_texts(
         for problem in benchmark.problems(reference.run.manifest.spec["problems"]):
             if problem.id in cell.problems:
                 text = answers[cell.benchmark, problem.id, 0].text
-                thinking, close, _ = text.removeprefix("<think>").partition("</think>")
-                texts.append((model.encode(benchmark.prompt(problem)), f"{opening}{thinking}" if close else text))
+                thinking = read_text(text, JOINED).thinking
+                texts.append((model.encode(benchmark.prompt(problem)), f"{opening}{thinking}" if thinking else text))
     return read(model, policy, texts)
 
 

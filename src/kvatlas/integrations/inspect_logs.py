@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__
-from kvatlas.benchmarks import Benchmark, find, grade_text
+from kvatlas.benchmarks import Benchmark, find, reading
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import changed_problems, contents_of
@@ -61,8 +61,8 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
         name, identity = ours.name, [ours.name, ours.version]
 
         def grade(sample: EvalSample) -> Grade | None:
-            text = sample.output.choices[0].message.text
-            return grade_text(ours, problems[str(sample.id)], text, cut=sample.output.stop_reason in CUT)
+            read = reading.read_text(_text(sample), cut=sample.output.stop_reason in CUT)
+            return reading.grade(ours, problems[str(sample.id)], read, all_metrics=True)
 
     epochs = [sample.epoch for sample in samples]
     if min(epochs) < 1:
@@ -231,12 +231,14 @@ def _traces(
         result = grade(sample) if answered else None
         if result is None:
             continue
-        message = sample.output.choices[0].message
-        parts = [] if isinstance(message.content, str) else message.content
-        thinking = "".join(part.reasoning for part in parts if part.type == "reasoning")
-        text = f"<think>{thinking}</think>{message.text}" if thinking else message.text
         name = (cell.model, cell.benchmark, str(sample.id), sample.epoch - 1, cell.setting)
-        yield Trace(*name, (), text, result, _costs(sample))
+        yield Trace(*name, (), _text(sample), result, _costs(sample))
+
+
+def _text(sample: EvalSample) -> str:
+    message = sample.output.choices[0].message
+    parts = [] if isinstance(message.content, str) else message.content
+    return reading.joined("".join(part.reasoning for part in parts if part.type == "reasoning"), message.text)
 
 
 def _costs(sample: EvalSample) -> Costs:

@@ -13,10 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvatlas.benchmarks.reading import Tags, read_tokens
 from kvatlas.core import KvatlasError, Storage, digest, reason, refusal
 from kvatlas.hub import Repository, is_id
 from kvatlas.models import weights
-from kvatlas.models.options import Options
+from kvatlas.models.options import OWN_VALUES, Options
 from kvatlas.models.thinking import Thinking, thinking
 
 if TYPE_CHECKING:
@@ -245,6 +246,13 @@ class ModelHandle:
         _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
         text, again = (self.rendered([{"role": "user", "content": "x"}]) for _ in range(2))
         # Addresses of objects and random words may repeat in one process, but not in the next.
+        unread = [name for name, _ in self.options.template_values if name not in self.template_variables]
+        if unread:
+            read = ", ".join(sorted(self.template_variables)) or "none"
+            raise KvatlasError(
+                f"The chat template of the model {self.name!r} does not read {unread[0]!r} of template_values; it "
+                f"reads {read}."
+            )
         varies = text != again or " at 0x" in text or _RANDOM.search(self._template)
         if varies or not text.strip():
             fault = "another prompt each time" if varies else "an empty prompt"
@@ -414,6 +422,11 @@ class ModelHandle:
         opening = self.thinking.open
         return bool(opening) and self.prompt("x").rstrip().endswith(opening)
 
+    @property
+    def tags(self) -> Tags:
+        """The think tags, with which texts of the model are read."""
+        return Tags(self.thinking.open, self.thinking.close, self.opens_thinking)
+
     @cached_property
     def stops(self) -> frozenset[int]:
         """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
@@ -449,6 +462,7 @@ class ModelHandle:
             "tools": None,
             "strftime_now": date.fromisoformat(self.options.date).strftime,
             **self.tokenizer.special_tokens_map,
+            **dict(self.options.template_values),
         }
         own = {"messages": messages, "documents": None, "add_generation_prompt": answering}
         try:
@@ -463,10 +477,25 @@ class ModelHandle:
     def prompt_identity(self) -> dict[str, Any]:
         """All that decides the prompt of messages, besides the tokenizer: part of the run key."""
         date = self.options.date if "strftime_now" in self._template else None
-        # Without a system message the keys of earlier runs stay.
+        # Without a system message and values of one's own the keys of earlier runs stay.
         system = {"system": self.options.system} if self.options.system else {}
+        values = {"values": dict(self.options.template_values)} if self.options.template_values else {}
         opening = self.options.think_open
-        return {"template": self._template, "special": self._special, "date": date, "opening": opening, **system}
+        own = {"template": self._template, "special": self._special, "date": date, "opening": opening}
+        return {**own, **system, **values}
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads and that template_values can set."""
+        from jinja2 import TemplateError, meta
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            environment = _compile_jinja_template(self._template).environment
+            names = meta.find_undeclared_variables(environment.parse(self._template))
+        except TemplateError as error:
+            raise KvatlasError(f"The chat template of {self.name!r} cannot be read ({reason(error)}).") from error
+        return frozenset(names - {*OWN_VALUES, *self.tokenizer.special_tokens_map, *environment.globals})
 
     @property
     def _special(self) -> dict[str, str]:
@@ -504,24 +533,13 @@ class ModelHandle:
 
         If neither the prompt nor the model opened thinking, the whole trace is an answer.
         """
-        split = self.split(tokens)
-        if split is None:
-            text = self.text(tokens)
-            return None if self._thinks(text) else text
-        if self.think_close is None:
-            # The token that ends thinking may hold the beginning of the answer.
-            return self.text(tokens).partition(self.thinking.close)[2]
-        return self.text(tokens[split[1] :])
+        return read_tokens(self, tokens).answer
 
     def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
         """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""
         if end is not None:
             return end
-        return len(tokens) if self.opens_thinking or self._thinks(self.text(tokens)) else 0
-
-    def _thinks(self, text: str) -> bool:
-        # At the end of a text that does not close thinking.
-        return bool(self.thinking.close) and (self.opens_thinking or self.thinking.open in text)
+        return len(tokens) if self.tags.leaves_open(self.text(tokens)) else 0
 
     def load(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device); weights on the hub are fetched first."""

@@ -150,7 +150,11 @@ class Manifest:
             axes=tuple(axes.items()),
             expected=tuple(cells.values()),
             spec=spec,
-            provenance={**earlier.provenance, **self.provenance},
+            provenance={
+                **earlier.provenance,
+                **self.provenance,
+                "tags": {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})},
+            },
             about={**earlier.about, **about},
             contents={**earlier.contents, **contents},
         )

@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import benchmarks, models
-from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks import Benchmark, reading
 from kvatlas.benchmarks.answers import OWN
 from kvatlas.benchmarks.public import Questions
+from kvatlas.benchmarks.reading import Reading, Tags
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace, digest
-from kvatlas.models import ModelHandle
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import Key
 from kvatlas.results.store import Store
-
-_CLOSE, _OPEN = "</think>", "<think>"
 
 
 @dataclass
@@ -59,7 +57,7 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
         manifest = store.manifest()
         if manifest.screened:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
-        handles = models.available(manifest.spec.get("models", ()))
+        tags = _tags(manifest)
         by_name = _benchmarks(manifest, grader)
         problems = {
             (name, problem.id): problem
@@ -67,7 +65,7 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
             for problem in _problems(manifest, benchmark)
         }
         cells: dict[tuple[str, str, Setting], Regraded] = {}
-        grades: dict[tuple[str, str, str], Grade] = {}
+        grades: dict[tuple[str, str, Reading], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
         for run_key, trace in store.traces():
             problem = problems.get((trace.benchmark, trace.problem))
@@ -76,13 +74,11 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
                     f"The problem {trace.problem!r} is not in {trace.benchmark} any more; put back the file that the "
                     "run was made with."
                 )
-            text = _answer(handles.get(trace.model), trace)
-            after = False
-            if text is not None:
-                given = trace.benchmark, trace.problem, text
-                if given not in grades:
-                    grades[given] = benchmarks.judge(by_name[trace.benchmark], problem, text)
-                after = grades[given].correct and grades[given].status is Status.OK
+            read = _read(trace, tags.get(trace.model))
+            given = trace.benchmark, trace.problem, read
+            if given not in grades:
+                grades[given] = reading.grade(by_name[trace.benchmark], problem, read)
+            after = grades[given].correct and grades[given].status is Status.OK
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
             name = trace.model, trace.benchmark, trace.setting
@@ -130,11 +126,17 @@ def _problems(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
     return problems
 
 
-def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
-    """Return the text after the end of thinking, or None."""
-    if trace.grade.status is Status.TRUNCATED:
-        return None
-    if model is not None and trace.tokens:
-        return model.answer(trace.tokens)
-    _, closed, answer = trace.text.rpartition(_CLOSE)
-    return answer if closed or _OPEN not in trace.text else None
+def _tags(manifest: Manifest) -> dict[str, Tags]:
+    """Return the think tags of the models: those of the run, for runs that kept none those of models that are here."""
+    kept = {name: Tags(**tags) for name, tags in manifest.provenance.get("tags", {}).items()}
+    if kept:
+        return kept
+    return {name: model.tags for name, model in models.available(manifest.spec.get("models", ())).items()}
+
+
+def _read(trace: Trace, tags: Tags | None) -> Reading:
+    read = reading.read_text(trace.text, tags if trace.tokens else None, trace.grade.status is Status.TRUNCATED)
+    if trace.tokens and trace.usage.thinking_tokens == trace.usage.output_tokens:
+        # Thinking that no tag ended, whatever the tags were.
+        return replace(read, answer=None, status=read.status if read.status is Status.TRUNCATED else Status.NO_ANSWER)
+    return read

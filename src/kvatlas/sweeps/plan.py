@@ -122,7 +122,11 @@ class Plan:
             for model, benchmark, policy, baseline in self.cells
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        identities = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
+        identities = {
+            "benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks],
+            # Traces are read with them where the models are not.
+            "tags": {model.name: asdict(model.tags) for model in self.models},
+        }
         # Numbers and texts about problems: difficulties, seeds of permuted choices.
         about: dict[str, dict[str, dict[str, Any]]] = {}
         for name, problems in self.problems.items():
