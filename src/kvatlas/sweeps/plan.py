@@ -335,7 +335,7 @@ def _tree(policies_: Sequence[Policy], prompt: int, output: int) -> int:
 
 def _first_fires(policy: Policy, prompt: int) -> int | None:
     """Return the cache length of the first compression after a prompt of this length, or None."""
-    return policy.budget.due(prompt, prompt, prompt) if policy.budget else None
+    return policy.budget.first(prompt) if policy.budget else None
 
 
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
