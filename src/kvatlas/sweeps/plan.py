@@ -355,6 +355,8 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
 
 def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
     """Return the versioned hash of everything that can change an answer, besides setting, problem and sample."""
+    # Logits tie in short types: then the treatment of ties is part of the key.
+    ties = {} if model.dtype == "float32" else {"top_k_ties": "kept"}
     return digest(
         {
             "version": RUN_KEY_VERSION,
@@ -368,6 +370,7 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
             "sampling": spec.sampling.model_dump(),
             "seed": spec.seed,
             "policy": policy.identity(model),
+            **ties,
         }
     )[:32]
 
