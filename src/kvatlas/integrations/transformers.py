@@ -219,14 +219,15 @@ def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Seq
 
 def _of_row(processor: Any, row: int, rows: int) -> Any:
     """Return a processor of a batch of `rows` for one of them alone."""
+    if not isinstance(processor, _BATCHWISE):
+        return processor
     if isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         return processing.PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
     own = copy.copy(processor)
     if isinstance(own, processing.RepetitionPenaltyLogitsProcessor):
-        lengths = getattr(own, "prompt_ignore_length", None)
-        if isinstance(lengths, Tensor):
-            own.prompt_ignore_length = _entry(lengths, row, rows)
+        if isinstance(own.prompt_ignore_length, Tensor):
+            own.prompt_ignore_length = _entry(own.prompt_ignore_length, row, rows)
     elif isinstance(own, processing.EncoderRepetitionPenaltyLogitsProcessor):
         own.encoder_input_ids = _entry(own.encoder_input_ids, row, rows)
     elif isinstance(own, processing.EncoderNoRepeatNGramLogitsProcessor):
