@@ -240,7 +240,7 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ..
 
 def _uncompressed(policy: Policy, prompt: int) -> int:
     """Return the number of new tokens before the first compression, or `_NEVER`."""
-    return _NEVER if policy.budget is None else policy.budget.due(prompt, prompt, prompt) - prompt + 1
+    return _NEVER if policy.budget is None else policy.budget.first(prompt) - prompt + 1
 
 
 class _Notes:

@@ -28,9 +28,9 @@ from kvatlas.core import KvatlasError, Sampling, Storage, reason
 from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend, attend
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.flex import FlexBackend
-from kvatlas.engine.graphs import NOT_FINITE, CudaGraphRunner
+from kvatlas.engine.graphs import CudaGraphRunner
 from kvatlas.engine.rows import Generation, K, Request, Row
-from kvatlas.engine.sampling import follow_script, sample_rows
+from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.machine import out_of_memory
@@ -372,7 +372,7 @@ class Engine:
         self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, ready: Tensor | None
     ) -> list[list[int]]:
         """Return the new tokens of each row, empty for rows within their prompt; `ready` are tokens of a graph."""
-        if ready is not None and NOT_FINITE not in (tokens := ready.tolist()):
+        if ready is not None and UNSAMPLED not in (tokens := ready.tolist()):
             return [[token] for token in tokens]
         if logits.shape[0] and not logits.amax(-1).isfinite().all():
             raise KvatlasError(

@@ -45,7 +45,7 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
     without_choice = 0
     for prompt in lengths:
         # The cache has the length of the budget, unless the prompt alone is longer.
-        older = max(policy.budget.due(prompt, prompt, prompt), prompt + 1) - policy.local_window
+        older = max(policy.budget.first(prompt), prompt + 1) - policy.local_window
         protected = min(prompt, older) if policy.keep_prompt else 0
         chosen.append(allotted(policy, older, protected, protected)[1])
         without_choice += not 0 < chosen[-1] < older - protected

@@ -193,19 +193,28 @@ class Budget:
         """Return the greatest length of the cache before a compression, for prompts below the budget."""
         return self.tokens_with(prompt) + self.every
 
-    def due(self, prompt: int, cached: int, position: int) -> int:
-        """Return the cache length at the next compression; now `cached` of `position` tokens are in the cache.
+    def first(self, prompt: int) -> int:
+        """Return the cache length at the first compression."""
+        if self.every_from == "budget":
+            return self.most(prompt)
+        return self._turn(prompt, prompt, prompt)
 
-        `cached` equals `position` before the first one. Tokens kept above the budget (prompt and answer) delay it.
+    def next(self, prompt: int, cached: int, position: int) -> int:
+        """Return the cache length at the next compression, after one that left `cached` of `position` tokens.
+
+        Tokens kept above the budget (prompt and answer) delay it.
         """
         limit = self.tokens_with(prompt)
         if not self.every:
             return limit
         if self.every_from == "budget":
-            return self.every + (limit if cached == position else max(limit, cached))
-        # The first position with a turn and more than the budget in the cache.
+            return self.every + max(limit, cached)
+        return self._turn(prompt, cached, position)
+
+    def _turn(self, prompt: int, cached: int, position: int) -> int:
+        """Return the cache length at the first position with a turn and more than the budget in the cache."""
         turn = 1 if self.every_from == "start" else prompt
-        earliest = position + max(1, limit + 1 - cached)
+        earliest = position + max(1, self.tokens_with(prompt) + 1 - cached)
         return cached + earliest + (turn - earliest) % self.every - position
 
 
@@ -529,6 +538,10 @@ class CompressingPolicy(Policy):
     @property
     def _budget_text(self) -> str:
         return str(self.tokens) if self.tokens == self.kv_budget else f"{self.kv_budget} ({self.tokens} tokens)"
+
+    def can_drop(self, older: int, protected: int, prompt: int) -> bool:
+        """Return False if a compression would keep all `older` tokens; for the counts see `allotted`."""
+        return sum(allotted(self, older, protected, prompt)) < older
 
     def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
         """Return how many of the `chosen` places for tokens that are not `protected` [..., older] are used: all."""

@@ -344,7 +344,7 @@ def _tree(policies_: Sequence[Policy], prompt: int, output: int) -> int:
 
 def _first_fires(policy: Policy, prompt: int) -> int | None:
     """Return the cache length of the first compression after a prompt of this length, or None."""
-    return policy.budget.due(prompt, prompt, prompt) if policy.budget else None
+    return policy.budget.first(prompt) if policy.budget else None
 
 
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
@@ -364,6 +364,8 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
 
 def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
     """Return the versioned hash of everything that can change an answer, besides setting, problem and sample."""
+    # Logits tie in short types: then the treatment of ties is part of the key.
+    ties = {} if model.dtype == "float32" else {"top_k_ties": "kept"}
     return digest(
         {
             "version": RUN_KEY_VERSION,
@@ -377,6 +379,7 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
             "sampling": spec.sampling.model_dump(),
             "seed": spec.seed,
             "policy": policy.identity(model),
+            **ties,
         }
     )[:32]
 
