@@ -99,7 +99,7 @@ def read_value(owner: type, name: str, text: str) -> Any:
     if types == {"str"}:
         return text
     value = number(text) if types <= {"int", "float"} else text
-    return spelled(text) if isinstance(value, str) else value
+    return parse_yaml(text) if isinstance(value, str) else value
 
 
 def number(text: str) -> int | float | str:
@@ -112,7 +112,7 @@ def number(text: str) -> int | float | str:
     return text
 
 
-def spelled(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
     """Return the value of a text read as YAML, else the text."""
     import yaml
 
