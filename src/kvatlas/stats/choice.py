@@ -128,31 +128,44 @@ def choice_of(
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
     kept = {id_: _mean(stored[id_]) for id_, loss in losses.items() if loss.is_kept}
+    settings = {cell.setting.id: cell.setting for cell in cells}
     checked = validity(cells)
     reason = None if checked is None else checked.reason
     by_memory = None
     by_time = None
     if reason is None:
-        candidates = [kept[id_] for id_ in (kept if among is None else among)]
-        by_memory = cheapest(candidates, kv_costs(candidates))
-        by_time = cheapest(list(kept.values()), [cell.seconds_mean for cell in kept.values()])
-    # Where nothing is proven the saving is that of the setting that is nearest to it.
+        by_memory = _least_memory(list(kept.values()) if among is None else [kept[id_] for id_ in among])
+        by_time = _least_time(list(kept.values()))
+    # Where nothing is proven the saving is that of the safest setting.
     offered = _safest(losses) if by_memory is None else by_memory.setting.id
     saving = None if offered is None else _saving(stored[offered], baselines)
-    names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return Choice(
         model,
-        names[0] if len(names) == 1 else mean_of(len(names)),
-        len({cell.setting.id for cell in cells}),
+        _name_of_benchmarks(cells),
+        len(settings),
         by_memory=by_memory,
         by_time=by_time,
         vacuous=reason,
         margin=family.margin,
         family=family,
         losses=losses,
-        settings={cell.setting.id: cell.setting for cell in cells},
+        settings=settings,
         saving=saving,
     )
+
+
+def _name_of_benchmarks(cells: Sequence[CellTraces]) -> str:
+    """Return the only benchmark of the cells, or the name of their mean."""
+    names = list(dict.fromkeys(cell.benchmark for cell in cells))
+    return names[0] if len(names) == 1 else mean_of(len(names))
+
+
+def _least_memory(cells: Sequence[Cell]) -> Cell | None:
+    return cheapest(cells, kv_costs(cells))
+
+
+def _least_time(cells: Sequence[Cell]) -> Cell | None:
+    return cheapest(cells, [cell.seconds_mean for cell in cells])
 
 
 def _mean(cells: Sequence[CellTraces]) -> Cell:
@@ -194,7 +207,7 @@ def choices_of_maps(
     """
     worse: set[tuple[str, Any]] = set()
     for effect in effects:
-        # Effects of traces are left to the plateau, which rests on the same traces.
+        # Only effects over maps without traces count maps.
         if effect.maps:
             worse.update((effect.axis, level) for level in effect.worse)
     chosen = {choice.model for choice in earlier}
@@ -217,8 +230,8 @@ def _choice_of_map(map_: Map, verdict: Verdict, worse: Set[tuple[str, Any]]) -> 
         map_.benchmark,
         len(map_.cells),
         len(verdict.plateau),
-        by_memory=cheapest(members, kv_costs(members)),
-        by_time=cheapest(members, [cell.seconds_mean for cell in members]),
+        by_memory=_least_memory(members),
+        by_time=_least_time(members),
         highest=max(cell.estimate.value for cell in map_.cells.values()),
         may_lose={map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()},
         vacuous=reason,

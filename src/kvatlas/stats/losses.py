@@ -21,6 +21,7 @@ from kvatlas.stats.numerics.planning import needed_problems
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import count_compressed
 
 #: The setting against which losses are counted.
 FULL = Setting.of("full")
@@ -183,7 +184,7 @@ def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTrace
         of_setting = [pair[0] for pair in pairs_of_setting if pair is not None]
         has_compressed[row] = _problems_with_compressed(of_setting, paired)
         if loss is not None:
-            traces, compressed = _count_compressed(of_setting)
+            traces, compressed = count_compressed(of_setting)
             by_setting[ids[row]] = SettingLoss(**vars(loss), traces=traces, compressed=compressed)
     return LossFamily(
         margin,
@@ -200,17 +201,6 @@ def _pairs(group: Iterable[CellTraces], full: CellTraces, ids: Iterable[str]) ->
     """Return the cells of a benchmark with its full cache, in the order of setting ids; None where there is no cell."""
     by_id = {cell.setting.id: cell for cell in group}
     return [(by_id[setting], full) if setting in by_id else None for setting in ids]
-
-
-def _count_compressed(cells: Sequence[CellTraces]) -> tuple[int, int]:
-    """Return the number of traces under a KV budget, and of the compressed ones among them."""
-    traces = 0
-    compressed = 0
-    for cell in cells:
-        if "kv_budget" in cell.setting.values:
-            traces += int((cell.traces["compressions"] >= 0).sum())
-            compressed += int((cell.traces["compressions"] > 0).sum())
-    return traces, compressed
 
 
 def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues) -> Flags:

@@ -58,7 +58,7 @@ def prices(run: RunData) -> list[Price]:
 
 def _prices(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Price]:
     """Return the prices of the cells of a setting, each beside the full cache's cell of its benchmark."""
-    pairs = [_SharedProblems(cell, other) for cell, other in zip(cells, full, strict=True)]
+    pairs = list(map(_SharedProblems, cells, full))
     if not all(pair.count for pair in pairs):
         return []
     right = [pair.right(pair.cell) for pair in pairs]

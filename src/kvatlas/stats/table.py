@@ -49,7 +49,7 @@ class TraceTable:
         self.shapes = [(len(order), cell.samples) for order, cell in zip(self.orders, cells, strict=True)]
         ends = list(accumulate(map(math.prod, self.shapes), initial=0))
         self.spans = [slice(begin, end) for begin, end in pairwise(ends)]
-        # A setting may be promised twice, in the grid and as a baseline: its traces fill both cells.
+        # Several promised cells may share a key; a trace fills all of them.
         keys = [(cell.run_key, cell.setting.id, cell.benchmark) for cell in cells]
         self._cells_of_key = grouped(range(len(keys)), keys.__getitem__)
         self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
@@ -67,7 +67,7 @@ class TraceTable:
         records = columns.records[rows]
         for name in _COPIED:
             self.records[name][places] = records[name]
-        # Codes of texts differ between files, so they are counted anew over the whole table.
+        # The columns have codes of their own, so their texts get the codes of the table.
         for name, codes in (("made_with", self.versions), ("metrics", self.kinds)):
             texts, text_of_row = np.unique(records[name], return_inverse=True)
             table_codes = [codes.setdefault(columns.names[text], len(codes)) for text in texts]
@@ -86,7 +86,7 @@ class TraceTable:
         places = [np.zeros(0, int)]
         problems = columns.records["problem"]
         samples = columns.records["sample"]
-        # The number of each of the file's names in an order of problems, -1 for other names. Cells share orders, so
+        # The number of each name of the columns in an order of problems, -1 for other names. Cells share orders, so
         # they are told apart by identity.
         number_of_name: dict[int, Ints] = {}
         for key, cell_rows in columns.by_cell().items():

@@ -41,20 +41,35 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
     stored = [cell for cell in cells if cell.stored and not cell.screened]
     if not stored:
         return None
-    bounded = [cell for cell in stored if "kv_budget" in cell.setting.values]
-    bounded_settings = {cell.setting.id for cell in bounded}
+    settings = {cell.setting.id for cell in stored if has_budget(cell)}
     identical = _identical(stored)
+    bounded, compressed = count_compressed(stored)
     return Validity(
-        # Unknown compressions are NaN and count in neither.
-        bounded=sum(int((cell.traces["compressions"] >= 0).sum()) for cell in bounded),
-        compressed=sum(int((cell.traces["compressions"] > 0).sum()) for cell in bounded),
         traces=sum(cell.stored for cell in stored),
+        bounded=bounded,
+        compressed=compressed,
         no_answer=sum(cell.verdicts[Outcome.NO_ANSWER] for cell in stored),
         truncated=sum(cell.verdicts[Outcome.TRUNCATED] for cell in stored),
-        settings=len(bounded_settings),
+        settings=len(settings),
         identical=identical,
-        same=len(bounded_settings) > 1 and any(bounded_settings <= set(group) for group in identical),
+        same=len(settings) > 1 and any(settings <= set(group) for group in identical),
     )
+
+
+def has_budget(cell: CellTraces) -> bool:
+    """Return whether the setting of a cell bounds the cache."""
+    return "kv_budget" in cell.setting.values
+
+
+def count_compressed(cells: Iterable[CellTraces]) -> tuple[int, int]:
+    """Return the number of traces under a KV budget, and of the compressed ones among them."""
+    traces = 0
+    compressed = 0
+    for cell in filter(has_budget, cells):
+        # Unknown numbers of compressions are NaN and count in neither.
+        traces += int((cell.traces["compressions"] >= 0).sum())
+        compressed += int((cell.traces["compressions"] > 0).sum())
+    return traces, compressed
 
 
 def _identical(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], ...]:

@@ -103,9 +103,7 @@ class Adaptive:
         """Return the manifest so far: each cell has the problems of its blocks."""
         whole, expected = self.plan.manifest(), []
         for cell in whole.expected:
-            last = block_slice(
-                self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1
-            )
+            last = block_slice(self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1)
             expected.append(replace(cell, problems=self.orders[cell.benchmark][: last.stop]))
         allocation = {"kind": "adaptive", "blocks": self.blocks, "problems": self.sizes, "stopped": dict(self.stopped)}
         return replace(whole, expected=tuple(expected), allocation=allocation)
