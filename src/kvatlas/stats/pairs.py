@@ -143,9 +143,9 @@ def differences_of_run(run: RunData, baseline: str) -> Differences:
 
 
 def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName], MapName]) -> Differences:
-    """Return cell minus the same cell of a map of `other`, the `partner` of the cell's map; else as the above.
+    """Return cell minus the same cell of a map of another run, the `partner` of the cell's map.
 
-    Nothing where the two runs have unlike axes.
+    Else as `differences_of_run`. Empty if the two runs have unlike axes.
     """
     if other.axes != run.axes:
         return {}

@@ -125,8 +125,10 @@ class RunData:
 
         A policy with several values of another parameter gives several groups, with that parameter in the label.
         """
+        # An unknown metric is refused before axes are.
+        cells = self.cells
         axes = set(self.axes)
-        on_grid = [cell for cell in self.cells if not cell.baseline and axes <= cell.setting.on_axes.keys()]
+        on_grid = [cell for cell in cells if not cell.baseline and axes <= cell.setting.on_axes.keys()]
         by_rest = grouped(filter(self.fits, on_grid), self._without_axes)
         settings = grouped(by_rest, lambda key: key[0])
         names = {model: short_names(map(itemgetter(2), keys)) for model, keys in settings.items()}

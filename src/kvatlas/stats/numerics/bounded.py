@@ -92,7 +92,7 @@ def mean_difference(differences: Floats, strata: Ints | None = None) -> Contrast
 
 
 def mean_differences(differences: Floats, strata: Ints) -> list[Contrast]:
-    """Return the same for each row of `differences` [rows, problems]; each interval speaks of its own row."""
+    """Return the same for each row of `differences` [rows, problems]; each interval holds for its own row alone."""
     bottom, top = interval(differences, -1.0, 1.0, Z, strata)
     p = p_value(score(differences, 0.0, -1.0, 1.0, strata))
     means = differences @ weights(strata)

@@ -176,9 +176,9 @@ def _normal_density(x: Floats, deviation: float) -> Floats:
     return np.asarray(np.exp(-((x / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi)), float)
 
 
-def block_slice(problems: int, blocks: int, number: int) -> slice:
-    """Return the places of the problems of one benchmark that come in block `number`, from 0."""
-    return slice(problems * number // blocks, problems * (number + 1) // blocks)
+def block_slice(problems: int, blocks: int, block: int) -> slice:
+    """Return the places of the problems of one benchmark that come in a block, counted from 0."""
+    return slice(problems * block // blocks, problems * (block + 1) // blocks)
 
 
 def in_order(differences: Floats, orders: Sequence[Ints], costs: Floats, looks: int) -> tuple[TracesSoFar, Ints]:
