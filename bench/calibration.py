@@ -34,7 +34,7 @@ from scipy import stats
 from common import arguments
 from kvatlas.stats import inference
 from kvatlas.stats.adaptive import replay
-from kvatlas.stats.bare_maps import axis_effect
+from kvatlas.stats.csv_tests import axis_effect
 from kvatlas.stats.decay import fit
 from kvatlas.stats.losses import Need, losses
 

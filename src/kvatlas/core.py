@@ -442,6 +442,9 @@ class Note:
         return self.text
 
 
+#: Points that a setting may lose against the full cache by default.
+LOSE_AT_MOST = 3.0
+
 #: The values of a cell on the vertical and the horizontal axis of its map.
 CellCoord = tuple[Any, Any]
 

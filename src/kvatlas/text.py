@@ -100,7 +100,7 @@ def read_value(owner: type, name: str, text: str) -> Any:
     if types == {"str"}:
         return text
     value = number(text) if types <= {"int", "float"} else text
-    return spelled(text) if isinstance(value, str) else value
+    return parse_yaml(text) if isinstance(value, str) else value
 
 
 def number(text: str) -> int | float | str:
@@ -115,11 +115,11 @@ def number(text: str) -> int | float | str:
 
 def scalar(text: Any) -> Any:
     """Return the number, truth value or None that a text spells in YAML, else the text; other data as it is."""
-    value = spelled(text) if isinstance(text, str) else text
+    value = parse_yaml(text) if isinstance(text, str) else text
     return value if isinstance(value, int | float | None) else text
 
 
-def spelled(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
     """Return the value of a text read as YAML, else the text."""
     import yaml
 

@@ -11,7 +11,7 @@ import typer
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.style import Look
-from kvatlas.text import read_value, scalar, spelled
+from kvatlas.text import parse_yaml, read_value, scalar
 
 
 def finite(value: float | None) -> float | None:
@@ -100,7 +100,7 @@ _LOOK = {"columns": (int, "1 or 2"), "dark": (bool, "true or false"), "intervals
 def look(texts: Sequence[str] | None) -> Look:
     """Return the look of a figure; names that are not options are labels."""
     labels = assignments("--look", texts)
-    values: dict[str, Any] = {name: spelled(labels.pop(name)) for name in _LOOK if name in labels}
+    values: dict[str, Any] = {name: parse_yaml(labels.pop(name)) for name in _LOOK if name in labels}
     for name, value in values.items():
         kind, expected = _LOOK[name]
         if type(value) is not kind:

@@ -108,12 +108,12 @@ def verify(
     from kvatlas.deploy.verify import as_text, read_texts, report
     from kvatlas.results.store import check_folder
     from kvatlas.stats.paired import Equivalence
-    from kvatlas.stats.run_data import margin_of
+    from kvatlas.stats.run_data import margin_from_points
 
     endpoint = Endpoint(url, served, os.environ.get(KEY))
     check_folder(out)
     reference = MeasuredCell.of(against, policy)
-    margin = reference.run.margin if lose_at_most is None else margin_of(lose_at_most)
+    margin = reference.run.margin if lose_at_most is None else margin_from_points(lose_at_most)
     read = None
     if texts:
         display = answers_display(f"{endpoint.url}, temperature 0")

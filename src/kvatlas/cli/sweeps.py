@@ -128,14 +128,14 @@ def plan(
 def _provable(planned: Plan) -> Provable | None:
     """Return what the problems of a plan can prove of its settings; None without a full cache beside them."""
     from kvatlas.stats.power import provable
-    from kvatlas.stats.run_data import margin_of
+    from kvatlas.stats.run_data import margin_from_points
 
     baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
     compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
     if "full" not in baselines or not compared:
         return None
     sizes = [len(problems) for problems in planned.problems.values()]
-    return provable(sizes, margin_of(planned.spec.lose_at_most), len(compared))
+    return provable(sizes, margin_from_points(planned.spec.lose_at_most), len(compared))
 
 
 @app.command()

@@ -15,10 +15,9 @@ from pydantic.functional_validators import BeforeValidator, field_validator, mod
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
-from kvatlas.core import KvatlasError, Sampling, Setting, canonical, reason
+from kvatlas.core import LOSE_AT_MOST, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
 from kvatlas.policies import policies
-from kvatlas.stats.run_data import LOSE_AT_MOST
 from kvatlas.text import number, read_value, scalar
 
 Value = int | float | str | bool

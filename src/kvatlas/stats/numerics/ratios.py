@@ -32,15 +32,16 @@ def share_ratio(first: Sequence[Floats], second: Sequence[Floats]) -> Contrast |
     Each benchmark is an array of shares in [0, 1] by problem. None where either has no right answer. The lower limit is
     0 and the upper one infinite where they lie beyond 20.
     """
-    means = [sum(float(part.mean()) for part in shares) / len(shares) for shares in (first, second)]
-    if not all(means):
+    first_mean = sum(float(shares.mean()) for shares in first) / len(first)
+    second_mean = sum(float(shares.mean()) for shares in second) / len(second)
+    if not first_mean or not second_mean:
         return None
-    strata = strata_of_sizes([len(part) for part in first])
+    strata = strata_of_sizes([len(shares) for shares in first])
     ratios = np.exp(np.linspace(-math.log(LARGEST_RATIO), math.log(LARGEST_RATIO), _LOOKS))
     values = np.concatenate(second)[None] - ratios[:, None] * np.concatenate(first)[None]
     # Falls as the ratio rises, from above Z to below -Z.
     scores = score(values, 0.0, -ratios, 1.0, strata)
-    return Contrast(means[1] / means[0], _crossing(ratios, scores, Z), _crossing(ratios, scores, -Z))
+    return Contrast(second_mean / first_mean, _crossing(ratios, scores, Z), _crossing(ratios, scores, -Z))
 
 
 def _crossing(ratios: Floats, scores: Floats, level: float) -> float:
@@ -58,13 +59,14 @@ def cost_ratio(costs: Sequence[tuple[Floats, Floats]], shares: Contrast) -> Cont
     `costs` are those of a setting and of the reference by problem, for each benchmark; `shares` is the ratio of the
     reference's share of right answers to the setting's.
     """
-    own = sum(float(cost.mean()) for cost, _ in costs) / len(costs)
-    reference = sum(float(cost.mean()) for _, cost in costs) / len(costs)
-    errors = [cost / own - other / reference for cost, other in costs]
+    mean = sum(float(cost.mean()) for cost, _ in costs) / len(costs)
+    reference_mean = sum(float(cost.mean()) for _, cost in costs) / len(costs)
+    # The relative error of the ratio of means is the difference of their relative errors.
+    errors = [cost / mean - reference / reference_mean for cost, reference in costs]
     variance = sum(float(error.var(ddof=1)) / len(error) for error in errors if len(error) > 1) / len(costs) ** 2
     freedom = max(1, sum(map(len, errors)) - len(errors))
     reach = float(special.stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
-    ratio = own / reference * shares.value
+    ratio = mean / reference_mean * shares.value
     below = math.hypot(math.log(shares.value / shares.low), reach) if shares.low > 0 else math.inf
     above = math.hypot(math.log(shares.high / shares.value), reach) if shares.high < math.inf else math.inf
     return Contrast(ratio, ratio * math.exp(-below), ratio * math.exp(above) if above < math.inf else math.inf)
