@@ -65,16 +65,15 @@ def _prices(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Pri
     shares = share_ratio(right, [pair.right(pair.full) for pair in pairs])
     if shares is None:
         return []
-    if cells[0].setting == FULL:
-        # Its ratio to itself is 1, without uncertainty.
-        shares = Contrast(1.0, 1.0, 1.0)
     problems = sum(pair.count for pair in pairs)
     found = []
     for cost in COSTS:
         costs = [pair.mean_costs(cost) for pair in pairs]
         if not np.isnan(np.concatenate(costs, axis=1)).any():
             value = _mean_over_benchmarks([cost_of_cell for cost_of_cell, _ in costs]) / _mean_over_benchmarks(right)
-            found.append(_price(cells[0], cost, value, cost_ratio(costs, shares), problems))
+            # The full cache's ratio to itself is 1, without uncertainty.
+            ratio = Contrast(1.0, 1.0, 1.0) if cells[0].setting == FULL else cost_ratio(costs, shares)
+            found.append(_price(cells[0], cost, value, ratio, problems))
     return found
 
 
