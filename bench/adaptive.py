@@ -21,11 +21,11 @@ import numpy as np
 
 from common import arguments, keep
 from kvatlas.core import KvatlasError
-from kvatlas.stats.adaptive import decisions, in_order
-from kvatlas.stats.losses import losses
+from kvatlas.stats.losses import FULL, is_full
+from kvatlas.stats.numerics.losses import losses
+from kvatlas.stats.numerics.sequential import decisions, in_order
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, matrix
-from kvatlas.stats.verdicts import FULL, is_full
 
 BLOCKS = 20
 
@@ -107,8 +107,9 @@ def replayed(grid: dict[str, Any], margin: float, rng: np.random.Generator) -> t
 
 
 def measured(grid: dict[str, Any], margin: float, orders: int) -> dict[str, Any]:
-    costs, whole = grid["costs"], losses(grid["differences"], grid["strata"], margin)
-    shown = np.array([loss is not None and loss.shown for loss in whole])
+    costs = grid["costs"]
+    whole = losses(grid["differences"], grid["strata"], margin, [np.argsort(-costs).tolist()])
+    shown = np.array([loss is not None and loss.is_kept for loss in whole])
     wanted = int(np.where(shown, costs, np.inf).argmin()) if shown.any() else None
     rng = np.random.default_rng(0)
     ends, spent, decoded_ = zip(*(replayed(grid, margin, rng) for _ in range(orders)), strict=True)

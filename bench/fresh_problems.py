@@ -16,7 +16,7 @@ from typing import Any
 
 from common import arguments, keep
 from kvatlas.results import Store
-from kvatlas.stats.losses import paired_difference
+from kvatlas.stats.paired import paired_difference
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 MODELS = ["embedded:tiny-llama", "embedded:tiny-qwen"]

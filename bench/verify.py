@@ -32,7 +32,8 @@ from kvatlas.deploy.verify import LENGTH_P, read, text_checks
 from kvatlas.engine import rows as engine_rows
 from kvatlas.policies import CacheView, CompressingPolicy
 from kvatlas.results import Store
-from kvatlas.stats.losses import Departures, Equivalence, length_shift, verified
+from kvatlas.stats.numerics.texts import Departures
+from kvatlas.stats.paired import Equivalence, length_shift, verified
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
 MODEL, BENCHMARK, MOST, MARGIN = "embedded:tiny-llama", "CHAIN6-14", 700, 0.05

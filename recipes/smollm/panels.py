@@ -16,7 +16,7 @@ from pathlib import Path
 
 import kvatlas
 from kvatlas.core import Trace
-from kvatlas.stats.losses import paired_difference
+from kvatlas.stats.paired import paired_difference
 
 #: Thinking tokens in the cache, four fifths and more of what the full cache thinks; new tokens at most; problems.
 PANELS = {"WORDS9-11": (300, 800, 30), "WORDS12-14": (432, 1000, 20), "WORDS15-17": (576, 1300, 20)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvatlas.models import find
-from kvatlas.stats.losses import Equivalence, verified
+from kvatlas.stats.paired import Equivalence, verified
 from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
 from tests.serve.running import served

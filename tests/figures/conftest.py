@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from kvatlas.core import Cell, Estimate, Map, Setting
 from kvatlas.figures.style import save
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.estimates import with_binomial_bounds
 
 
 @pytest.fixture(scope="session")

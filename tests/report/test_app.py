@@ -49,7 +49,7 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(tmp_path: Path) -
     assert {f"outcomes/{number}" for number in range(2)} | {f"cell/{number}" for number in range(38)} <= set(found)
     run, about, text = found["run"], found["about"], json.dumps([found["run"], found["about"]])
     assert (run["models"], run["benchmarks"], run["done"]) == (["tiny"], ["CHAIN6", "CHAIN8"], 912)
-    for words in ("lose at most 3 points", "difference between", "key-tiny-CHAIN6", "0.1.0"):
+    for words in ("lose at most 3 points", "behave", "key-tiny-CHAIN6", "0.1.0"):
         assert words in text
     assert json.loads(about["spec"])["seed"] == 0
     assert [(one["first"], one["second"]) for one in about["comparisons"]] == [("dynts", "random")]

@@ -5,7 +5,7 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import write_maps
-from kvatlas.stats.intervals import with_binomial_bounds
+from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import mean_map
 
 HEAD = "model,benchmark,local_window,ratio,pass_at_1\n"

@@ -7,8 +7,10 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.bare_maps import ONE_SAMPLE, axis_effect, bound_verdict, variance, verdicts_of_maps
-from kvatlas.stats.inference import detectable, problems_for
+from kvatlas.stats.bare_maps import ONE_SAMPLE, bound_verdict, variance, verdicts_of_maps
+from kvatlas.stats.numerics.averages import permute_benchmarks
+from kvatlas.stats.numerics.planning import detectable, problems_for
+from kvatlas.stats.power import designs
 from kvatlas.stats.verdicts import Basis
 
 HEAD = "model,benchmark,local_window,ratio,pass_at_1\n"
@@ -86,15 +88,19 @@ def _values(maps):
 
 
 def _p(*values, **options):
-    return min(contrast.p for contrast in axis_effect(*values, **options)[0])
+    return min(contrast.p for contrast in permute_benchmarks(*values, **options)[0])
 
 
 def test_the_published_maps_show_a_ratio_effect_and_nothing_else():
-    (tenth, *_), (below, *_) = axis_effect(_values(PUBLISHED))
+    (tenth, *_), (below, *_) = permute_benchmarks(_values(PUBLISHED))
     assert tenth.p < 2e-4
     assert tenth.value == pytest.approx(-0.0155, abs=1e-4)
     assert below == 8
     assert tenth.high < 0
+    # Benchmarks as units, since both models answer the same problems; p and limits belong together.
+    by_benchmark, _ = permute_benchmarks(_values(PUBLISHED), [map_.benchmark for map_ in PUBLISHED])
+    assert by_benchmark[0].p == pytest.approx(0.0077, abs=0.002)
+    assert all((level.p <= 0.05) == (level.high < 0 or level.low > 0) for level in by_benchmark)
     assert _p(_values(PUBLISHED).transpose(0, 2, 1)) > 0.2
 
 
@@ -114,11 +120,11 @@ def test_a_level_that_is_lower_is_found_with_its_size():
     rng = np.random.default_rng(1)
     values = rng.normal(0, 0.01, (6, 4, 5))
     values[..., 2] -= 0.05
-    contrasts, _ = axis_effect(values, draws=2_000)
+    contrasts, _ = permute_benchmarks(values, draws=2_000)
     assert min(contrasts, key=lambda contrast: contrast.p) == contrasts[2]
     assert contrasts[2].low < -0.05 < contrasts[2].high
-    with pytest.raises(KvatlasError, match="two of its levels"):
-        axis_effect(values[..., :1])
+    with pytest.raises(ValueError, match="two levels or more"):
+        permute_benchmarks(values[..., :1])
 
 
 def test_problems_to_detect_two_points():
@@ -126,4 +132,4 @@ def test_problems_to_detect_two_points():
     assert problems_for(0.02, 0.2) == pytest.approx(3_920, rel=0.005)
     assert detectable(982, 0.05) == pytest.approx(0.02, abs=1e-4)
     with pytest.raises(KvatlasError, match="between 0 and 100 points; 0 was given"):
-        problems_for(0.0, 0.05)
+        designs([30], 0.0)

@@ -1,12 +1,18 @@
 """One setting against another: paired differences, losses, group-sequential looks, departures of an endpoint."""
 
+import math
+
 import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.stats.adaptive import Seen, begin, last_quantile, look, replay
-from kvatlas.stats.losses import Departures, departure_p, losses, paired_difference
-from kvatlas.stats.verdicts import kept_by_rule
+from kvatlas.stats.losses import kept_by_rule
+from kvatlas.stats.numerics.losses import losses
+from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
+from kvatlas.stats.numerics.sequential import Seen, begin, last_quantile, look, replay
+from kvatlas.stats.numerics.texts import Departures, departure_p
+from kvatlas.stats.paired import Equivalence, paired_difference, verified
+from kvatlas.stats.power import provable
 
 
 def test_only_common_problems_and_samples_count():
@@ -40,44 +46,77 @@ def _differences(rng, lost, gained, problems=240):
     return np.where(drawn < np.array(lost)[:, None], -1.0, np.where(drawn > 1 - np.array(gained)[:, None], 1.0, 0.0))
 
 
+def test_what_so_many_problems_can_prove_is_decided_by_their_number():
+    """With nothing lost one benchmark proves 1 - 0.05 ** (1 / n); of unlike ones the smallest decides."""
+    assert provable_margin([60]) == pytest.approx(1 - 0.05 ** (1 / 60), rel=0.01)
+    assert provable_margin([60, 60, 60, 60]) == pytest.approx(1 - 0.05 ** (1 / 240), rel=0.01)
+    # The smallest margins for which no rare kind of problem stays unseen in 5 % of cases, by Lagrange's multipliers.
+    for sizes, least in (((8, 198), 0.156), ((30, 30, 40, 198), 0.0244), ((8, 30, 198), 0.104)):
+        assert least < provable_margin(sizes) < 1.1 * least
+    assert provable_sizes([1], 0.03) == [99]
+    assert provable_sizes([1], 0.05) == [59]
+    assert provable_sizes([30, 30], 0.03)[0] == 50
+    result = provable([30, 30], 0.03, 1)
+    assert not result.is_enough
+    assert result.to_dict()["smallest_margin"] == pytest.approx(4.9, abs=0.1)
+
+
 def test_equal_texts_lose_at_most_what_so_many_problems_can_hide():
-    (result,) = losses(np.zeros((1, 240)), FOUR, 0.03)
-    assert result.shown
-    assert result.needed == 240
-    assert 0.012 < result.high < 0.016
-    (few,) = losses(np.zeros((1, 40)), FOUR[:40] * 0, 0.03)
-    assert not few.shown
-    assert 100 < few.needed < 115
-    assert losses(np.zeros((1, few.needed)), np.zeros(few.needed, int), 0.03)[0].high == pytest.approx(0.03, abs=0.001)
+    (result,) = losses(np.zeros((1, 240)), FOUR, 0.03, [[0]])
+    assert result.is_kept
+    assert result.limit == pytest.approx(provable_margin([60] * 4))
+    (few,) = losses(np.zeros((1, 60)), np.zeros(60, int), 0.03, [[0]])
+    assert not few.is_kept
+    assert not few.is_broken
 
 
-def test_losses_are_shown_broken_or_open():
+def test_losses_are_kept_broken_or_open():
     rng = np.random.default_rng(0)
-    result = losses(_differences(rng, [0.0, 0.3, 0.05], [0.0, 0.0, 0.03]), FOUR, 0.03)
-    assert [loss.shown for loss in result] == [True, False, False]
-    assert [loss.broken for loss in result] == [False, True, False]
-    assert all(loss.low < loss.value + 1e-9 < loss.high + 2e-9 for loss in result)
+    result = losses(_differences(rng, [0.0, 0.3, 0.05], [0.0, 0.0, 0.03]), FOUR, 0.03, [[0, 1, 2]])
+    assert [loss.is_kept for loss in result] == [True, False, False]
+    assert [loss.is_broken for loss in result] == [False, True, False]
+    assert all(loss.low < loss.value + 1e-9 < loss.limit < loss.high for loss in result)
+    assert result[1].low > 0.03
 
 
-def test_a_setting_that_breaks_the_margin_is_rarely_shown_to_keep_it():
-    """At most 5 % over all settings and both ways together, with three standard errors of 200 rounds."""
+def test_a_setting_that_loses_whole_problems_is_rarely_proven_to_keep_the_margin():
+    """60 problems, 3.01 % of which collapse from 5 of 5 to 0 of 5: by chance none is met in 16 of 100 runs."""
+    for count in (60, 120, 240):
+        chance = 0.0
+        for met in range(10):
+            differences = np.zeros((1, count))
+            differences[0, :met] = -1.0
+            (loss,) = losses(differences, np.zeros(count, int), 0.03, [[0]])
+            chance += loss.is_kept * math.comb(count, met) * 0.0301**met * 0.9699 ** (count - met)
+        assert chance <= 0.05
+
+
+def test_a_setting_that_breaks_the_margin_is_rarely_marked_as_keeping_it():
+    """At most 5 % over all settings together, with three standard errors of 200 rounds."""
     rng = np.random.default_rng(1)
-    rounds = (losses(_differences(rng, [0.0801] * 8, [0.05] * 8), FOUR, 0.03, chains=[range(8)]) for _ in range(200))
-    assert sum(any(loss.shown for loss in result) for result in rounds) / 200 <= 0.05 + 0.046
+    rounds = (losses(_differences(rng, [0.0801] * 8, [0.05] * 8), FOUR, 0.03, [range(8)]) for _ in range(200))
+    assert sum(any(loss.is_kept for loss in result) for result in rounds) / 200 <= 0.05 + 0.046
 
 
-def test_a_chain_shows_what_limits_over_all_settings_do_not():
-    # Of 240 problems two are lost and two gained: the setting's own limit is below 3 points, that over 32 is not.
-    differences = np.zeros((2, 240))
-    differences[:, [0, 70]], differences[:, [130, 190]] = -1.0, 1.0
-    many = np.concatenate([differences, _differences(np.random.default_rng(3), [0.3] * 30, [0.0] * 30)])
-    plain, chained = (losses(many, FOUR, 0.03, chains=chains) for chains in ((), [range(len(many))]))
-    assert [loss.shown for loss in plain[:3]] == [False, False, False]
-    assert [loss.shown for loss in chained[:3]] == [True, True, False]
-    assert chained[0].high == 0.03 < plain[0].high
-    # A setting that loses more ends the chain.
-    worst_first = losses(many[::-1], FOUR, 0.03, chains=[range(len(many))])
-    assert not any(loss.shown for loss in worst_first)
+def test_a_sequence_stops_at_the_first_setting_that_is_not_proven():
+    differences = np.zeros((4, 240))
+    differences[2, :60] = -1.0
+    kept = [loss.is_kept for loss in losses(differences, FOUR, 0.03, [[0, 1, 2, 3]])]
+    assert kept == [True, True, False, False]
+    # One that cannot be tested stops it, too.
+    differences[1, FOUR == 3] = np.nan
+    found = losses(differences, FOUR, 0.03, [[0, 1, 2, 3]])
+    assert found[1] is None
+    assert [loss is not None and loss.is_kept for loss in found] == [True, False, False, False]
+
+
+def test_sequences_share_the_level():
+    (alone,) = losses(np.zeros((1, 120)), np.zeros(120, int), 0.03, [[0]])
+    shared, _ = losses(np.zeros((2, 120)), np.zeros(120, int), 0.03, [[0], [1]])
+    assert alone.is_kept
+    assert not shared.is_kept
+    assert shared.limit == pytest.approx(provable_margin([120], sequences=2))
+    assert shared.joint_limit == shared.limit
 
 
 def test_each_setting_rests_on_the_problems_that_it_shares_with_the_full_cache():
@@ -86,39 +125,44 @@ def test_each_setting_rests_on_the_problems_that_it_shares_with_the_full_cache()
     missing = whole.copy()
     missing[1, ::10] = np.nan
     missing[2, FOUR == 3] = np.nan
-    complete, partial = losses(whole, FOUR, 0.03), losses(missing, FOUR, 0.03)
+    complete = losses(whole, FOUR, 0.03, [[0, 1, 2]])
+    partial = losses(missing, FOUR, 0.03, [[0, 1, 2]])
     assert partial[0].value == pytest.approx(complete[0].value, abs=1e-15)
-    assert partial[0].high == pytest.approx(complete[0].high, abs=0.01)
+    assert partial[0].high == pytest.approx(complete[0].high, abs=1e-9)
     assert partial[1].value == pytest.approx(-np.nanmean(missing[1].reshape(4, 60), axis=1).mean())
     assert partial[1].high - partial[1].low > 1.01 * (complete[1].high - complete[1].low)
     # Without a benchmark there is no mean over benchmarks.
     assert partial[2] is None
 
 
-def test_several_samples_narrow_the_limits():
-    rng = np.random.default_rng(5)
-    grades = rng.binomial(5, rng.beta(0.3, 0.3, 60)[None, :, None], (2, 60, 1))[..., 0] / 5
-    differences, strata = (grades[0] - grades[1])[None], np.zeros(60, int)
-    (one,) = losses(differences, strata, 0.03)
-    (five,) = losses(differences, strata, 0.03, reference=float(grades[1].mean()), samples=5)
-    assert five.value == one.value
-    assert (five.high - five.low) < 0.85 * (one.high - one.low)
-
-
-def test_as_many_problems_as_are_said_show_it_in_four_of_five_cases():
+def test_as_many_problems_as_are_said_prove_it_in_four_of_five_cases():
     lost, gained = 0.04, 0.03
     rng = np.random.default_rng(2)
-    # A pilot that saw the very rates, too small to show it.
-    pilot = np.repeat([[-1.0, 1.0, 0.0]], np.round(600 * np.array([lost, gained, 1 - lost - gained])).astype(int), 1)
-    (loss,) = losses(pilot, ONE, 0.03)
-    assert not loss.shown
-    least, most = loss.needed_range
-    assert least < loss.needed
-    assert most is None or most > loss.needed
-    strata = np.zeros(loss.needed, int)
-    drawn = (losses(_differences(rng, [lost], [gained], loss.needed), strata, 0.03)[0] for _ in range(200))
-    assert abs(sum(result.shown for result in drawn) / 200 - 0.8) < 0.1
-    assert losses(pilot, ONE, 0.001)[0].needed is None
+    # A pilot that saw the very rates, too small to prove it.
+    pilot = -np.repeat([-1.0, 1.0, 0.0], np.round(300 * np.array([lost, gained, 1 - lost - gained])).astype(int))
+    (loss,) = losses(-pilot[None], ONE[:300], 0.03, [[0]])
+    assert not loss.is_kept
+    needed = needed_problems(pilot, ONE[:300], 0.01, 0.03)
+    strata = np.zeros(needed, int)
+    drawn = (losses(_differences(rng, [lost], [gained], needed), strata, 0.03, [[0]])[0] for _ in range(200))
+    assert 0.7 <= sum(result.is_kept for result in drawn) / 200 <= 0.9
+    assert needed_problems(pilot, ONE[:300], 0.0, 0.03) < needed < needed_problems(pilot, ONE[:300], 0.015, 0.03)
+    assert needed_problems(pilot, ONE[:300], 0.03, 0.03) is None
+    # More than 20 times as many are not practicable.
+    assert needed_problems(pilot[:30], ONE[:30], 0.0299, 0.03) is None
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "standing"),
+    [(0, 0, "equivalent"), (30, 0, "worse"), (0, 30, "better"), (3, 3, "not decided")],
+)
+def test_the_interval_of_an_endpoint_decides(lost, gained, standing):
+    reference = {("A", str(n)): {0: float(n >= gained)} for n in range(150)}
+    served = {("A", str(n)): {0: float(n < 150 - lost)} for n in range(150)}
+    result = verified(reference, served, 0.03)
+    assert result.standing is Equivalence(standing)
+    assert result.loss.value == pytest.approx((lost - gained) / 150)
+    assert (result.needed is not None) == (standing == "not decided")
 
 
 def text(near: tuple[int, int], before: float, after: float) -> Departures:

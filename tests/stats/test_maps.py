@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.core import Grade, KvatlasError, NoteKind, Setting, Status
+from kvatlas.core import Grade, KvatlasError, Note, NoteKind, Setting, Status
 from kvatlas.results import Store, TraceColumns
-from kvatlas.stats.maps import maps_of_run, mean_map, mean_maps
+from kvatlas.stats.maps import LOOKED_EARLY, maps_of_run, mean_map, mean_maps
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable, check_distinct, missing
 from tests.counting import calls
@@ -105,7 +105,7 @@ def test_missing_traces_are_refused_with_numbers_unless_partial():
     with pytest.raises(KvatlasError, match=r"26 of 240 traces are missing, in 2 of 10 cells; .*--partial"):
         maps_of_run(RunData(plan, kept))
     (partial,) = maps_of_run(RunData(plan, kept, partial=True))
-    assert [*map(str, partial.notes)] == ["PARTIAL: 26 of 240 traces are missing, in 2 cells"]
+    assert partial.notes == (Note(NoteKind.PARTIAL, "PARTIAL: 26 of 240 traces are missing, in 2 cells"), LOOKED_EARLY)
     assert (8, 0.1) not in partial.cells
     assert len(partial.cells) == 8
     assert partial.axes == AXES
@@ -201,6 +201,7 @@ def test_mean_of_partial_maps_says_so():
     assert len(mean.cells) == 8
     assert [*map(str, mean.notes)] == [
         "PARTIAL: some of the averaged maps lack traces",
+        LOOKED_EARLY.text,
         "cells that not every benchmark has are left out",
     ]
 

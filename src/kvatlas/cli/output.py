@@ -132,11 +132,15 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
     from rich.text import Text
 
     from kvatlas.figures.style import percent
+    from kvatlas.report.text import say
     from kvatlas.results import Store
     from kvatlas.results.export import record
+    from kvatlas.stats.losses import FULL
+    from kvatlas.stats.power import provable
     from kvatlas.stats.run_data import RunData
 
-    cells = [cell for cell in RunData.open(folder).cells if setting in (None, cell.expected.setting)]
+    run = RunData.open(folder)
+    cells = [cell for cell in run.cells if setting in (None, cell.expected.setting)]
     keys = {(cell.expected.run_key, cell.expected.setting, cell.expected.benchmark) for cell in cells}
     with Store.open(folder) as store:
         own = ((key, trace) for key, trace in store.traces() if (key, trace.setting, trace.benchmark) in keys)
@@ -174,6 +178,10 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
             for row in rows
         ],
     )
+    compressing = [cell for cell in cells if cell.setting != FULL]
+    if compressing:
+        sizes = [len(cell.problems) for cell in compressing]
+        typer.echo("\n" + " ".join(say("provable", provable(sizes, run.margin, 1))))
     console = Console()
     for _, trace in traces:
         answer = "" if trace.grade.answer is None else f", answer {trace.grade.answer}"

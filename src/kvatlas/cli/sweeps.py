@@ -15,7 +15,8 @@ from kvatlas.cli.output import note, print_audit, print_demo, print_run, progres
 from kvatlas.core import KvatlasError, Setting
 
 if TYPE_CHECKING:
-    from kvatlas.sweeps import Spec
+    from kvatlas.stats.power import Provable
+    from kvatlas.sweeps import Plan, Spec
 
 #: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
 FIRST_PROBLEMS = 12
@@ -85,8 +86,12 @@ def plan(
     rows = []
     if detect is not None:
         rows = designs([len(problems) for problems in planned.problems.values()], detect)
+    provable = _provable(planned)
     if as_json:
-        typer.echo(json.dumps({**estimate, **({"detect": rows} if detect is not None else {})}))
+        document = {**estimate, "provable": provable.to_dict() if provable else None}
+        if detect is not None:
+            document["detect"] = rows
+        typer.echo(json.dumps(document))
         return
     tokens, peak = estimate["decoded_tokens"], estimate["peak_bytes"]
     weights = f"weights {peak['weights']:,}, cache {peak['slots']:,}, snapshots {peak['snapshots']:,}"
@@ -112,8 +117,25 @@ def plan(
             f"problems show {row['points']:g} points with a power of 0.8; the {row['own_problems']:,} here "
             f"show {row['own_points']:.1f}."
         )
+    if provable is not None:
+        from kvatlas.report.text import say
+
+        typer.echo("\n" + " ".join(say("provable", provable)))
     for sentence in planned.warnings:
         typer.echo(f"\nWarning: {sentence}")
+
+
+def _provable(planned: Plan) -> Provable | None:
+    """Return what the problems of a plan can prove of its settings; None without a full cache beside them."""
+    from kvatlas.stats.power import provable
+    from kvatlas.stats.run_data import margin_of
+
+    baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
+    compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
+    if "full" not in baselines or not compared:
+        return None
+    sizes = [len(problems) for problems in planned.problems.values()]
+    return provable(sizes, margin_of(planned.spec.lose_at_most), len(compared))
 
 
 @app.command()

@@ -13,8 +13,8 @@ from kvatlas.figures import style
 from kvatlas.figures.panels import Unit, cost_of
 from kvatlas.figures.style import LINE, Look, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
 from kvatlas.stats.decay import PUBLISHED_L0, DepthCurve, depth_curve, says
-from kvatlas.stats.numerics.decay import Decay
 from kvatlas.stats.maps import POLICY
+from kvatlas.stats.numerics.decay import Decay
 from kvatlas.stats.systems import ModelSetting
 from kvatlas.text import guarded
 

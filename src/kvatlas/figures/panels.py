@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import style
-from kvatlas.stats.numerics.arrays import Contrast
-from kvatlas.stats.numerics.arrays import LEVEL
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.pairs import Differences
 from kvatlas.text import guarded
 

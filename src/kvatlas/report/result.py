@@ -16,10 +16,10 @@ from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.adaptive import NO_PAIRS
 from kvatlas.stats.bare_maps import PooledEffect, pooled_effects, verdicts_of_maps
 from kvatlas.stats.choice import Choice, Saving, choices_of_maps, kv_tokens_of
-from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.estimates import common, with_binomial_bounds
 from kvatlas.stats.losses import LossFamily, RequiredProblems, SettingLoss
 from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.pairs import Comparison, adjusted
 from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_analysis import RunAnalysis, grids, joined, with_regions
@@ -369,6 +369,7 @@ def _setting_loss(setting: Setting, loss: SettingLoss, family: LossFamily | None
         "p": _p(loss.p),
         "shown": loss.is_kept,
         "broken": loss.is_broken,
+        "joint_limit": percent(loss.joint_limit),
         "traces": loss.traces,
         "compressed": loss.compressed,
         "loses_where_compressed": _contrast(among, "loses") if among else None,
@@ -380,6 +381,7 @@ def _required(required: RequiredProblems) -> Json:
         "setting": str(required.setting),
         "problems": required.problems,
         "needed": required.count,
+        "low_loss": percent(required.low_loss),
         "needed_range": [required.at_low, required.at_high],
     }
 
@@ -418,6 +420,7 @@ def _choice(choice: Choice) -> Json:
         "provable": choice.provable.to_dict() if choice.provable else None,
         "required": _required(choice.required) if choice.required and not choice.shown else None,
         "saving": _saving(choice.saving),
+        "behind_highest": percent(choice.behind_highest),
     }
 
 

@@ -36,7 +36,7 @@ def variance(map_: Map) -> float | None:
 
 
 def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
-    """Return the verdict by the bound of each map whose problems are known, and of each model's mean over benchmarks."""
+    """Return the verdict by the bound of each map whose problems are known, and of each model's mean."""
     by_map: dict[MapName, Verdict] = {}
     for name, parts in with_means({map_.name: map_ for map_ in maps if not map_.is_mean}).items():
         variances = [largest for largest in map(variance, parts) if largest is not None]

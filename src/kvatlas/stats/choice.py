@@ -42,8 +42,8 @@ class Choice:
 
     With a full cache those are the settings proven to lose at most the `margin`; `family` has the losses. Without
     (`family` is None) they are the `members` of the plateau, without the levels of an axis that are proven worse.
-    `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value of
-    the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
+    `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
+    of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
     reason, as a clause, why nothing is chosen. `saving` is that of `by_memory`, or else of `safest`.
     """
 
@@ -69,6 +69,11 @@ class Choice:
         return self.losses[chosen.setting.id] if self.losses and chosen is not None else None
 
     @property
+    def behind_highest(self) -> float | None:
+        """By how much the chosen setting lies below the highest; None with a full cache and without a choice."""
+        return None if self.highest is None or self.by_memory is None else self.highest - self.by_memory.estimate.value
+
+    @property
     def shown(self) -> bool | None:
         """True if a setting is proven to keep the margin; None without a full cache."""
         return None if self.losses is None else any(loss.is_kept for loss in self.losses.values())
@@ -82,7 +87,7 @@ class Choice:
 
     @property
     def provable(self) -> Provable | None:
-        """What the problems can prove if nothing is lost; None without a full cache and for an adaptive sweep."""
+        """The margin that the problems prove if nothing is lost; None without a full cache or for adaptive sweeps."""
         if self.family is None or not self.family.sequences:
             return None
         return provable(self.family.sizes, self.margin, len(self.family.sequences))
@@ -94,7 +99,7 @@ class Choice:
 
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:
-    """Return one choice for each model of a run with a full cache, among its grid cells, on the mean over benchmarks."""
+    """Return one choice for each model with a full cache, among its grid cells, on the mean over benchmarks."""
     made = []
     for model, benchmarks in grid_by_benchmark(run).items():
         cells = [cell for own in benchmarks.values() for cell in own]

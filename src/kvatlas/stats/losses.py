@@ -1,4 +1,4 @@
-"""What the settings of a run lose against its full cache."""
+"""Losses of the settings of a run against its full cache."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class LossFamily:
 
     @cached_property
     def required(self) -> RequiredProblems | None:
-        """Where a sequence stopped: of these settings the one that takes the fewest problems, None without any.
+        """The setting at which a sequence stopped; of several the one that takes the fewest problems.
 
-        A setting that is proven to lose more than the margin is none of them: no number of problems proves it.
+        None where all settings are proven, and where all that are left are proven to lose more than the margin.
         """
         found = [required for setting in self._stops() if (required := self._required(setting)) is not None]
         return min(found, key=_problems_for_order, default=None)

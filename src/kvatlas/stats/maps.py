@@ -23,8 +23,7 @@ T = TypeVar("T")
 
 LOOKED_EARLY = Note(
     NoteKind.INTERVAL,
-    "Intervals and tests are those of a single look at the end; of a sweep that is stopped when a result pleases they "
-    "do not hold (those of allocate: adaptive do)",
+    "Intervals and tests allow for a single look at the end; those of an adaptive sweep hold at any look",
 )
 SCREEN_NOTE = Note(
     NoteKind.SCREEN, "SCREEN: settings read the full cache's traces and decoded nothing; this is not Pass@1"

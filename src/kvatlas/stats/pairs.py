@@ -108,7 +108,7 @@ def _agree(cell: CellTraces, other: CellTraces) -> bool:
 
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
     """Return the comparisons with p-values adjusted over all of them, by Holm and by Benjamini and Hochberg."""
-    p = [round(comparison.difference.p, 6) for comparison in comparisons]
+    p = [comparison.difference.p for comparison in comparisons]
     rows = zip(comparisons, holm(p), benjamini_hochberg(p).tolist(), strict=True)
     return tuple(replace(comparison, p_holm=by_holm, p_bh=by_bh) for comparison, by_holm, by_bh in rows)
 

@@ -1,4 +1,4 @@
-"""What so many problems can prove, before anything is decoded."""
+"""The power of a plan: claims that so many problems can prove, before anything is decoded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DISCORDANCE = (0.05, 0.2)
 
 @dataclass(frozen=True)
 class Provable:
-    """What benchmarks of these `sizes` prove where a setting loses nothing at all.
+    """The claims that benchmarks of these `sizes` prove where a setting loses nothing at all.
 
     `smallest` is the smallest loss that can be proven on the mean over benchmarks, in (0, 1), whatever the number of
     samples; `needed` are the sizes in the same proportions that prove the `margin`. The 5 % are shared among so many

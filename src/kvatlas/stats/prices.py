@@ -13,7 +13,7 @@ import numpy as np
 
 from kvatlas.core import Setting, grouped
 from kvatlas.stats.losses import FULL
-from kvatlas.stats.numerics.arrays import Floats
+from kvatlas.stats.numerics.arrays import Contrast, Floats
 from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
@@ -64,6 +64,8 @@ def _prices(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Pri
     shares = share_ratio([pair.right(pair.cell) for pair in pairs], [pair.right(pair.full) for pair in pairs])
     if shares is None:
         return []
+    if cells[0].setting == FULL:
+        shares = Contrast(1.0, 1.0, 1.0)
     found = []
     for cost in COSTS:
         costs = [(pair.mean_cost(pair.cell, cost), pair.mean_cost(pair.full, cost)) for pair in pairs]

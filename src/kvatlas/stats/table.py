@@ -20,8 +20,8 @@ from kvatlas.results import Key, Manifest, TraceColumns
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.estimates import estimates, pass_at_1
-from kvatlas.stats.numerics.arrays import Floats, Ints
 from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, SCREENED, Rule, rule
+from kvatlas.stats.numerics.arrays import Floats, Ints
 
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]

@@ -14,8 +14,8 @@ from kvatlas.report.text import recommendation
 from kvatlas.results import Expected
 from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.maps import curves_of_run, mean_maps
+from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import short_names
 from kvatlas.stats.table import CellTraces

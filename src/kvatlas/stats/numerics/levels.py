@@ -62,7 +62,7 @@ def average_levels(means: Floats, level_of_cell: Sequence[int]) -> Floats:
 
 def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int = 0) -> LevelTest:
     """Test "the levels behave alike" on `values` [problems, levels], with two levels or more."""
-    problems, levels = values.shape
+    levels = values.shape[1]
     if levels < 2:
         raise ValueError(f"expected two levels or more, got {levels}")
     deviations = values - values.mean(1, keepdims=True)

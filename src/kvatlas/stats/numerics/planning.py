@@ -1,4 +1,4 @@
-"""How many problems prove a loss, and how many show a difference.
+"""Numbers of problems: those that prove a loss, and those that show a difference.
 
 What N problems can prove at all is decided by `provable_margin`: with nothing lost, a rare kind of problem on which a
 setting fails may not have been met. How many problems prove an observed loss is simulated from a pilot.
@@ -37,9 +37,9 @@ _RUNS = 200
 def provable_margin(sizes: Sequence[int], sequences: int = 1) -> float:
     """Return the smallest margin that benchmarks of these sizes prove where nothing is lost.
 
-    It is the upper limit of problems that all lose 0, with the level of 5 % shared among so many sequences. More samples
-    do not change it. For benchmarks of equal size it is 1 - level ** (1 / problems), but for the approximation of the
-    quantile; otherwise the smallest benchmark decides.
+    It is the upper limit of problems that all lose 0, with the level of 5 % shared among so many sequences. More
+    samples do not change it. For benchmarks of equal size it is 1 - level ** (1 / problems), but for the approximation
+    of the quantile; otherwise the smallest benchmark decides.
     """
     nothing_lost = np.zeros((1, sum(sizes)))
     z = normal_quantile(LEVEL / sequences)
@@ -116,7 +116,8 @@ def needed_problems(
 def _tilted(values: Floats, mean: float) -> tuple[Floats, Floats]:
     """Return values with the chances that give them a mean: those observed, weighted by exp(tilt * value).
 
-    Where the observed values do not reach the mean, one value at that end of the range is added.
+    The imagined problem of the limits, which loses 1, is among them: a rare loss may not have been met by the pilot.
+    Where the mean is below all values, a gain of 1 is, too.
     """
     values = np.append(values, 1.0)
     if mean <= values.min():

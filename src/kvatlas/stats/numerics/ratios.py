@@ -22,7 +22,7 @@ from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Z, strata_of_
 from kvatlas.stats.numerics.bounded import score
 
 #: Ratios that are looked at lie between 1 / this and this; beyond it nothing can be said.
-LARGEST_RATIO = 50.0
+LARGEST_RATIO = 20.0
 _LOOKS = 121
 
 
@@ -30,7 +30,7 @@ def share_ratio(first: Sequence[Floats], second: Sequence[Floats]) -> Contrast |
     """Return the ratio of the mean share `second` to that of `first` with its 95 % limits.
 
     Each benchmark is an array of shares in [0, 1] by problem. None where either has no right answer. The lower limit is
-    0 and the upper one infinite where they lie beyond 50.
+    0 and the upper one infinite where they lie beyond 20.
     """
     means = [sum(float(part.mean()) for part in shares) / len(shares) for shares in (first, second)]
     if not all(means):

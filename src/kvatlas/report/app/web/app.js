@@ -127,8 +127,9 @@ function verdictCard(card) {
   const cell = known(card.cell) ? data.cells[card.cell] : null, numbers = [];
   if (cell && known(card.saved)) numbers.push(["KV memory saved", `${fixed(card.saved)} %`, `${whole(cell.kept)} tokens cached on average`]);
   if (card.loss) {
-    const [value, low, high] = card.loss.map((points) => fixed(points).replace("-", "−"));
-    numbers.push(["points lost", value, `95 %: ${low} to ${high}; the margin is ${brief(card.margin)}`]);
+    const [value, low, high, limit] = [...card.loss, card.limit].map((points) => fixed(points).replace("-", "−"));
+    numbers.push(["points lost", value, `95 %: ${low} to ${high}; ${card.shown ? `proven at most ${brief(card.margin)}, its limit is ${limit}` : `proven at most ${limit}`}`]);
+    if (card.compressed < card.traces) numbers.push(["of its traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "the others cannot lose"]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
   return el("article", { class: "card" }, el("h3", {}, `${card.model} | ${card.benchmark}`),
@@ -163,7 +164,7 @@ function comparisonTable(comparisons) {
   const several = data.models.length > 1;
   const rows = comparisons.map((one) => {
     const [value, low, high] = [one.difference, one.low, one.high].map((points) => signed(points));
-    const p = one.p < 0.001 ? "< 0.001" : fixed(one.p, 3);
+    const p = one.p < 0.001 ? "< 0.001" : one.p > 0.99 ? "> 0.99" : String(Number(one.p.toPrecision(2)));
     const names = (text) => text.split(", ").map(shortOf).join(", ");
     const first = `${names(one.first)}${one.note ? ` (${letter(one.note)})` : ""}`;
     return [...(several ? [names(one.model)] : []), one.benchmark, first, names(one.second), one.cells, one.problems, value, `${low} to ${high}`, p];
