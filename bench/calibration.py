@@ -27,6 +27,7 @@ from design_kinds import Maps, Sequences, TwoSettings
 from design_parts import COLUMNS, SAME, Change, Copies, Difficulty, Trunk, beta, collapse, loss, two_points
 from designs import TUNING
 from designs_kept import KEPT
+from kvatlas.core import Estimate
 from kvatlas.stats.estimates import from_problem_means, mean_over_benchmarks
 from kvatlas.stats.metrics import Rule
 from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, weights
@@ -211,15 +212,17 @@ def means_over_benchmarks(job: Job) -> Rows:
             mixed = [known[(start + place) % len(known)] for place in range(len(sizes))]
             name = f"{plus(sizes)}, difficulties from {start}"
             rng = job.random(name)
-            chances = [part.draw(rng, (job.rounds, size)) for part, size in zip(mixed, sizes, strict=True)]
-            estimates = []
-            for chance in chances:
-                means = rng.binomial(1, chance).astype(float)
-                rows = zip(means, *interval(means), strict=True)
-                estimates.append([from_problem_means(own, [1] * len(own), low, high) for own, low, high in rows])
-            truth = np.mean([part.mean for part in mixed])
-            over = [mean_over_benchmarks(parts) for parts in zip(*estimates, strict=True)]
-            yield {"design": name, "coverage": share([mean.low <= truth <= mean.high for mean in over])}
+            benchmarks = [drawn_estimates(*part, rng, job.rounds) for part in zip(mixed, sizes, strict=True)]
+            means = [mean_over_benchmarks(estimates) for estimates in zip(*benchmarks, strict=True)]
+            truth = np.mean([difficulty.mean for difficulty in mixed])
+            yield {"design": name, "coverage": share([mean.low <= truth <= mean.high for mean in means])}
+
+
+def drawn_estimates(difficulty: Difficulty, size: int, rng: np.random.Generator, rounds: int) -> list[Estimate]:
+    """Draw one sample of each problem of a benchmark, so many times."""
+    grades = rng.binomial(1, difficulty.draw(rng, (rounds, size))).astype(float)
+    rows = zip(grades, *interval(grades), strict=True)
+    return [from_problem_means(means, [1] * size, low, high) for means, low, high in rows]
 
 
 # -- maps of which only averages are known -----------------------------------------------------------------------------
@@ -309,15 +312,15 @@ PARTS = {
     "two_settings": Part(of_kind("two settings", simulate_differences), 6_000, ("coverage",), ONE_SIDED),
     "policies": Part(of_kind("policies", simulate_differences), 3_000, ("coverage",), ONE_SIDED),
     "maps": Part(of_kind("maps", simulate_maps), 500, ("coverage", "power"), (*FALSE_ALARMS, "contradictions")),
-    "sequences": Part(of_kind("sequences", simulate_sequences), 1_000, highest=WRONG_MARKS),
+    "sequences": Part(of_kind("sequences", simulate_sequences), 400, highest=WRONG_MARKS),
     "depths": Part(of_kind("depths", simulate_depths), 1_000, ("coverage",), ("without_end",)),
     "prices": Part(of_kind("prices", simulate_prices), 600, ("coverage", "nothing_false_said"), ("too_few_to_say",)),
     "needed": Part(needed, 600, ("power",), ("power",)),
     "pass_at_1": Part(pass_at_1, 3_000, ("coverage",)),
     "pass_at_k": Part(pass_at_k, 3_000, ("coverage",)),
     "means_over_benchmarks": Part(means_over_benchmarks, 1_000, ("coverage",)),
-    "permutation": Part(permutation, 200, highest=("false_alarm_exchangeable", "false_alarm_unlike")),
-    "power": Part(power, 150, ("power",), ("kept_but_breaks",)),
+    "permutation": Part(permutation, 100, highest=("false_alarm_exchangeable", "false_alarm_unlike")),
+    "power": Part(power, 100, ("power",), ("kept_but_breaks",)),
 }
 
 
