@@ -32,7 +32,7 @@ DRAWS = 199
 #: Blocks of problems of an adaptive sweep, as by default.
 BLOCKS = 20
 #: An adaptive sweep is looked at in one of so many rounds, since it takes a hundred times as long.
-ROUNDS_PER_SWEEP = 4
+ROUNDS_PER_SWEEP = 5
 #: Differences in the last digits: of a limit that touches a truth or 0, nobody can say on which side it lies.
 TINY = 1e-9
 
