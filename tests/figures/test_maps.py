@@ -9,10 +9,9 @@ import pytest
 
 from kvatlas import models
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
-from kvatlas.figures import style
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import cost_of, cost_panels, data_csv, difference_panels, finding, metric_panels
-from kvatlas.figures.style import Look, save
+from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.map_figure import compare
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.bare_maps import verdicts_of_maps
@@ -24,6 +23,7 @@ from kvatlas.stats.run_analysis import with_regions
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import by_sample
 from kvatlas.stats.table import CellTraces
+from kvatlas.text import interval_text, percent_text
 from tests.figures.conftest import dense, texts
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -58,15 +58,15 @@ def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
     for item in llama:
         assert item.benchmark in words
         for cell in item.cells.values():
-            assert style.percent(cell.estimate.value) in words
-            assert style.interval(cell.estimate) not in words
+            assert percent_text(cell.estimate.value) in words
+            assert interval_text(cell.estimate) not in words
     assert [words.count(label) for label in ("Local Window Size", "Ratio")] == [1, 4]
     assert words.count("49.3") == 2
     assert "n 30, ± 19" in words
     assert "each panel has its own colour scale" in " ".join(words)
     assert "Only averages were published" in " ".join(words)
-    words = texts(map_figure(llama, look=Look(intervals=True)), tmp_path)
-    assert all(style.interval(cell.estimate) in words for item in llama for cell in item.cells.values())
+    words = texts(map_figure(llama, options=FigureOptions(intervals=True)), tmp_path)
+    assert all(interval_text(cell.estimate) in words for item in llama for cell in item.cells.values())
     assert not [word for word in words if "±" in word]
 
 
@@ -260,7 +260,7 @@ def test_the_data_of_a_panel_is_what_it_prints(maps):
 def test_numbers_that_would_not_be_legible_are_in_the_data_alone(tmp_path):
     assert texts(map_figure([dense(16)]), tmp_path).count("50.0") >= 256
     with pytest.raises(KvatlasError, match="--look intervals=true: the cells are too narrow"):
-        map_figure([dense(30)], look=Look(intervals=True))
+        map_figure([dense(30)], options=FigureOptions(intervals=True))
     words = texts(map_figure([dense(60)]), tmp_path)
     assert words.count("50.0") == 0
     assert "The numbers are in the data next to the figure." in words
