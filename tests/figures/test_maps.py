@@ -3,9 +3,13 @@
 import csv
 import io
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from kvatlas import models
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
@@ -291,3 +295,66 @@ def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
     unknown = replace(map_, cells={at: replace(one, mean_kv_bytes=None) for at, one in cells.items()})
     assert not any(panel.memory for panel in metric_panels([unknown]))
     assert "equal mean KV memory" not in " ".join(texts(map_figure([unknown]), tmp_path))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+@pytest.mark.parametrize("dark", [False, True])
+def test_frames_of_proven_cells_are_seen(llama, tmp_path, suffix, dark):
+    proven = replace(llama[0], keeps=frozenset({(2000, 0.3)}), margin=0.03)
+    pictures = []
+    for index, map_ in enumerate((proven, replace(proven, keeps=frozenset()))):
+        (panel,) = metric_panels([map_])
+        # The words say the same, so that the frame alone differs.
+        figure = plot([replace(panel, about=(), claim="")], options=FigureOptions(dark=dark))
+        path, *_ = save(figure, tmp_path / f"{index}{suffix}")
+        pictures.append(pixels(path))
+    box = figure.axes[0].get_position()
+    height, width = pictures[0].shape
+    rows, columns = len(proven.axes[0][1]), len(proven.axes[1][1])
+    row, column = proven.axes[0][1].index(2000), proven.axes[1][1].index(0.3)
+
+    def place(x, y):
+        """The pixel (row, column) at a place of the cell, from its lower left corner."""
+        across = box.x0 + box.width * (column + x) / columns
+        up = box.y0 + box.height * (row + y) / rows
+        return round((1 - up) * height), round(across * width)
+
+    changed = np.argwhere(np.abs(pictures[0] - pictures[1]) > 0.2)
+    assert len(changed) > 100
+    (top, left), (bottom, right) = place(0, 1), place(1, 0)
+    assert changed.min(0) == pytest.approx(place(0.04, 0.95), abs=4)
+    assert changed.max(0) == pytest.approx(place(0.96, 0.05), abs=4)
+    assert (changed >= (top - 1, left - 1)).all()
+    assert (changed <= (bottom + 1, right + 1)).all()
+    inside = (changed > place(0.15, 0.8)).all(1) & (changed < place(0.85, 0.2)).all(1)
+    assert not inside.any()
+
+
+def pixels(path):
+    """Return a picture in shades of grey [height, width]; skip the test without a program that draws its kind."""
+    if path.suffix == ".png":
+        return imread(path)[..., :3].mean(2)
+    command = ["rsvg-convert", path, "-z", "3", "-o", path.with_suffix(".view.png")]
+    written = path.with_suffix(".view.png")
+    if path.suffix == ".pdf":
+        command = ["pdftoppm", "-png", "-singlefile", "-r", "216", path, path.with_suffix(".view")]
+    elif shutil.which("rsvg-convert") is None:
+        return svg_in_a_browser(path, written)
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    subprocess.run(list(map(str, command)), check=True)
+    return imread(written)[..., :3].mean(2)
+
+
+def svg_in_a_browser(path, written):
+    """Draw an SVG at three pixels for each point by Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("neither rsvg-convert nor chromium is installed")
+    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', path.read_text()).groups())
+    page = path.with_suffix(".html")
+    page.write_text(f'<body style="margin:0"><img src="{path.name}" width="{3 * width}" height="{3 * height}">')
+    size = f"--window-size={round(3 * width)},{round(3 * height) + 200}"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size, f"--screenshot={written}"]
+    subprocess.run([chromium, *options, page.as_uri()], check=True, capture_output=True, timeout=60)
+    return imread(written)[: round(3 * height), : round(3 * width), :3].mean(2)

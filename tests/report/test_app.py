@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -23,6 +24,7 @@ from kvatlas.report.materials import RunMaterials, token_texts
 from kvatlas.report.options import ReadOptions
 from kvatlas.report.result import open_result
 from kvatlas.results import Manifest, Store
+from kvatlas.stats import run_analysis
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import visible
@@ -273,6 +275,26 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
     assert len(run.document["cards"]) == len(analysis.choices) == 1
     assert run.document["finished"]
     assert len(run.about()["comparisons"]) == len(analysis.comparisons)
+
+
+def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+    for name in ("losses_of", "verdicts", "comparisons", "maps_of_run", "mean_maps"):
+        original = getattr(run_analysis, name)
+
+        def counted(*given: Any, original: Any = original, name: str = name) -> Any:
+            calls[name] += 1
+            return original(*given)
+
+        monkeypatch.setattr(run_analysis, name, counted)
+    (fresh,) = open_runs([run.folder], {})
+    with Store.open(run.folder) as store:
+        fresh.refresh(store)
+    first = fresh.answer("about")
+    made = Counter(calls)
+    assert made["losses_of"] == made["verdicts"] == made["comparisons"] == 1
+    assert [fresh.answer("about"), fresh.answer("about")] == [first, first]
+    assert calls == made
 
 
 def test_searches_find_exactly_what_fits(run: AppRun) -> None:
