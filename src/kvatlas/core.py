@@ -1,4 +1,4 @@
-"""The terms of kvatlas as frozen data, shared by every room; imports no other module of kvatlas.
+"""The terms of kvatlas as frozen data, shared by every room; imports `kvatlas.columns` alone.
 
 Lengths are in tokens, shares and grades in [0, 1]. Only figures, texts and CSV maps are in percent.
 """
@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
+
+from kvatlas.columns import cell_document
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -388,24 +390,7 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
-        estimate = self.estimate
-        return {
-            "setting": str(self.setting),
-            "policy": self.setting.policy,
-            **estimate.to_dict(),
-            "se_clustered": percent(estimate.se_clustered),
-            "problems": estimate.problems,
-            "samples": estimate.samples,
-            "unmeasured": self.unmeasured,
-            "kept_tokens_mean": rounded(self.mean_kv_tokens, 3),
-            "kv_bytes_mean": rounded(self.mean_kv_bytes, 0),
-            "kv_bytes_peak": self.peak_kv_bytes,
-            "peak_kv_tokens": self.peak_kv_tokens,
-            "output_tokens_mean": rounded(self.output_tokens_mean, 3),
-            "truncated": self.truncated,
-            "seconds_mean": rounded(self.seconds_mean, 4),
-            "audit": None if self.audit is None else self.audit.to_dict(),
-        }
+        return {"setting": str(self.setting), "policy": self.setting.policy, **cell_document(self)}
 
 
 class NoteKind(StrEnum):

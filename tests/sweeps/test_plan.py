@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, canonical
 from kvatlas.models import ModelHandle, embedded
-from kvatlas.report.app.traces import Sources
+from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
@@ -266,7 +266,7 @@ def test_models_that_can_read_the_task_of_mazes_are_told_it(
     assert (tiny[0], tiny[2]) == (tiny[1], tiny[3])
     run = RunData.open(tmp_path / "run")
     assert run.manifest.about["SEQBENCH-4x4"] == {maze.id: dict(maze.about)}
-    sources = Sources.of(run.manifest)
+    sources = RunMaterials.from_manifest(run.manifest)
     with run.store() as store:
         for _, trace in store.traces(texts=False):
             asked = plan.prompts[trace.model, trace.benchmark]

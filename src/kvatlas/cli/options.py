@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.figures.style import Look
+from kvatlas.figures.style import FigureOptions
 from kvatlas.text import parse_yaml, read_value, scalar
 
 
@@ -97,15 +97,15 @@ LookOption = Annotated[
 _LOOK = {"columns": (int, "1 or 2"), "dark": (bool, "true or false"), "intervals": (bool, "true or false")}
 
 
-def look(texts: Sequence[str] | None) -> Look:
-    """Return the look of a figure; names that are not options are labels."""
+def figure_options(texts: Sequence[str] | None) -> FigureOptions:
+    """Return the options of a figure; names that are not options are labels."""
     labels = assignments("--look", texts)
     values: dict[str, Any] = {name: parse_yaml(labels.pop(name)) for name in _LOOK if name in labels}
     for name, value in values.items():
         kind, expected = _LOOK[name]
         if type(value) is not kind:
             raise KvatlasError(f"--look {name}: expected {expected}, got {str(value)!r}.")
-    return Look(**values, labels=labels)
+    return FigureOptions(**values, labels=labels)
 
 
 def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.public import SOURCES
+from kvatlas.columns import csv_columns
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.text import number, unguarded
 
@@ -23,10 +24,8 @@ _FOLDER = resources.files("kvatlas.results") / "published"
 _PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
 #: The columns that hold the values of a metric, in percent.
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
-EXTRAS = (
-    "low", "high", "problems", "samples", "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
-    "seconds_mean",
-)  # fmt: skip
+#: The other columns that kvatlas itself writes; they are read back. Columns that users add are written alone.
+EXTRAS = tuple(column.name for column in csv_columns())
 #: The smallest values of the columns that hold integers, and a limit of all of them.
 _INTEGERS = {"local_window": 0, "problems": 1, "samples": 1, "peak_kv_tokens": 0, "truncated": 0}
 _BELOW = 10**9
@@ -112,7 +111,8 @@ def _text(name: str) -> str:
 def _columns(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
     """Return the two axes and the column of the metric."""
     values = [column for column in header if _VALUES.fullmatch(column)]
-    axes = [column for column in header if column not in ("model", "benchmark", "policy", *values, *EXTRAS)]
+    others = ["model", "benchmark", "policy", *values, *(column.name for column in csv_columns())]
+    axes = [column for column in header if column not in others]
     named = {"model", "benchmark"} <= set(header) and len(set(header)) == len(header)
     if not named or len(values) != 1 or len(axes) != 2 or not all(axes):
         raise KvatlasError(
@@ -148,7 +148,10 @@ def _cell(
         Setting.of(policy, **budget, **values),
         Estimate(value / 100, low, high, numbers["problems"], numbers["samples"]),
         mean_kv_tokens=numbers.get("kept_tokens_mean"),
-        **{name: numbers.get(name) for name in EXTRAS[5:]},
+        peak_kv_tokens=numbers.get("peak_kv_tokens"),
+        output_tokens_mean=numbers.get("output_tokens_mean"),
+        truncated=numbers.get("truncated"),
+        seconds_mean=numbers.get("seconds_mean"),
     )
     return (values[axes[0]], values[axes[1]]) if values else None, cell
 
