@@ -23,7 +23,7 @@ from kvatlas.text import model_name, percent_text
 
 @dataclass(frozen=True)
 class MapOptions:
-    """What a figure of maps shows.
+    """The options of a figure of maps.
 
     Args:
         mean: means over benchmarks, side by side on one colour scale.
@@ -150,7 +150,7 @@ def _draw_lines(
 
 
 def _curves_of_policy(curves: Sequence[Map], policy: str) -> list[Map]:
-    """Return the curves with the line of one policy alone; raises KvatlasError if there is none."""
+    """Return the curves with the line of one policy alone; raises KvatlasError without one."""
     chosen = []
     policies: dict[str, None] = {}
     for curve in curves:
