@@ -253,7 +253,7 @@ def _draw_curves(
 
 
 class _Stroke(NamedTuple):
-    """How a curve is drawn: its name, the number of its colour, and if it is points with bars instead of a line."""
+    """The drawing of a curve: its name, the number of its colour, and if it is points with bars instead of a line."""
 
     name: str
     order: int

@@ -119,7 +119,7 @@ def saving_document(saving: Saving | None) -> Json | None:
 
 
 def chosen_document(cell: Cell | None, choice: Choice) -> Json:
-    """Return a recommended cell; unknown values where there is none."""
+    """Return a recommended cell; unknown values without one."""
     if cell is None:
         return dict(NO_SETTING)
     return {

@@ -1,4 +1,4 @@
-"""Where a trace departs from the full cache's, and which evicted tokens the full cache attends to there."""
+"""Departures of traces from the full cache's, and the evicted tokens that the full cache attends to there."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from kvatlas.text import model_name, percent_text
 
 @dataclass(frozen=True)
 class MapOptions:
-    """What a figure of maps shows.
+    """The options of a figure of maps.
 
     Args:
         mean: means over benchmarks, side by side on one colour scale.
@@ -57,14 +57,18 @@ def plot_sources(
     if any(analysis.run.is_line for analysis in result.opened_runs):
         _check_line(result, show)
         return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
-    if cost and show.against:
-        raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
+    if cost:
+        return _draw_cost(result, out, cost, show)
     if show.against:
         return _draw_panels(_difference_panels(result, show.against, show.mean), out, show)
-    if cost:
-        maps = result.untested_means if show.mean else result.untested
-        return _draw_panels(cost_panels(maps, cost), out, show)
     return _draw_metric(result, sources, out, options.metric, show)
+
+
+def _draw_cost(result: Result, out: Path, cost: str, show: MapOptions) -> list[Path]:
+    if show.against:
+        raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
+    maps = result.untested_means if show.mean else result.untested
+    return _draw_panels(cost_panels(maps, cost), out, show)
 
 
 def _draw_metric(
@@ -150,7 +154,7 @@ def _draw_lines(
 
 
 def _curves_of_policy(curves: Sequence[Map], policy: str) -> list[Map]:
-    """Return the curves with the line of one policy alone; raises KvatlasError if there is none."""
+    """Return the curves with the line of one policy alone; raises KvatlasError without one."""
     chosen = []
     policies: dict[str, None] = {}
     for curve in curves:

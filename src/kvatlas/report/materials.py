@@ -1,4 +1,4 @@
-"""What a run was made of, as far as it can still be found: models, benchmarks and questions; tokens as texts."""
+"""The materials of a run as far as they can still be found: models, benchmarks and questions; tokens as texts."""
 
 from __future__ import annotations
 

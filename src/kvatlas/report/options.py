@@ -19,7 +19,7 @@ Source = RunAnalysis | list[Map]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How runs and CSV maps are read.
+    """The options under which runs and CSV maps are read.
 
     Args:
         metric: `pass@1`, `progress`, `pass@K`, `maj@K` or a metric of the benchmark; a run's usual one if None.

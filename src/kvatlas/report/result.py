@@ -191,7 +191,7 @@ class Result:
 
     @cached_property
     def untested(self) -> list[Map]:
-        """The maps of the policy that the options name, without tests; raises KvatlasError if there is none."""
+        """The maps of the policy that the options name, without tests; raises KvatlasError without any."""
         return of_policy(self.every_map, self.options.policy)
 
     @cached_property
@@ -256,7 +256,7 @@ class Result:
 
     @cached_property
     def findings(self) -> tuple[Limitation, ...]:
-        """What limits what the runs can show, the gravest first."""
+        """The limits of what the runs can show, the gravest first."""
         cells: list[CellTraces] = []
         for run in self.opened_runs:
             cells += run.cells_of(self.options.policy)
