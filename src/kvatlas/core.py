@@ -173,6 +173,11 @@ class Setting:
 SERVED = Setting("served")
 
 
+def _ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-dividend // divisor)
+
+
 #: Numbers that are packed together.
 CODES = 16
 
@@ -197,7 +202,11 @@ class Storage:
 
     def row_bytes(self, bits: int, size: int) -> int:
         """Return the bytes of a packed key or value of one head: words of codes, and two of fp16 for each group."""
-        return 4 * (-(-(-(-size // CODES) * bits) // 2) + -(-size // self.group))
+        blocks = _ceil_div(size, CODES)
+        groups = _ceil_div(size, self.group)
+        # A block of 16 codes of `bits` bits takes bits / 2 words of 32 bits.
+        words = _ceil_div(blocks * bits, 2)
+        return 4 * (words + groups)
 
 
 @dataclass(frozen=True)
@@ -541,5 +550,13 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 def differing(values: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names whose values are not the same in all of these, in their order."""
     every = list(values)
-    names = dict.fromkeys(name for one in every for name in one)
-    return [name for name in names if len({repr(one.get(name)) for one in every}) > 1]
+    names: dict[str, None] = {}
+    for mapping in every:
+        names.update(dict.fromkeys(mapping))
+    found = []
+    for name in names:
+        # Values may be unhashable; equal ones have equal texts.
+        texts = {repr(mapping.get(name)) for mapping in every}
+        if len(texts) > 1:
+            found.append(name)
+    return found

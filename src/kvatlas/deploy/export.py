@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,8 @@ class MeasuredCell:
             raise KvatlasError(f"{str(folder)!r} is not a sweep, so the prompts of its problems are unknown.")
         if name:
             (system,) = choose(systems_of([run], "pass@1"), [name])
-            model, setting = system.model, system.setting
+            model = system.model
+            setting = system.setting
         else:
             from kvatlas.stats.run_analysis import RunAnalysis
 
@@ -56,7 +58,8 @@ class MeasuredCell:
                 raise KvatlasError(
                     f"Expected one recommended setting, the run has: {found}. Name a cell with --policy."
                 )
-            model, setting = choices[0][0], choices[0][1].setting
+            model, recommended = choices[0]
+            setting = recommended.setting
         cells = tuple(cell for cell in run.manifest.expected if (cell.model, cell.setting) == (model, setting))
         return cls(run, model, setting, cells, run.manifest.spec["sampling"])
 
@@ -64,7 +67,8 @@ class MeasuredCell:
         """Return the traces of a setting by benchmark, problem and sample."""
         cells = select(self.run.cells, model=self.model, setting=setting)
         with self.run.store() as store:
-            return {key[2:]: store.trace(key) for key in sorted(key for cell in cells for key in cell.stored_keys())}
+            keys = sorted(itertools.chain.from_iterable(cell.stored_keys() for cell in cells))
+            return {key[2:]: store.trace(key) for key in keys}
 
     def handle(self) -> ModelHandle | None:
         """Return the model, or None if it is not available here."""
@@ -74,7 +78,8 @@ class MeasuredCell:
         """Return the benchmarks of the run; KvatlasError if they have other problems, prompts or grades now."""
         manifest = self.run.manifest
         recorded = {entry[0]: list(entry) for entry in manifest.provenance.get("benchmarks", ())}
-        by_name, model = {}, self.handle()
+        by_name = {}
+        model = self.handle()
         for entry in manifest.spec["benchmarks"]:
             benchmark = BenchmarkSpec(**entry).find()
             if benchmark.name in recorded and list(benchmarks.identity(benchmark)) != recorded[benchmark.name]:
@@ -133,7 +138,8 @@ def export_setting(
     """
     if name not in TARGETS:
         raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
-    target, policy = TARGETS[name], policies.of_engine(setting)
+    target = TARGETS[name]
+    policy = policies.of_engine(setting)
     base = policy.name.partition("@")[0]
     if not isinstance(policy, CompressingPolicy):
         raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
@@ -173,21 +179,25 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
     budget = policy.budget.tokens
     if policy.every:
         return values, []
-    over, counted = policy.ratio_over == "thinking", policy.budget_over == "thinking"
-    beside = over or counted if only is None else only == "thinking"
-    exact = over == counted == beside
+    # Each is True if it counts the tokens of thinking alone, not those of the prompt.
+    ratio_excludes_prompt = policy.ratio_over == "thinking"
+    budget_excludes_prompt = policy.budget_over == "thinking"
+    target_excludes_prompt = ratio_excludes_prompt or budget_excludes_prompt
+    if only is not None:
+        target_excludes_prompt = only == "thinking"
+    exact = ratio_excludes_prompt == budget_excludes_prompt == target_excludes_prompt
     if not exact and prompt is None:
         raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
     before = 0 if exact or prompt is None else prompt
-    total = budget + (before if counted else 0)
-    aside = before if over else 0
+    total = budget + (before if budget_excludes_prompt else 0)
+    aside = before if ratio_excludes_prompt else 0
     kept = policy.local_window + aside + share(policy.ratio, max(0, total - policy.local_window - aside))
-    now = {"kv_budget": kept - (before if beside else 0), "every": total - kept}
+    now = {"kv_budget": kept - (before if target_excludes_prompt else 0), "every": total - kept}
     if now["kv_budget"] <= policy.local_window or now["every"] < 1:
         raise KvatlasError(f"{kept} of {total} tokens stay, so there is nothing to choose and nothing to export.")
     text = f"kv_budget {budget} with ratio {policy.ratio} counts otherwise and is, with prompts of {prompt}"
     changed = [] if exact else [f"{text} tokens, kv_budget {now['kv_budget']} and every {now['every']}"]
-    return {**values, **now, "budget_over": "thinking" if beside else "cache"}, changed
+    return {**values, **now, "budget_over": "thinking" if target_excludes_prompt else "cache"}, changed
 
 
 def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool = False) -> list[Path]:
@@ -197,9 +207,11 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     """
     reference = MeasuredCell.of(run, cell)
     prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]
-    typical = int(median(known)) if (known := [count for count in prompts if count is not None]) else None
+    reported = [count for count in prompts if count is not None]
+    typical = int(median(reported)) if reported else None
     statistics = folder.absolute() / "statistics.pt"
-    export, engine = export_setting(reference.setting, target, typical, nearest, str(statistics)), TARGETS[target]
+    export = export_setting(reference.setting, target, typical, nearest, str(statistics))
+    engine = TARGETS[target]
     lines = [f"{reference.model} under {reference.setting}"]
     for traces in reference.run.cells:
         if traces.expected in reference.cells:
@@ -238,13 +250,11 @@ def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     ours = load_statistics(str(source))
     layers, heads, planes = ours["center_real"].shape
     names = {"q_mean_real": "center_real", "q_mean_imag": "center_imag", "q_abs_mean": "norm"}
-    every_head = [[layer, head] for layer in range(layers) for head in range(heads)]
-    stats = {
-        f"layer{layer:02d}_head{head:02d}": {
-            name: ours[own][layer, head].float().clone() for name, own in names.items()
-        }
-        for layer, head in every_head
-    }
+    every_head = [[layer, head] for layer, head in itertools.product(range(layers), range(heads))]
+    stats = {}
+    for layer, head in every_head:
+        values = {name: ours[source_name][layer, head].float().clone() for name, source_name in names.items()}
+        stats[f"layer{layer:02d}_head{head:02d}"] = values
     text = {"dtype": "float32", "rope_style": "half", "rope_type": "default"}
     counts = {"num_traces": 1, "head_dim": 2 * planes, "num_attention_heads": heads}
     counts["num_key_value_heads"] = model.shape.kv_heads

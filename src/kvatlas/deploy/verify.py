@@ -6,7 +6,7 @@ Answers at temperature 0 are read here under the cell, token by token, to find t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,12 +75,12 @@ def as_text(report: dict[str, Any], name: str) -> str:
         Equivalence.UNDECIDED: "not decided",
     }
     lines = []
-    for other, part in ((report["against"], report["cell"]), ("the full cache", report["full"])):
-        if part is not None:
-            more = f"; about {part['needed']:,} problems would decide it" if part["needed"] else ""
+    for other, loss in ((report["against"], report["cell"]), ("the full cache", report["full"])):
+        if loss is not None:
+            more = f"; about {loss['needed']:,} problems would decide it" if loss["needed"] else ""
             lines.append(
-                f"{name} against {other}: {verdicts[part['verdict']]}; it scores {-part['loses']:+.1f} points (95 % CI "
-                f"{-part['loses_high']:+.1f} to {-part['loses_low']:+.1f}) on {part['problems']:,} problems{more}."
+                f"{name} against {other}: {verdicts[loss['verdict']]}; it scores {-loss['loses']:+.1f} points (95 % CI "
+                f"{-loss['loses_high']:+.1f} to {-loss['loses_low']:+.1f}) on {loss['problems']:,} problems{more}."
             )
     lines += [f"{'ok' if check['good'] else 'NOT AS IN THE RUN'}: {check['sentence']}" for check in report["checks"]]
     return "\n".join(lines)
@@ -113,15 +113,15 @@ def _check(name: str, good: bool, sentence: str) -> dict[str, Any]:
 def _prompts(cell: Traces, served: Traces) -> dict[str, Any]:
     """Compare the lengths of prompts, which differ with another template or tokenizer."""
     pairs = [(cell[key].usage.prompt_tokens, trace.usage.prompt_tokens) for key, trace in served.items() if key in cell]
-    known = [theirs - mine for mine, theirs in pairs if mine is not None and theirs is not None]
-    if not known:
+    differences = [theirs - mine for mine, theirs in pairs if mine is not None and theirs is not None]
+    if not differences:
         return _check("usage", False, "The endpoint does not report the lengths of its prompts (usage.prompt_tokens).")
-    shifts = Counter(shift for shift in known if shift)
+    shifts = Counter(difference for difference in differences if difference)
     if not shifts:
-        return _check("prompts", True, f"All {len(known):,} prompts are as long as in the run.")
+        return _check("prompts", True, f"All {len(differences):,} prompts are as long as in the run.")
     ((shift, count),) = shifts.most_common(1)
-    share = f"{shifts.total():,} of {len(known):,} prompts are not as long as in the run, {count:,} of them by"
-    return _check("prompts", False, f"{share} {shift:+d} tokens: another chat template, system prompt or tokenizer.")
+    counts = f"{shifts.total():,} of {len(differences):,} prompts are not as long as in the run, {count:,} of them by"
+    return _check("prompts", False, f"{counts} {shift:+d} tokens: another chat template, system prompt or tokenizer.")
 
 
 def _finishes(served: Traces, most: int) -> dict[str, Any]:
@@ -159,11 +159,12 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
     """Check answers at temperature 0: the same model before the first compression, the same cache after it."""
     if not texts:
         return [_check("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")]
-    tokens, other, far = (
-        [sum(getattr(text, name)[side] for text in texts) for side in (0, 1)] for name in ("tokens", "other", "far")
-    )
+    # Each pair holds a value before the first compression and one after it.
+    tokens = _sums(text.tokens for text in texts)
+    other = _sums(text.other for text in texts)
+    far = _sums(text.far for text in texts)
+    gaps = (max(text.gap[0] for text in texts), max(text.gap[1] for text in texts))
     parted = sum(text.other[1] > 0 for text in texts)
-    gaps = [max(text.gap[side] for text in texts) for side in (0, 1)]
     p = departure_p(texts)
     shares = [f"{other[side]:,} of {tokens[side]:,} tokens are not the likeliest of the cell" for side in (0, 1)]
     before = f"Of {len(texts):,} texts at temperature 0, before the first compression {shares[0]}"
@@ -179,6 +180,12 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
         _check("texts before", far[0] <= MANY * tokens[0], f"{before}."),
         _check("texts after", p >= TEXT_P, f"{after}."),
     ]
+
+
+def _sums(pairs: Iterable[Sequence[int]]) -> tuple[int, int]:
+    """Return the sums of the first and of the second entries."""
+    firsts, seconds = zip(*pairs, strict=True)
+    return sum(firsts), sum(seconds)
 
 
 def read_texts(
@@ -200,7 +207,8 @@ def read_texts(
     if not greedy.cells:
         return []
     answers = ask(endpoint, greedy, folder, samples=1, concurrency=concurrency, top_k=False, on_trace=on_trace)
-    by_name, opening = reference.benchmarks(), "" if model.opens_thinking else model.thinking.open
+    by_name = reference.benchmarks()
+    opening = "" if model.opens_thinking else model.thinking.open
     texts = []
     for cell in greedy.cells:
         benchmark = by_name[cell.benchmark]
@@ -224,7 +232,8 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ..
 
     torch.set_num_threads(1)
     sampling = Sampling(0.0, 0, 1.0, _NEVER)
-    notes, requests = [], []
+    notes = []
+    requests = []
     for prompt, text in texts:
         first = _uncompressed(policy, len(prompt))
         script = model.tokens(text)[:-1][: 2 * first]
@@ -247,14 +256,24 @@ class _Notes:
     """A logits processor that makes a generation follow a script, and counts tokens other than the likeliest."""
 
     def __init__(self, model: ModelHandle, prompt: int, script: tuple[int, ...], first: int) -> None:
-        self.model, self.prompt, self.script, self.first = model, prompt, script, first
-        self.near, self.other, self.far, self.gap = [0, 0], [0, 0], [0, 0], [0.0, 0.0]
+        self.model = model
+        self.prompt = prompt
+        self.script = script
+        self.first = first
+        # Each list holds a count before the first compression and one after it.
+        self.near = [0, 0]
+        self.other = [0, 0]
+        self.far = [0, 0]
+        self.gap = [0.0, 0.0]
 
     def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
         """Return logits [vocabulary] that allow only the script's token."""
         at = len(tokens) - self.prompt
-        written, side = self.script[at], int(at >= self.first)
-        (most, second), (likeliest, _) = (part.tolist() for part in logits.float().topk(2))
+        written = self.script[at]
+        side = int(at >= self.first)
+        top = logits.float().topk(2)
+        most, second = top.values.tolist()
+        likeliest = int(top.indices[0])
         if at:
             self.near[side] += most - second < NEAR
             if likeliest != written and not self._same_text(at, likeliest):
