@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -545,6 +545,17 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """Return the index of the first items that differ, or None for equal sequences.
+
+    If one sequence begins with the whole other one, this is the length of the shorter one.
+    """
+    for index, (item, counterpart) in enumerate(zip(one, other, strict=False)):
+        if item != counterpart:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
 
 
 def differing(values: Iterable[Mapping[str, Any]]) -> list[str]:
