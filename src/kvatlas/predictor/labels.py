@@ -161,7 +161,7 @@ def query_statistics(
     norm = center.real.clone()
 
     def observe(layer: Layer, query: Tensor, *_: Any) -> None:
-        place = shape.place[layer.number]
+        place = shape.place[layer.place]
         angles = torch.arange(query.shape[1], device=query.device)[:, None] * frequency
         pairs = torch.complex(query[..., :planes].double(), query[..., planes:].double())
         pairs = pairs * torch.polar(torch.full_like(angles, 1 / rotary.attention_scaling), -angles)
