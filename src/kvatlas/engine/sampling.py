@@ -91,8 +91,8 @@ def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[in
     samplings = {id(row.sampling): row.sampling for row in rows}
     if len(samplings) == 1:
         streams, future_positions = keys
-        return sample(logits, rows[0].sampling, streams, future_positions).tolist()  # type: ignore[no-any-return]
-    sampled = {}
+        return sample(logits, rows[0].sampling, streams, future_positions).tolist()
+    sampled: dict[int, int] = {}
     for sampling in samplings.values():
         members = [index for index, row in enumerate(rows) if row.sampling is sampling]
         streams, future_positions = keys[:, members]

@@ -124,8 +124,8 @@ class Scheduler:
         # The last token does not go through the model.
         if steady is not None and prompt_length + limit - 1 > steady:
             raise KvatlasError(
-                f"A prompt of {prompt_length} tokens and {limit} new ones are more than the {steady} positions up to which the "
-                f"model {self.model.name!r} rotates short and long texts alike."
+                f"A prompt of {prompt_length} tokens and {limit} new ones are more than the {steady} positions up to "
+                f"which the model {self.model.name!r} rotates short and long texts alike."
             )
         row = Row(request, (), frozenset(), unlimited, limit, self.cache.begin(), prompt_left=prompt_length)
         if script:
