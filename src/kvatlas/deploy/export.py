@@ -139,26 +139,52 @@ def export_setting(
     if name not in TARGETS:
         raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
     target = TARGETS[name]
-    policy = policies.of_engine(setting)
-    base = policy.name.partition("@")[0]
-    if not isinstance(policy, CompressingPolicy):
-        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
-    if base not in target.policies:
-        raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(target.policies)}. Make a map of those.")
+    policy = _compressing_policy(setting, name)
+    base = _base_name(policy)
     values, changed = _kept(policy, target.only.get("budget_over"), prompt)
-    able = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
-    able |= {word: values[word] for word in target.takes if word in values}
+    able = _expressible_values(target, policy, values)
     if base in target.windows:
-        window = target.windows[base]
-        able["local_window"] = values[window] if isinstance(window, str) else window
         # The engine keeps its own window anyway.
         values["local_window"] = max(values["local_window"], able["local_window"])
     changed += [f"{word} is {value} and can be {able[word]}" for word, value in values.items() if value != able[word]]
     if changed and not nearest:
         raise KvatlasError(f"{name} cannot express {setting}: {'; '.join(changed)}. --nearest writes that.")
     values = {word: str(able[word]) if word == "scope" else able[word] for word in values}
+    text = target.text.format(**_words(values, target.presses.get(base, ""), statistics))
+    return Exported(text, policies.of(Setting.of(base, **values)).setting, tuple(changed))
+
+
+def _compressing_policy(setting: Setting, name: str) -> CompressingPolicy:
+    """Return the policy of a setting; raises KvatlasError if it never compresses, or if the target does not have it."""
+    policy = policies.of_engine(setting)
+    if not isinstance(policy, CompressingPolicy):
+        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
+    base = _base_name(policy)
+    has = TARGETS[name].policies
+    if base not in has:
+        raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(has)}. Make a map of those.")
+    return policy
+
+
+def _base_name(policy: CompressingPolicy) -> str:
+    """Return the name of a policy without its variant."""
+    return policy.name.partition("@")[0]
+
+
+def _expressible_values(target: Target, policy: CompressingPolicy, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values nearest to the given ones that the target can express."""
+    able = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
+    able |= {word: values[word] for word in target.takes if word in values}
+    base = _base_name(policy)
+    if base in target.windows:
+        window = target.windows[base]
+        able["local_window"] = values[window] if isinstance(window, str) else window
+    return able
+
+
+def _words(values: Mapping[str, Any], press: str, statistics: str) -> dict[str, Any]:
+    """Return the words that fill the text of a target; `press` is the class of kvpress with its arguments."""
     words = {word: str(value).lower() if isinstance(value, bool) else value for word, value in values.items()}
-    press = target.presses.get(base, "")
     words |= {
         "file": statistics,
         "prompt_counts": str(values["budget_over"] == "cache").lower(),
@@ -166,7 +192,7 @@ def export_setting(
         "kind": press.partition("(")[0],
         "buffer": max(256, 2 * values.get("queries", 0)),
     }
-    return Exported(target.text.format(**words), policies.of(Setting.of(base, **values)).setting, tuple(changed))
+    return words
 
 
 def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tuple[dict[str, Any], list[str]]:
@@ -176,28 +202,53 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
     """
     values = {field.name: getattr(policy, field.name) for field in parameters(policy)}
     del values["ratio"], values["ratio_over"]
+    # Raises KvatlasError for a budget in bytes, whose tokens are known only with the model.
     budget = policy.budget.tokens
     if policy.every:
         return values, []
-    # Each is True if it counts the tokens of thinking alone, not those of the prompt.
-    ratio_excludes_prompt = policy.ratio_over == "thinking"
-    budget_excludes_prompt = policy.budget_over == "thinking"
-    target_excludes_prompt = ratio_excludes_prompt or budget_excludes_prompt
-    if only is not None:
-        target_excludes_prompt = only == "thinking"
-    exact = ratio_excludes_prompt == budget_excludes_prompt == target_excludes_prompt
-    if not exact and prompt is None:
+    excludes_prompt = _target_excludes_prompt(policy, only)
+    exact = (policy.ratio_over == "thinking") == (policy.budget_over == "thinking") == excludes_prompt
+    if exact:
+        assumed_prompt = 0
+    elif prompt is None:
         raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
-    before = 0 if exact or prompt is None else prompt
-    total = budget + (before if budget_excludes_prompt else 0)
-    aside = before if ratio_excludes_prompt else 0
-    kept = policy.local_window + aside + share(policy.ratio, max(0, total - policy.local_window - aside))
-    now = {"kv_budget": kept - (before if target_excludes_prompt else 0), "every": total - kept}
-    if now["kv_budget"] <= policy.local_window or now["every"] < 1:
+    else:
+        assumed_prompt = prompt
+    kept, total = _tokens_at_compression(policy, assumed_prompt)
+    kv_budget = kept
+    if excludes_prompt:
+        kv_budget -= assumed_prompt
+    every = total - kept
+    if kv_budget <= policy.local_window or every < 1:
         raise KvatlasError(f"{kept} of {total} tokens stay, so there is nothing to choose and nothing to export.")
-    text = f"kv_budget {budget} with ratio {policy.ratio} counts otherwise and is, with prompts of {prompt}"
-    changed = [] if exact else [f"{text} tokens, kv_budget {now['kv_budget']} and every {now['every']}"]
-    return {**values, **now, "budget_over": "thinking" if target_excludes_prompt else "cache"}, changed
+    changed = []
+    if not exact:
+        given = f"kv_budget {budget} with ratio {policy.ratio}"
+        counted = f"counts otherwise and is, with prompts of {prompt} tokens, kv_budget {kv_budget} and every {every}"
+        changed.append(f"{given} {counted}")
+    values["kv_budget"] = kv_budget
+    values["every"] = every
+    values["budget_over"] = "thinking" if excludes_prompt else "cache"
+    return values, changed
+
+
+def _target_excludes_prompt(policy: CompressingPolicy, only: str | None) -> bool:
+    """Return whether the target's budget counts the tokens of thinking alone; `only` is its one way of counting."""
+    if only is not None:
+        return only == "thinking"
+    return "thinking" in (policy.ratio_over, policy.budget_over)
+
+
+def _tokens_at_compression(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
+    """Return the number of tokens that a compression keeps, and the number before it, both with the prompt."""
+    total = policy.budget.tokens
+    if policy.budget_over == "thinking":
+        total += prompt
+    # These tokens stay, and the ratio does not count them.
+    always_kept = policy.local_window
+    if policy.ratio_over == "thinking":
+        always_kept += prompt
+    return always_kept + share(policy.ratio, max(0, total - always_kept)), total
 
 
 def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool = False) -> list[Path]:
@@ -212,33 +263,49 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     statistics = folder.absolute() / "statistics.pt"
     export = export_setting(reference.setting, target, typical, nearest, str(statistics))
     engine = TARGETS[target]
-    lines = [f"{reference.model} under {reference.setting}"]
+    lines = [f"{reference.model} under {reference.setting}", *_measured_values(reference), *_remarks(engine, export)]
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / f"{target}{engine.suffix}"]
+    written[0].write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
+    policy = policies.of(reference.setting)
+    if isinstance(policy, TriAttention):
+        _write_statistics(reference, policy, statistics)
+        written.append(statistics)
+    return written
+
+
+def _measured_values(reference: MeasuredCell) -> list[str]:
+    """Return a line for each benchmark: Pass@1 of the cell with its interval, and the number of its traces."""
+    lines = []
     for traces in reference.run.cells:
         if traces.expected in reference.cells:
             mean = traces.cell.estimate
             between = "" if mean.low is None else f" (95 % CI {100 * mean.low:.1f} to {100 * (mean.high or 0):.1f})"
             lines.append(f"{traces.expected.benchmark}: Pass@1 {100 * mean.value:.1f} %{between}, n = {traces.stored}")
-    lines.append(f"Format: {engine.source}.")
+    return lines
+
+
+def _remarks(engine: Target, export: Exported) -> list[str]:
+    """Return the lines on the format, on the differences from the cell of the run, and on how to check them."""
+    lines = [f"Format: {engine.source}."]
     if export.changed:
         lines.append(f"This is not that cell but the nearest: {'; '.join(export.changed)}.")
         lines.append(f"In terms of kvatlas it is {export.setting}; make a map of it to see its loss.")
     remarks = (engine.remark, engine.remarks.get(export.setting.policy, ""))
     lines += [remark for remark in remarks if remark]
     lines.append("Check it: kvatlas deploy verify URL --against RUN --out SERVED")
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / f"{target}{engine.suffix}"]
-    written[0].write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
-    policy = policies.of(reference.setting)
-    if isinstance(policy, TriAttention):
-        import torch
+    return lines
 
-        model = reference.handle()
-        if model is None:
-            raise KvatlasError(f"The model {reference.model!r} is not available, so its statistics cannot be written.")
-        policy.check(model)
-        torch.save(_statistics(policy.file(model), model), statistics)
-        written.append(statistics)
-    return written
+
+def _write_statistics(reference: MeasuredCell, policy: TriAttention, file: Path) -> None:
+    """Write the query statistics of the model; raises KvatlasError if the model is not available here."""
+    import torch
+
+    model = reference.handle()
+    if model is None:
+        raise KvatlasError(f"The model {reference.model!r} is not available, so its statistics cannot be written.")
+    policy.check(model)
+    torch.save(_statistics(policy.file(model), model), file)
 
 
 def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:

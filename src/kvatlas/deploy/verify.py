@@ -6,7 +6,7 @@ Answers at temperature 0 are read here under the cell, token by token, to find t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,20 +125,26 @@ def _prompts(cell: Traces, served: Traces) -> dict[str, Any]:
 
 
 def _finishes(served: Traces, most: int) -> dict[str, Any]:
+    """Compare finish reasons and lengths with the limit of `most` tokens."""
     answers = [(str(trace.grade.metrics.get("finish")), trace.usage.output_tokens) for trace in served.values()]
-    faults = {
-        "have a finish reason other than stop and length": [name not in ("stop", "length") for name, _ in answers],
-        f"were cut (finish reason length) before {most:,} tokens": [
-            name == "length" and count is not None and count < most for name, count in answers
-        ],
-        f"are longer than the limit of {most:,} tokens": [(count or 0) > most for _, count in answers],
-        "come without usage.completion_tokens": [count is None for _, count in answers],
-    }
-    bad = "; ".join(f"{sum(found):,} {text}" for text, found in faults.items() if any(found))
+    faults = _finish_faults(answers, most)
+    bad = "; ".join(f"{count:,} {text}" for text, count in faults.items() if count)
     if bad:
         return _check("finish", False, f"Of {len(served):,} answers {bad}.")
     finishes = sorted(Counter(name for name, _ in answers).items())
     return _check("finish", True, f"Finish reasons: {', '.join(f'{name} {count:,}' for name, count in finishes)}.")
+
+
+def _finish_faults(answers: Sequence[tuple[str, int | None]], most: int) -> dict[str, int]:
+    """Return the number of answers (finish reason, tokens) with each fault."""
+    lengths = [count for _, count in answers if count is not None]
+    cut_lengths = [count for name, count in answers if name == "length" and count is not None]
+    return {
+        "have a finish reason other than stop and length": sum(name not in ("stop", "length") for name, _ in answers),
+        f"were cut (finish reason length) before {most:,} tokens": sum(count < most for count in cut_lengths),
+        f"are longer than the limit of {most:,} tokens": sum(count > most for count in lengths),
+        "come without usage.completion_tokens": sum(count is None for _, count in answers),
+    }
 
 
 def _lengths(cell: Traces, served: Traces, most: int) -> list[dict[str, Any]]:
@@ -159,33 +165,40 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
     """Check answers at temperature 0: the same model before the first compression, the same cache after it."""
     if not texts:
         return [_check("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")]
-    # Each pair holds a value before the first compression and one after it.
-    tokens = _sums(text.tokens for text in texts)
-    other = _sums(text.other for text in texts)
-    far = _sums(text.far for text in texts)
-    gaps = (max(text.gap[0] for text in texts), max(text.gap[1] for text in texts))
+    return [_before_compression(texts), _after_compression(texts)]
+
+
+def _before_compression(texts: Sequence[Departures]) -> dict[str, Any]:
+    """Check the tokens before the first compression, where other weights show."""
+    tokens = sum(text.tokens[0] for text in texts)
+    other = sum(text.other[0] for text in texts)
+    far = sum(text.far[0] for text in texts)
+    good = far <= MANY * tokens
+    sentence = f"Of {len(texts):,} texts at temperature 0, before the first compression {_departed(other, tokens)}"
+    if not good:
+        sentence += f", {far:,} by more than {NEAR:g} nats: other weights, or not greedy"
+    return _check("texts before", good, f"{sentence}.")
+
+
+def _after_compression(texts: Sequence[Departures]) -> dict[str, Any]:
+    """Check the tokens after the first compression, where another cache shows."""
+    tokens = sum(text.tokens[1] for text in texts)
+    other = sum(text.other[1] for text in texts)
     parted = sum(text.other[1] > 0 for text in texts)
+    gap_before = max(text.gap[0] for text in texts)
+    gap_after = max(text.gap[1] for text in texts)
     p = departure_p(texts)
-    shares = [f"{other[side]:,} of {tokens[side]:,} tokens are not the likeliest of the cell" for side in (0, 1)]
-    before = f"Of {len(texts):,} texts at temperature 0, before the first compression {shares[0]}"
-    if far[0] > MANY * tokens[0]:
-        before += f", {far[0]:,} by more than {NEAR:g} nats: other weights, or not greedy"
-    after = f"After it {shares[1]}, in {parted:,} texts, by up to {gaps[1]:.2g} nats"
-    after += f" (before by {gaps[0]:.2g}; p {p:.2g})"
+    sentence = f"After it {_departed(other, tokens)}, in {parted:,} texts, by up to {gap_after:.2g} nats"
+    sentence += f" (before by {gap_before:.2g}; p {p:.2g})"
     if p < TEXT_P:
-        after += ": its cache differs from the first compression on"
+        sentence += ": its cache differs from the first compression on"
     elif not parted:
-        after += f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart"
-    return [
-        _check("texts before", far[0] <= MANY * tokens[0], f"{before}."),
-        _check("texts after", p >= TEXT_P, f"{after}."),
-    ]
+        sentence += f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart"
+    return _check("texts after", p >= TEXT_P, f"{sentence}.")
 
 
-def _sums(pairs: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """Return the sums of the first and of the second entries."""
-    firsts, seconds = zip(*pairs, strict=True)
-    return sum(firsts), sum(seconds)
+def _departed(other: int, tokens: int) -> str:
+    return f"{other:,} of {tokens:,} tokens are not the likeliest of the cell"
 
 
 def read_texts(

@@ -169,21 +169,31 @@ def _benchmark(read: EvalLog, where: str) -> Benchmark | None:
 def _problems(samples: Sequence[EvalSample], benchmark: Benchmark, where: str) -> dict[str, Problem]:
     """Return the problems of the log by id. Raises KvatlasError for another prompt than ours."""
     ids = [str(sample.id) for sample in samples]
-    problems = {problem.id: problem for problem in benchmark.problems(None)}
-    if not set(ids) <= problems.keys():
-        # Generated benchmarks have any number of problems; the ids tell the highest one of the log.
-        endings = [id_.rpartition("-")[2] for id_ in ids]
-        indices = [int(ending) for ending in endings if ending.isdecimal() and len(ending) < 7]
-        highest = max(indices, default=0)
-        problems = {problem.id: problem for problem in benchmark.problems(highest + 1)}
+    problems = _candidates(ids, benchmark)
     for sample in samples:
         problem = problems.get(str(sample.id))
-        question = sample.input
-        if not isinstance(question, str):
-            question = "\n".join(message.text for message in question if message.role == "user")
-        if problem is None or question != benchmark.prompt(problem):
+        if problem is None or _question(sample) != benchmark.prompt(problem):
             raise KvatlasError(f"{where} asks {sample.id!r} in another way than {benchmark.name} does.")
     return {id_: problems[id_] for id_ in ids}
+
+
+def _candidates(ids: Sequence[str], benchmark: Benchmark) -> dict[str, Problem]:
+    """Return the problems of a benchmark by id, as many as the ids of a log need."""
+    problems = {problem.id: problem for problem in benchmark.problems(None)}
+    if set(ids) <= problems.keys():
+        return problems
+    # Generated benchmarks have any number of problems; the ids tell the highest one of the log.
+    endings = [id_.rpartition("-")[2] for id_ in ids]
+    indices = [int(ending) for ending in endings if ending.isdecimal() and len(ending) < 7]
+    highest = max(indices, default=0)
+    return {problem.id: problem for problem in benchmark.problems(highest + 1)}
+
+
+def _question(sample: EvalSample) -> str:
+    """Return the text of a sample's user messages."""
+    if isinstance(sample.input, str):
+        return sample.input
+    return "\n".join(message.text for message in sample.input if message.role == "user")
 
 
 def _scored(read: EvalLog, where: str, scorer: str) -> Callable[[EvalSample], Grade | None]:
@@ -236,15 +246,23 @@ def _grade_of(scorer: str, sample: EvalSample) -> Grade | None:
 
 def _setting(samples: Sequence[EvalSample]) -> Setting:
     """Return the setting in the answers of our own provider; `served` for every other model."""
-    notes = [(sample.output.metadata or {}).get("kvatlas") for sample in samples if sample.output.choices]
-    settings = set()
-    for setting in (note["setting"] for note in notes if isinstance(note, dict) and "setting" in note):
-        policy = setting["policy"]
-        values = dict(setting["values"])
-        if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
-            raise KvatlasError(f"The log names the policy {policy!r} with {values}; expected a name and plain values.")
-        settings.add(Setting.of(policy, **values))
+    notes = [_provider_note(sample) for sample in samples if sample.output.choices]
+    settings = {_noted_setting(note["setting"]) for note in notes if isinstance(note, dict) and "setting" in note}
     return settings.pop() if len(settings) == 1 and all(notes) else SERVED
+
+
+def _provider_note(sample: EvalSample) -> Any:
+    """Return the note of our own provider in an answer: its setting and its usage; None for other models."""
+    return (sample.output.metadata or {}).get("kvatlas")
+
+
+def _noted_setting(noted: Mapping[str, Any]) -> Setting:
+    """Return the setting in a note of our own provider; raises KvatlasError for one that no provider writes."""
+    policy = noted["policy"]
+    values = dict(noted["values"])
+    if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
+        raise KvatlasError(f"The log names the policy {policy!r} with {values}; expected a name and plain values.")
+    return Setting.of(policy, **values)
 
 
 def _traces(
@@ -268,20 +286,27 @@ def _text(sample: EvalSample) -> str:
 
 def _costs(sample: EvalSample) -> Costs:
     """Return the costs in the log; those of the cache are known for our own provider only."""
-    usages = list(sample.model_usage.values())
-    prompt = sum(usage.input_tokens for usage in usages)
-    output = sum(usage.output_tokens for usage in usages)
-    thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
+    prompt, output, thinking = _token_counts(sample)
     seconds = float(sample.total_time or 0.0)
     if not (math.isfinite(seconds) and min(seconds, prompt, output, thinking) >= 0):
         raise KvatlasError(
             f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thinking} of "
             "reasoning); expected finite numbers from 0."
         )
-    provider_usage = ((sample.output.metadata or {}).get("kvatlas") or {}).get("usage") or {}
+    provider_usage = (_provider_note(sample) or {}).get("usage") or {}
     if provider_usage.get("output_tokens") == output:
         # The sample consists of this one answer.
         return Costs(**provider_usage)
-    if not usages:
-        return Costs(None, None, None, None, None, None, seconds or None)
-    return Costs(prompt, output, thinking, None, None, None, seconds or None)
+    costs = Costs(None, None, None, None, None, None, seconds or None)
+    if not sample.model_usage:
+        return costs
+    return replace(costs, prompt_tokens=prompt, output_tokens=output, thinking_tokens=thinking)
+
+
+def _token_counts(sample: EvalSample) -> tuple[int, int, int]:
+    """Return the numbers of prompt, output and reasoning tokens of a sample, which may have asked several models."""
+    usages = sample.model_usage.values()
+    prompt = sum(usage.input_tokens for usage in usages)
+    output = sum(usage.output_tokens for usage in usages)
+    thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
+    return prompt, output, thinking

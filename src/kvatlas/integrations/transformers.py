@@ -101,38 +101,31 @@ def generate(
         handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
     )
     sampling = _sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])
-    # The engine does the rest itself.
-    kept_processors = [processor for processor in logits_processor if not isinstance(processor, _OURS)]
-    ours = stopping.MaxLengthCriteria | stopping.EosTokenCriteria
-    criteria = [criterion for criterion in stopping_criteria if not isinstance(criterion, ours)]
     if seed is None and generation_config.do_sample:
         seed = int(torch.randint(2**62, ()).item())
     seen: Counter[tuple[int, ...]] = Counter()
-    visible = _visible(input_ids, prepared)
-    prompts = [tuple(tokens[mask].tolist()) for tokens, mask in zip(input_ids, visible, strict=True)]
+    rows = _padded_rows(input_ids, _visible(input_ids, prepared), logits_processor, stopping_criteria)
     requests = []
-    for index, prompt in enumerate(prompts):
-        room_for(handle, setting, prompt, sampling.max_new_tokens)
-        processors = [_of_row(processor, index, len(prompts)) for processor in kept_processors]
-        row = _PaddedRow(input_ids[index], len(prompt), processors, criteria)
+    for index, row in enumerate(rows):
+        room_for(handle, setting, row.prompt, sampling.max_new_tokens)
         requests.append(
             Request(
                 index,
-                prompt,
-                next_stream(seed or 0, prompt, seen),
+                row.prompt,
+                next_stream(seed or 0, row.prompt, seen),
                 (setting,),
-                stopping_criterion=row.stops if criteria else None,
-                logits_processor=row.processed if kept_processors else None,
+                stopping_criterion=row.stops if row.criteria else None,
+                logits_processor=row.processed if row.processors else None,
             )
         )
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
         with pack(model):
-            tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
+            written = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
         model.train(training)
-    sequences = _sequences(input_ids, [tokens[request.key] for request in requests], generation_config)
+    sequences = _sequences(input_ids, written, generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
@@ -257,7 +250,7 @@ class _PaddedRow:
     """One row as the processors and criteria of transformers see it: `ids` with padding, then its new tokens."""
 
     ids: Tensor
-    prompt_length: int
+    prompt: tuple[int, ...]
     processors: Sequence[Any]
     criteria: Sequence[Any]
 
@@ -266,7 +259,7 @@ class _PaddedRow:
         return any(bool(criterion(ids, None).all()) for criterion in self.criteria)
 
     def processed(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
-        ids = self._with(tokens[self.prompt_length :]).to(logits.device)
+        ids = self._with(tokens[len(self.prompt) :]).to(logits.device)
         scores = logits[None].float().clone()
         for processor in self.processors:
             scores = processor(ids, scores)
@@ -276,9 +269,28 @@ class _PaddedRow:
         return torch.cat([self.ids, self.ids.new_tensor(new)])[None]
 
 
-def _sequences(input_ids: Tensor, written: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
+def _padded_rows(
+    input_ids: Tensor, visible: Tensor, processors: Sequence[Any], criteria: Sequence[Any]
+) -> list[_PaddedRow]:
+    """Return the rows of a batch, with the processors and criteria whose work the engine does not do itself."""
+    kept_processors = [processor for processor in processors if not isinstance(processor, _OURS)]
+    ours = stopping.MaxLengthCriteria | stopping.EosTokenCriteria
+    kept_criteria = [criterion for criterion in criteria if not isinstance(criterion, ours)]
+    rows = []
+    for index, mask in enumerate(visible):
+        prompt = tuple(input_ids[index][mask].tolist())
+        row_processors = [_of_row(processor, index, len(input_ids)) for processor in kept_processors]
+        rows.append(_PaddedRow(input_ids[index], prompt, row_processors, kept_criteria))
+    return rows
+
+
+def _sequences(input_ids: Tensor, written: Mapping[int, Sequence[int]], config: GenerationConfig) -> Tensor:
+    """Return the prompts with the tokens `written` after them, by the index of the row, padded to one length."""
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     padding = next((int(i) for i in (config.pad_token_id, *ends) if i is not None), 0)
-    longest = max(map(len, written))
-    new = [[*tokens, *[padding] * (longest - len(tokens))] for tokens in written]
+    longest = max(map(len, written.values()))
+    new = []
+    for index in range(len(input_ids)):
+        tokens = written[index]
+        new.append([*tokens, *[padding] * (longest - len(tokens))])
     return torch.cat([input_ids, torch.tensor(new, device=input_ids.device, dtype=input_ids.dtype)], dim=1)

@@ -195,20 +195,15 @@ def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: S
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.
     """
     if other is not None:
-        other_runs = [other.run] if isinstance(other, RunAnalysis) else []
-        others = _Others(Path(against).name, bare_maps(other), lambda name: name)
-        return _compared(maps, others, runs, other_runs)
+        return _against_source(maps, runs, Path(against).name, other)
     if any(against in map_.baselines for map_ in maps):
         return _against_baseline(maps, runs, against)
     if any(against == map_.policy for map_ in maps):
-        rest = [map_ for map_ in maps if map_.policy != against]
-        return _compared(rest, _Others(against, maps, lambda name: name._replace(policy=against)), runs, runs)
+        return _against_policy(maps, runs, against)
     models = dict.fromkeys(map_.model for map_ in maps)
     model = next((name for name in models if against in (name, model_name(name))), None)
     if model is not None:
-        rest = [map_ for map_ in maps if map_.model != model]
-        others = _Others(model_name(model), maps, lambda name: name._replace(model=model))
-        return _compared(rest, others, runs, runs)
+        return _against_model(maps, runs, model)
     raise KvatlasError(
         f"There is no baseline, policy or model {against!r} to compare with, and no such run or CSV map; there are: "
         f"{', '.join(_names(maps))}."
@@ -223,6 +218,22 @@ def _names(maps: Sequence[Map]) -> list[str]:
     names |= dict.fromkeys(map_.policy for map_ in maps)
     names |= dict.fromkeys(map_.model for map_ in maps)
     return list(filter(None, names))
+
+
+def _against_source(maps: Sequence[Map], runs: Sequence[RunData], name: str, other: Source) -> Compared:
+    """Return maps against those of the same name in another source, which is shown under `name`."""
+    other_runs = [other.run] if isinstance(other, RunAnalysis) else []
+    return _compared(maps, _Others(name, bare_maps(other), lambda map_name: map_name), runs, other_runs)
+
+
+def _against_policy(maps: Sequence[Map], runs: Sequence[RunData], policy: str) -> Compared:
+    rest = [map_ for map_ in maps if map_.policy != policy]
+    return _compared(rest, _Others(policy, maps, lambda name: name._replace(policy=policy)), runs, runs)
+
+
+def _against_model(maps: Sequence[Map], runs: Sequence[RunData], model: str) -> Compared:
+    rest = [map_ for map_ in maps if map_.model != model]
+    return _compared(rest, _Others(model_name(model), maps, lambda name: name._replace(model=model)), runs, runs)
 
 
 def _against_baseline(maps: Sequence[Map], runs: Sequence[RunData], baseline: str) -> Compared:

@@ -21,13 +21,10 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
     As much of it as a page holds, or the `whole` of it.
     """
     problem = materials.problem(trace)
-    tokens = trace.tokens if whole else trace.tokens[:TOKEN_LIMIT]
-    pieces = materials.pieces(trace.model, tokens)
-    if pieces is not None and not whole and sum(map(len, pieces)) > TEXT_LIMIT:
-        pieces = None
+    pieces = _pieces(trace, materials, whole)
     if pieces is not None:
         text = "".join(pieces)
-        more = len(trace.tokens) - len(tokens)
+        more = len(trace.tokens) - len(pieces)
     else:
         text = trace.text if whole else trace.text[:TEXT_LIMIT]
         more = len(trace.text) - len(text)
@@ -49,12 +46,28 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
         "more": more,
     }
     if pieces is not None:
-        # Scripts count UTF-16 units, in text whose hidden characters were made visible.
-        document["lengths"] = [len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]
-        if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
-            window = trace.setting.values.get("local_window")
-            document |= evictions_of(trace.eviction_trace, trace.usage.prompt_tokens, len(tokens), window)
+        document |= _token_fields(trace, pieces)
     return document
+
+
+def _pieces(trace: Trace, materials: RunMaterials, whole: bool) -> list[str] | None:
+    """Return the texts of the tokens to show; None without the tokenizer, and for a text too long for a page."""
+    if whole:
+        return materials.pieces(trace.model, trace.tokens)
+    pieces = materials.pieces(trace.model, trace.tokens[:TOKEN_LIMIT])
+    if pieces is not None and sum(map(len, pieces)) > TEXT_LIMIT:
+        return None
+    return pieces
+
+
+def _token_fields(trace: Trace, pieces: list[str]) -> dict[str, Any]:
+    """Return the length of each token's text, and the evictions if the trace has them."""
+    # Scripts count UTF-16 units, in text whose hidden characters were made visible.
+    fields = {"lengths": [len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]}
+    if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
+        window = trace.setting.values.get("local_window")
+        fields |= evictions_of(trace.eviction_trace, trace.usage.prompt_tokens, len(pieces), window)
+    return fields
 
 
 def _verdict(trace: Trace) -> str:
