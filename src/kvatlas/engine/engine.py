@@ -34,9 +34,8 @@ from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.machine import out_of_memory
-from kvatlas.models import ModelHandle, Shape
+from kvatlas.models import CachedLayer, ModelHandle, Shape
 from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
-from kvatlas.models.handle import CachedLayer
 from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
 
@@ -109,7 +108,7 @@ class Engine:
         if model not in _shapes:
             _shapes[model] = self._measure_shape()
         # The config.json may differ.
-        vars(handle)["shape"] = _shapes[model]
+        handle.keep_shape(_shapes[model])
         self._allocate()
 
     def _allocate(self) -> None:
@@ -272,7 +271,7 @@ class Engine:
                         row.length += len(new)
         if cache.states is not None:
             _shapes[self.model] = replace(self.handle.shape, state_bytes=cache.states.bytes(rows[0].row))
-            vars(self.handle)["shape"] = _shapes[self.model]
+            self.handle.keep_shape(_shapes[self.model])
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
         if getattr(config, "sliding_window", None) and "sliding_attention" in kinds and not cache.positions:

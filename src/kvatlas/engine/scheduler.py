@@ -103,7 +103,7 @@ class Scheduler:
         # A script without an end token ends the generation as well.
         limit = min(sampling.max_new_tokens, len(script)) if script else sampling.max_new_tokens
         left = len(request.prompt)
-        steady = self.model.steady_positions
+        steady = self.model.files.steady_positions
         # The last token does not go through the model.
         if steady is not None and left + limit - 1 > steady:
             raise KvatlasError(

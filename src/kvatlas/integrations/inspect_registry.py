@@ -119,7 +119,7 @@ class SelectedModel(inspect.ModelAPI):
             if getattr(config, name, None):
                 raise KvatlasError(f"{name} is set; kvatlas models do not honour it.")
         model, policy = self.service.model, self.service.policy
-        prompt = model.tokens(model.conversation([_message(message) for message in input]))
+        prompt = model.tokens(model.chat.conversation([_message(message) for message in input]))
         try:
             room = service.room_for(model, policy, prompt, None)
         except service.LengthError as error:
