@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -22,9 +23,7 @@ def prompts(model: ModelHandle, count: int, lengths: tuple[int, int] = (12, 60))
 
 def endless(model: ModelHandle) -> ModelHandle:
     """The same model without an end token and end of thinking: every trace thinks up to the limit."""
-    copy = models.find(model.name)
-    vars(copy).update(stops=frozenset(), think_close=-1)
-    return copy
+    return replace(models.find(model.name), overrides=models.ENDLESS)
 
 
 def grid(ratio_over: str = "thinking") -> list[Policy]:

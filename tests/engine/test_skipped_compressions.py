@@ -11,7 +11,7 @@ from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.models import ModelHandle
-from kvatlas.policies import base
+from kvatlas.policies import selection
 
 NEW = 150
 CLOSE_TO_THE_PROMPT = {"kv_budget": 72, "local_window": 8}
@@ -56,7 +56,7 @@ def test_every_compression_drops_tokens(
     tiny_llama: ModelHandle, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], after: int, most: int
 ) -> None:
     selected = []
-    select = base.select_tokens
+    select = selection.select_tokens
 
     def noted(*arguments: Any) -> torch.Tensor:
         selected.append(1)

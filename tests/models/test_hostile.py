@@ -149,7 +149,7 @@ def test_texts_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     messages = [{"role": role, "content": f" {role}: é\n<b> "} for role in ("user", "assistant", "user", "system")]
     for answering in (True, False):
         theirs = model.tokenizer.apply_chat_template(messages, add_generation_prompt=answering, tokenize=False)
-        assert model.rendered(messages, answering=answering) == theirs
+        assert model.chat.render(messages, answering=answering) == theirs
 
 
 def test_templates_that_ask_for_the_date_get_the_same_one_every_day(model: ModelHandle) -> None:

@@ -138,9 +138,8 @@ def merging() -> Any:
 
 
 def told(tokenizer: Any, close: str) -> ModelHandle:
-    model = ModelHandle("told", Path(), models.Options(think_close=close))
-    vars(model).update(tokenizer=tokenizer, stops=frozenset())
-    return model
+    loaded = models.Overrides(tokenizer=tokenizer, stops=frozenset())
+    return ModelHandle("told", Path(), models.Options(think_close=close), overrides=loaded)
 
 
 PIECES = ("</", "think", ">", "\n", " ", "s", "so", ":", "◁", "/think▷", "终", "7", "é", "🙂", *TAGS)
@@ -274,6 +273,5 @@ def test_the_end_of_text_is_the_generation_configs_else_the_tokenizers(r1_model:
     (none.folder / "generation_config.json").unlink()
     assert none.stops == {none.tokenizer.eos_token_id}
     vars(none.tokenizer)["_special_tokens_map"]["eos_token"] = None
-    del vars(none)["stops"]
     with pytest.raises(KvatlasError, match="names no end-of-text token"):
-        _ = none.stops
+        none.chat.read_stops()

@@ -214,7 +214,7 @@ class AttentionBackend(Protocol):
         ...
 
 
-def attend(  # noqa: PLR0913
+def attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,

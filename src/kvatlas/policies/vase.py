@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import (
-    CacheView,
-    CompressingPolicy,
-    Scope,
-    Signal,
-    float_param,
-    int_param,
-    places,
-    scope_param,
-    share,
-)
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
+from kvatlas.policies.parameter_types import Scope, float_param, int_param, scope_param, share
 from kvatlas.policies.recent import logits, observing, pooled
+from kvatlas.policies.selection import places
 
 if TYPE_CHECKING:
     from torch import Tensor

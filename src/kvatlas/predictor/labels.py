@@ -21,7 +21,7 @@ from kvatlas.core import KvatlasError, Trace
 from kvatlas.engine.cache import Layer
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function, own_attention
-from kvatlas.models.handle import STEADY
+from kvatlas.models.files import STEADY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,7 +69,7 @@ def _read(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) -> T
     return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
 
-def _attend(  # noqa: PLR0913
+def _attend(
     module: Any,
     query: Tensor,
     key: Tensor,

@@ -10,6 +10,7 @@ import os
 import platform
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
 
     model = models.find("embedded:tiny-llama", device=Options(device=where).resolved_device())
     # Without stop tokens traces go on to the limit.
-    vars(model).update(stops=frozenset(), think_close=-1)
+    model = replace(model, overrides=models.ENDLESS)
     device = torch.device(model.device)
     yield _versions()
     yield _device(device)
@@ -194,7 +195,7 @@ def _model(model: ModelHandle) -> Finding:
 def _template_values(model: ModelHandle) -> Iterator[Finding]:
     """Yield the variables of the chat template that the user sets, and those left to the template."""
     values = dict(model.options.template_values)
-    unset = sorted(model.template_variables - set(values))
+    unset = sorted(model.chat.template_variables - set(values))
     texts = [f"{name}={value}" for name, value in values.items()]
     if unset:
         texts.append(f"not set, left to the template: {', '.join(unset)}")
@@ -213,7 +214,7 @@ def _tags(model: ModelHandle) -> Finding:
     how = "one token" if tags.token is not None else "found in the text"
     message = f"{tags.open!r} to {tags.close!r} ({how})"
     if model.prompt("x").rstrip().endswith(tags.close):
-        variables = ", ".join(sorted(model.template_variables))
+        variables = ", ".join(sorted(model.chat.template_variables))
         advice = f"template_values set what the template reads: {variables}" if variables else ""
         status = Check.OK if model.options.template_values else Check.WARNING
         return Finding(name, status, f"{message}, closed by the prompt: the model does not think", advice)
@@ -253,7 +254,7 @@ def _test_turn(model: ModelHandle) -> str:
     thought = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _THOUGHT)
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER, **thought}]
     try:
-        return model.rendered(turns, answering=False)
+        return model.chat.render(turns, answering=False)
     except KvatlasError:
         return ""
 
