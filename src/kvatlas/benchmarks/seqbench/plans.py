@@ -80,11 +80,8 @@ def read_maze(sentences: Iterable[str]) -> Maze:
     """Return the maze of these facts, in any order. Raises KvatlasError for an unknown sentence."""
     facts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in SENTENCES}
     for sentence in map(str.strip, sentences):
-        matches = ((kind, pattern.fullmatch(sentence)) for kind, pattern in _PATTERNS.items())
-        kind, match = next(((kind, match) for kind, match in matches if match), ("", None))
-        if match is None:
-            raise KvatlasError(f"{sentence[:80]!r} is no fact of a seqBench maze.")
-        facts[kind].append(match.groups())
+        kind, words = _read_fact(sentence)
+        facts[kind].append(words)
     if len(facts["start"]) != 1 or len(facts["goal"]) != 1:
         raise KvatlasError(f"The facts of a seqBench maze say once where {AGENT} is and once where {TARGET} is.")
     key_of = {frozenset((a, b)): key for a, b, key in facts["requires"]}
@@ -96,6 +93,15 @@ def read_maze(sentences: Iterable[str]) -> Maze:
         start=facts["start"][0][0],
         goal=facts["goal"][0][0],
     )
+
+
+def _read_fact(sentence: str) -> tuple[str, tuple[str, ...]]:
+    """Return the kind of a fact, and its rooms and key. Raises KvatlasError for an unknown sentence."""
+    for kind, pattern in _PATTERNS.items():
+        match = pattern.fullmatch(sentence)
+        if match:
+            return kind, match.groups()
+    raise KvatlasError(f"{sentence[:80]!r} is no fact of a seqBench maze.")
 
 
 def depth(plan: Plan) -> tuple[int, int]:
@@ -131,12 +137,14 @@ def parse_plan(text: str) -> Plan | None:
 def _plan_of_items(items: list[Any]) -> Plan | None:
     """Return the plan in a list; None if an item is neither a tuple with a word first nor the text of an action."""
     if items and all(isinstance(item, str) for item in items):
-        items = [tuple(re.findall(r"\w+", item)) for item in items]
-        if not all(len(item) == 2 and item[0] in ACTIONS for item in items):
+        pairs = [tuple(re.findall(r"\w+", item)) for item in items]
+        return tuple(pairs) if all(len(pair) == 2 and pair[0] in ACTIONS for pair in pairs) else None
+    plan: list[Action] = []
+    for item in items:
+        if not isinstance(item, tuple | list) or not item or not isinstance(item[0], str):
             return None
-    if not all(isinstance(item, tuple | list) and item and isinstance(item[0], str) for item in items):
-        return None
-    return tuple((item[0], str(item[1]) if len(item) == 2 else "") for item in items)
+        plan.append((item[0], str(item[1]) if len(item) == 2 else ""))
+    return tuple(plan)
 
 
 def _last_lists(text: str) -> Iterator[str]:
