@@ -214,7 +214,7 @@ class AttentionBackend(Protocol):
         ...
 
 
-def attend(
+def attend(  # noqa: PLR0913
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,

@@ -106,7 +106,7 @@ class KVCache:
     attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers with a window.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         shape: Shape,
         rows: int,

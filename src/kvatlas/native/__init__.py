@@ -126,7 +126,7 @@ class PagedBatch:
     need them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         table: Tensor,
         starts: Tensor,
@@ -231,7 +231,7 @@ class Native:
         bias = bias.detach().float().contiguous() if bias is not None else None
         return Linear(self.library, pack(weight), bias, weight.shape[0])
 
-    def attention(
+    def attention(  # noqa: PLR0913
         self,
         batch: PagedBatch,
         query: Tensor,

@@ -69,7 +69,7 @@ def _read(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) -> T
     return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
 
-def _attend(
+def _attend(  # noqa: PLR0913
     module: Any,
     query: Tensor,
     key: Tensor,
