@@ -83,10 +83,13 @@ def measure(plan: Plan) -> float | None:
         texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
         engine = Engine(model, model.load(), chosen, sampling, min(largest_batch(job, chosen), TIMED_ROWS))
         _timed(engine, chosen, texts, 1)
-        # Both read the prompts, one of them decodes more steps.
-        (prefill, first), (whole, last) = (_timed(engine, chosen, texts, 1 + steps) for steps in (0, TIMED_STEPS))
+        # Both read the prompts, the second one decodes more steps.
+        prefill_seconds, prefill_tokens = _timed(engine, chosen, texts, 1)
+        all_seconds, all_tokens = _timed(engine, chosen, texts, 1 + TIMED_STEPS)
         workers = cores() if model.device == "cpu" else len(devices(job))
-        seconds_per_token += max(whole - prefill, 1e-9) / max(1, last - first) / workers / len(plan.models)
+        seconds = max(all_seconds - prefill_seconds, 1e-9)
+        tokens = max(1, all_tokens - prefill_tokens)
+        seconds_per_token += seconds / tokens / workers / len(plan.models)
     return 1 / seconds_per_token
 
 
