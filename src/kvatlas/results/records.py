@@ -161,12 +161,18 @@ _NAMES = ("run_key", "setting", "model", "benchmark", "problem", "made_with", "m
 #: `answer` is a digest of the answer, 0 without one; `written` is the digest of the tokens, 0 if unknown.
 RECORD = np.dtype(
     [
-        *((name, "<i4") for name in (*_NAMES, "sample")),
-        *(("status", "u1"), ("correct", "u1"), ("progress", "<f8")),
-        *((name, "<f8") for name in COSTS),
-        *(("answer", "<u8"), ("written", "V16"), ("check", "<u4")),
+        *[(name, "<i4") for name in _NAMES],
+        ("sample", "<i4"),
+        ("status", "u1"),
+        ("correct", "u1"),
+        ("progress", "<f8"),
+        *[(name, "<f8") for name in COSTS],
+        ("answer", "<u8"),
+        ("written", "V16"),
+        ("check", "<u4"),
     ]
 )
+#: The fields of `RECORD` without the checksum.
 _PACKED = Struct("<8i2B8dQ16s")
 _UNKNOWN = bytes(16)
 #: Records joined at a time.

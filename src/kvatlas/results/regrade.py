@@ -124,7 +124,10 @@ def _problems(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
     whole = recorded.get(benchmark.name, [])[4:5]
     # Earlier versions stored one digest of all problems of a file.
     if isinstance(benchmark, Questions) and benchmark.name not in manifest.contents and whole:
-        texts = [[p.id, p.question, p.answer, p.about.get("choices")] for p in benchmark.problems()]
+        texts = [
+            [problem.id, problem.question, problem.answer, problem.about.get("choices")]
+            for problem in benchmark.problems()
+        ]
         if whole != [digest(texts)]:
             changed = f"problems of {benchmark.name}"
     if changed:

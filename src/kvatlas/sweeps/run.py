@@ -120,7 +120,7 @@ def executor_of(name: str) -> Executor:
     raise KvatlasError(f"Unknown executor {name!r}; expected: local, ray.")
 
 
-def sweep(
+def sweep(  # noqa: PLR0913
     plan: Plan,
     folder: Path,
     *,
