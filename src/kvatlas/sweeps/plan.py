@@ -316,10 +316,7 @@ def make_plan(spec: Spec) -> Plan:
     _check_names("benchmark", [benchmark.name for benchmark in found_benchmarks])
     cells = _find_policies(spec)
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
-    notes = _device_notes(found_models)
-    for benchmark in found_benchmarks:
-        notes += notes_on(benchmark, spec.problems)
-        _check_grading(benchmark, problems[benchmark.name])
+    notes = _device_notes(found_models) + _benchmark_notes(spec, found_benchmarks, problems)
     prompts = {}
     contents = {}
     for model in found_models:
@@ -329,11 +326,10 @@ def make_plan(spec: Spec) -> Plan:
             policy.check(model)
         for benchmark in found_benchmarks:
             name = (model.name, benchmark.name)
-            asked = problems[benchmark.name]
-            texts = _prompt_texts(model, benchmark, asked)
+            texts = _prompt_texts(model, benchmark, problems[benchmark.name])
             notes += notes_for(model, texts, benchmark.name)
             prompts[name] = [len(model.tokens(text)) for text in texts]
-            contents[name] = {problem.id: _content(text, problem) for text, problem in zip(texts, asked, strict=True)}
+            contents[name] = _contents(texts, problems[benchmark.name])
             _check_longest_prompt(spec, model, benchmark, cells, max(prompts[name]))
     return Plan(
         spec=spec,
@@ -382,6 +378,17 @@ def _device_notes(found_models: Sequence[ModelHandle]) -> list[str]:
     return [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
 
 
+def _benchmark_notes(
+    spec: Spec, found_benchmarks: Sequence[Benchmark], problems: Mapping[str, Sequence[Problem]]
+) -> list[str]:
+    """Return the notes on the benchmarks; KvatlasError for one that cannot be graded."""
+    notes: list[str] = []
+    for benchmark in found_benchmarks:
+        notes += notes_on(benchmark, spec.problems)
+        _check_grading(benchmark, problems[benchmark.name])
+    return notes
+
+
 def _check_grading(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
     """Refuse a third party's benchmark without problems, or whose grade cannot be stored, before decoding."""
     if type(benchmark).__module__.startswith("kvatlas."):
@@ -407,10 +414,13 @@ def _check_longest_prompt(
             policy.on(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
 
 
-def _content(prompt: str, problem: Problem) -> str:
-    """Return a digest of the rendered prompt, the reference answer, and the other data of the grader."""
-    about = json.dumps(dict(problem.about), sort_keys=True, default=lambda value: type(value).__qualname__)
-    return digest([prompt, problem.answer, about])[:32]
+def _contents(prompts: Sequence[str], problems: Sequence[Problem]) -> dict[str, str]:
+    """Return a digest of each rendered prompt, reference answer and other data of the grader, by the problem's id."""
+    contents = {}
+    for prompt, problem in zip(prompts, problems, strict=True):
+        about = json.dumps(dict(problem.about), sort_keys=True, default=lambda value: type(value).__qualname__)
+        contents[problem.id] = digest([prompt, problem.answer, about])[:32]
+    return contents
 
 
 def _tree_tokens(bound_policies: Sequence[Policy], prompt: int, output: int) -> int:
