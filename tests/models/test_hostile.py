@@ -181,7 +181,11 @@ def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, 
 @pytest.mark.parametrize("new", [False, True])
 def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle, backend: str, new: bool) -> None:
     """Of a token of the prompt, or of a new one, which a step of a fixed shape reads; they were sampled from."""
-    loaded, policy, sampling = model.load(), policies.of(Setting.of("full")), Sampling(temperature=0, max_new_tokens=4)
+    loaded, policy, sampling = (
+        model.load(),
+        policies.from_setting(Setting.of("full")),
+        Sampling(temperature=0, max_new_tokens=4),
+    )
     own = replace(sampling, temperature=0.5)
     requests = [Request(0, (5, 6, 7), 1, (policy,)), Request(1, (5, 8), 2, (policy,), sampling=own)]
 

@@ -12,7 +12,15 @@ from kvatlas.core import KvatlasError, Setting, refusal
 from kvatlas.policies import from_file
 from kvatlas.policies.contract import CacheView, CompressingPolicy, Policy, ReferenceTrace, Signal, Step, parameters
 from kvatlas.policies.guard import AUTHORED
-from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param, share, tokens_of
+from kvatlas.policies.parameter_types import (
+    Scope,
+    budget_in_tokens,
+    choice_param,
+    float_param,
+    floor_ratio,
+    int_param,
+    scope_param,
+)
 from kvatlas.policies.selection import select_tokens
 from kvatlas.registry import Registry
 
@@ -159,27 +167,27 @@ _OURS = {
 policies = Policies("policy", "kvatlas.policies", _OURS, _fault)
 
 
-def of(setting: Setting) -> Policy:
+def from_setting(setting: Setting) -> Policy:
     """Return the policy of a setting. Raises KvatlasError for wrong parameters, and other values than a preset's."""
     kind = policies.get(setting.policy)
     preset = PRESETS.get(setting.policy)
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
-            return kind.of(setting, setting.policy if file_of(setting.policy) is not None else "")
+            return kind.from_setting(setting, setting.policy if file_of(setting.policy) is not None else "")
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
             raise KvatlasError(
                 f"The preset {setting.policy!r} fixes {name} = {preset.values[name]}, {value!r} was asked for; leave "
                 f"it out, or take the policy {preset.policy!r}."
             )
-    return kind.of(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
+    return kind.from_setting(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
 
 
 def of_engine(setting: Setting) -> Policy:
     """Return the policy of a run's setting for another engine, which has none of a file: such a file is not run."""
     if file_of(setting.policy) is not None:
         raise KvatlasError(f"No other engine has the policy {setting.policy!r}, which is code of a file.")
-    return of(setting)
+    return from_setting(setting)
 
 
 def about(name: str) -> dict[str, Any]:
@@ -221,17 +229,17 @@ __all__ = [
     "Signal",
     "Step",
     "about",
+    "budget_in_tokens",
     "choice_param",
     "file_of",
     "float_param",
+    "floor_ratio",
+    "from_setting",
     "int_param",
-    "of",
     "of_engine",
     "parameters",
     "policies",
     "register",
     "scope_param",
     "select_tokens",
-    "share",
-    "tokens_of",
 ]

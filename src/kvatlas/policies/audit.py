@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
-from kvatlas.policies import file_of, of
+from kvatlas.policies import file_of, from_setting
 from kvatlas.policies.contract import CompressingPolicy, Policy, allotted
 from kvatlas.policies.parameter_types import UNNAMED
 
@@ -60,7 +60,7 @@ def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | Non
     if "kv_budget" not in setting.values or file_of(setting.policy) is not None:
         return None
     try:
-        return audit(of(setting), prompts)
+        return audit(from_setting(setting), prompts)
     except KvatlasError:
         return None
 

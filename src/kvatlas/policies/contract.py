@@ -20,16 +20,16 @@ from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import (
     UNNAMED,
     Scope,
+    budget_in_tokens,
     budget_param,
     check_value,
     choice_param,
     flag_param,
     float_param,
+    floor_ratio,
     in_largest_unit,
     int_param,
-    share,
     storage_parameters,
-    tokens_of,
 )
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ class Policy:
         return None
 
     @classmethod
-    def of(cls, setting: Setting, preset: str = "") -> Self:
+    def from_setting(cls, setting: Setting, preset: str = "") -> Self:
         """Return the policy with a setting's parameters, in their canonical form.
 
         Raises KvatlasError for unknown, missing or wrong parameters.
@@ -322,7 +322,7 @@ class Policy:
         shared = {item.name for item in fields(CompressingPolicy)}
         return (self.name, *(getattr(self, item.name) for item in fields(self) if item.name not in shared))
 
-    def on(self, model: ModelHandle) -> Self:
+    def bind(self, model: ModelHandle) -> Self:
         """Return the policy for this model, which knows how many tokens a budget in bytes holds."""
         return self
 
@@ -458,11 +458,11 @@ class CompressingPolicy(Policy):
         """The budget in tokens; 0 for one in bytes before `on` names the model."""
         return self.kv_budget if isinstance(self.kv_budget, int) else self.tokens_held
 
-    def on(self, model: ModelHandle) -> Self:
+    def bind(self, model: ModelHandle) -> Self:
         if isinstance(self.kv_budget, int):
             return self
         token_bytes, sequence_bytes = model.kv_bytes(self.storage)
-        tokens = tokens_of(self.kv_budget, token_bytes, sequence_bytes)
+        tokens = budget_in_tokens(self.kv_budget, token_bytes, sequence_bytes)
         if tokens < 2:
             unpacked = f" and {sequence_bytes:,} for the newest, unpacked ones" if sequence_bytes else ""
             raise KvatlasError(
@@ -514,7 +514,7 @@ def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int)
         kept_protected = min(protected, room) if policy.strict_budget else protected
         return kept_protected, min(older - protected, max(0, room - counted))
     if policy.ratio_over == "thinking":
-        return protected, share(policy.ratio, older - protected)
-    kept = share(policy.ratio, older)
+        return protected, floor_ratio(policy.ratio, older - protected)
+    kept = floor_ratio(policy.ratio, older)
     kept_protected = min(protected, kept) if policy.strict_budget else protected
     return kept_protected, max(0, kept - protected)

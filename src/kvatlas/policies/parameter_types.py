@@ -49,12 +49,12 @@ class Scope(StrEnum):
 
 
 @lru_cache(maxsize=4096)
-def share(ratio: float, tokens: int) -> int:
+def floor_ratio(ratio: float, tokens: int) -> int:
     """Return floor(ratio * tokens), exact for the decimal text of the ratio (0.3 of 10 is 3, never 2)."""
     return math.floor(Fraction(str(ratio)) * tokens)
 
 
-def tokens_of(text: str, token_bytes: int, sequence_bytes: int) -> int:
+def budget_in_tokens(text: str, token_bytes: int, sequence_bytes: int) -> int:
     """Return how many tokens a budget such as 12MiB holds, less `sequence_bytes` for each sequence."""
     unit = _UNITS.index(text[-3])
     budget_bytes = int(text[:-3]) * 1024 ** (unit + 1)

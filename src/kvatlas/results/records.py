@@ -226,7 +226,7 @@ class TraceColumns:
             raise ValueError("names of traces are missing")
 
     @classmethod
-    def of(cls, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceColumns:
+    def from_traces(cls, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceColumns:
         """Return the columns of traces with their run keys."""
         if isinstance(traces, TraceColumns):
             return traces

@@ -137,7 +137,7 @@ def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) ->
 
     values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [Setting.of("full"), Setting.of("window", **values), Setting.of("random", **values)]
-    chosen = [policies.of(setting) for setting in settings]
+    chosen = [policies.from_setting(setting) for setting in settings]
     engine = Engine(handle, model, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
     prompts = [_test_prompt(handle.vocabulary, row) for row in range(3)]
     work = [Request(row, prompt, row, tuple(chosen)) for row, prompt in enumerate(prompts)]
@@ -288,7 +288,7 @@ def _generate(
             logits.append(row.detach().float().clone())
         return row
 
-    full = policies.of(Setting.of("full"))
+    full = policies.from_setting(Setting.of("full"))
     engine = Engine(handle, model, [full], Sampling(max_new_tokens=new_tokens), 1)
     request = Request(0, prompt, stream_key("check", 0), (full,), logits_processor=keep)
     (generation,) = engine.run([request])

@@ -30,7 +30,7 @@ W = TypeVar("W", bound=StrEnum)
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingData:
     """Traces for training or evaluation: the full cache of one model on the problems from `skip` on.
 
     The last `held_out` problems of each benchmark are kept for evaluation, which uses all thinking tokens. Training
@@ -61,7 +61,7 @@ class Material:
 
 
 def learn(
-    material: Material,
+    material: TrainingData,
     work: Path,
     out: Path,
     *,
@@ -99,7 +99,7 @@ def learn(
     return provenance
 
 
-def judge(head: Path, material: Material, work: Path, **options: Any) -> dict[str, Any]:
+def judge(head: Path, material: TrainingData, work: Path, **options: Any) -> dict[str, Any]:
     """Return the quality of a head's ranking of the thinking tokens of correct traces, and the traces left out.
 
     `options` are those of the sweep of these traces.
@@ -134,7 +134,7 @@ def left_out_as_text(left_out: dict[str, int]) -> str:
     return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
 
 
-def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
+def _examples(material: TrainingData, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
     """Return the labelled tokens of correct traces from a file, which is written if missing, and the traces left out.
 
     Raises KvatlasError if all traces are left out.
@@ -164,7 +164,7 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
     return stored, left_out
 
 
-def _chosen_problems(material: Material, plan: Plan, *, held_out: bool) -> set[str]:
+def _chosen_problems(material: TrainingData, plan: Plan, *, held_out: bool) -> set[str]:
     """Return the ids of the problems that are held out, or of all others."""
     chosen: set[str] = set()
     for problems in plan.problems.values():
@@ -221,7 +221,7 @@ def _traces(
                 yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
 
 
-def _provenance(material: Material, plan: Plan) -> dict[str, Any]:
+def _provenance(material: TrainingData, plan: Plan) -> dict[str, Any]:
     (model,) = plan.models
     return {
         "kvatlas": __version__,

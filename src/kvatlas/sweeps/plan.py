@@ -35,7 +35,7 @@ PROMPT_FORMAT = "chat-1"
 SCREEN_VERSION = 2
 #: The largest batch that an estimate considers.
 LARGEST_BATCH = 4096
-FULL = policies.of(Setting.of("full"))
+FULL = policies.from_setting(Setting.of("full"))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Plan:
 
     def policies_on(self, model: ModelHandle) -> list[Policy]:
         """Return the policies, with budgets in tokens of this model."""
-        return [policy.on(model) for policy, _ in self.policies]
+        return [policy.bind(model) for policy, _ in self.policies]
 
     def compute_keys(self) -> Mapping[tuple[str, str, Setting], str]:
         """Return the run keys by (model, benchmark, setting); the first call reads all weights."""
@@ -363,9 +363,9 @@ def _find_policies(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
     """Return the policy of each setting, with True if it is a baseline; KvatlasError for a repeated setting."""
     cells: dict[Setting, tuple[Policy, bool]] = {}
     for setting, baseline in spec.cells():
-        policy = policies.of(setting)
+        policy = policies.from_setting(setting)
         if spec.strict_budget and isinstance(policy, CompressingPolicy):
-            policy = policies.of(Setting.of(setting.policy, **{**setting.values, "strict_budget": True}))
+            policy = policies.from_setting(Setting.of(setting.policy, **{**setting.values, "strict_budget": True}))
         if policy.setting in cells:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = (policy, baseline)
@@ -411,7 +411,7 @@ def _check_longest_prompt(
     _check_room(spec, model, benchmark, longest)
     for policy, _ in cells:
         if isinstance(policy, CompressingPolicy):
-            policy.on(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
+            policy.bind(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
 
 
 def _contents(prompts: Sequence[str], problems: Sequence[Problem]) -> dict[str, str]:

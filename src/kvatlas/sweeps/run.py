@@ -215,7 +215,7 @@ def _check_others(plan: Plan, others: Sequence[Expected], store: Store, allow_co
     settings = dict.fromkeys(cell.setting for cell in others)
     if not allow_code:
         _check_code(plan, settings, store)
-    with_others = replace(plan, policies=tuple((policies.of(setting), False) for setting in settings))
+    with_others = replace(plan, policies=tuple((policies.from_setting(setting), False) for setting in settings))
     keys = with_others.compute_keys()
     for cell in others:
         if keys.get(cell.name) != cell.run_key:
