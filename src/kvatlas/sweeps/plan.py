@@ -248,18 +248,23 @@ class Plan:
         """Sentences on differences that this sweep cannot show."""
         sentences = [no_choice_sentence(self.audit)]
         for model in self.models:
-            claims = Claims.read(model.folder)
-            outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
-            counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
-            if counted:
-                sentences.append(
-                    f"{model.name} is made for {claims}. These problems lie outside, so many of them may be wrong with "
-                    f"every setting: {', '.join(counted)}."
-                )
+            sentences.append(self._outside_claims(model))
             sentences += [self._uncompressed(model, benchmark) for benchmark in self.benchmarks]
             if any(policy.storage.key_bits < 16 for policy, _ in self.policies):
                 sentences.append(key_bias_warning(model))
         return [sentence for sentence in sentences if sentence]
+
+    def _outside_claims(self, model: ModelHandle) -> str:
+        """Return a sentence on problems that a model is not made for, or ""."""
+        claims = Claims.read(model.folder)
+        outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
+        counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
+        if not counted:
+            return ""
+        return (
+            f"{model.name} is made for {claims}. These problems lie outside, so many of them may be wrong with every "
+            f"setting: {', '.join(counted)}."
+        )
 
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:
         """Return a sentence on settings whose budget no trace of the expected length reaches, or ""."""
