@@ -78,7 +78,7 @@ class ForwardBatch:
         """Shapes of query [1, heads, tokens, key size], key and value, by a layer's number in the model."""
         shape, tokens = self.cache.shape, self.starts[-1]
         return {
-            layer.number: (
+            layer.model_layer: (
                 (1, shape.heads, tokens, layer.key),
                 (1, shape.kv_heads, tokens, layer.key),
                 (1, shape.kv_heads, tokens, layer.value),

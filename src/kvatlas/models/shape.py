@@ -10,9 +10,9 @@ from kvatlas.core import Storage
 
 
 class CachedLayer(NamedTuple):
-    """A layer with a KV cache: its number in the model, and the sizes of a head's key and value."""
+    """A layer with a KV cache: its place among all layers of the model, and the sizes of a head's key and value."""
 
-    number: int
+    model_layer: int
     key: int
     value: int
 
@@ -42,7 +42,7 @@ class Shape:
     @cached_property
     def place(self) -> dict[int, int]:
         """The place of each cached layer in the cache, by its number in the model."""
-        return {layer.number: place for place, layer in enumerate(self.cached_layers)}
+        return {layer.model_layer: place for place, layer in enumerate(self.cached_layers)}
 
     def kv_bytes_per_token(self, bytes_per_value: int = 4) -> int:
         """Return the bytes of keys and values of one token over all layers and heads."""
