@@ -194,7 +194,7 @@ PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 def test_layers_without_a_cache_are_said(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["qwen3_next"]
     assert any("1 of the 3 layers" in note and "act on the other 2" in note for note in model.notes)
-    assert [layer.number for layer in model.shape.cached_layers] == [1, 2]
+    assert [layer.model_layer for layer in model.shape.cached_layers] == [1, 2]
 
 
 @pytest.mark.parametrize(

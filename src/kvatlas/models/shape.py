@@ -10,7 +10,7 @@ from kvatlas.core import Storage
 
 
 class CachedLayer(NamedTuple):
-    """A layer with a KV cache: its number in the model, and the sizes of a head's key and value."""
+    """A layer with a KV cache: its place among all layers of the model, and the sizes of a head's key and value."""
 
     layer_number: int
     key: int

@@ -19,6 +19,7 @@ from kvatlas.policies.from_file import code_of
 from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import (
     UNNAMED,
+    Budget,
     Scope,
     budget_in_tokens,
     budget_param,
@@ -159,47 +160,6 @@ class CacheView:
         scores = torch.stack([score(layer) for layer in range(self.model.shape.layers)])
         scores = scores.mean(0, keepdim=True) if layers == 1 else scores
         return scores.mean(1, keepdim=True) if heads == 1 else scores
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The parameters `kv_budget`, `budget_over`, `every` and `every_from` of a policy."""
-
-    tokens: int
-    over: str
-    every: int
-    every_from: str
-
-    def tokens_with(self, prompt: int) -> int:
-        return self.tokens + (prompt if self.over == "thinking" else 0)
-
-    def most(self, prompt: int) -> int:
-        """Return the greatest length of the cache before a compression, for prompts below the budget."""
-        return self.tokens_with(prompt) + self.every
-
-    def first(self, prompt: int) -> int:
-        """Return the cache length at the first compression."""
-        if self.every_from == "budget":
-            return self.most(prompt)
-        return self._turn(prompt, prompt, prompt)
-
-    def next(self, prompt: int, cached: int, position: int) -> int:
-        """Return the cache length at the next compression, after one that left `cached` of `position` tokens.
-
-        Tokens kept above the budget (prompt and answer) delay it.
-        """
-        limit = self.tokens_with(prompt)
-        if not self.every:
-            return limit
-        if self.every_from == "budget":
-            return self.every + max(limit, cached)
-        return self._turn(prompt, cached, position)
-
-    def _turn(self, prompt: int, cached: int, position: int) -> int:
-        """Return the cache length at the first position with a turn and more than the budget in the cache."""
-        turn = 1 if self.every_from == "start" else prompt
-        earliest = position + max(1, self.tokens_with(prompt) + 1 - cached)
-        return cached + earliest + (turn - earliest) % self.every - position
 
 
 @dataclass(frozen=True)

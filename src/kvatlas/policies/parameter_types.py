@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, field
+from dataclasses import MISSING, Field, dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -46,6 +46,47 @@ class Scope(StrEnum):
         """Return the numbers of separate choices over (layers, KV heads)."""
         layers = 1 if self is Scope.GLOBAL else shape.layers
         return layers, shape.kv_heads if self is Scope.HEAD else 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The parameters `kv_budget`, `budget_over`, `every` and `every_from` of a policy."""
+
+    tokens: int
+    over: str
+    every: int
+    every_from: str
+
+    def tokens_with(self, prompt: int) -> int:
+        return self.tokens + (prompt if self.over == "thinking" else 0)
+
+    def most(self, prompt: int) -> int:
+        """Return the greatest length of the cache before a compression, for prompts below the budget."""
+        return self.tokens_with(prompt) + self.every
+
+    def first(self, prompt: int) -> int:
+        """Return the cache length at the first compression."""
+        if self.every_from == "budget":
+            return self.most(prompt)
+        return self._turn(prompt, prompt, prompt)
+
+    def next(self, prompt: int, cached: int, position: int) -> int:
+        """Return the cache length at the next compression, after one that left `cached` of `position` tokens.
+
+        Tokens kept above the budget (prompt and answer) delay it.
+        """
+        limit = self.tokens_with(prompt)
+        if not self.every:
+            return limit
+        if self.every_from == "budget":
+            return self.every + max(limit, cached)
+        return self._turn(prompt, cached, position)
+
+    def _turn(self, prompt: int, cached: int, position: int) -> int:
+        """Return the cache length at the first position with a turn and more than the budget in the cache."""
+        turn = 1 if self.every_from == "start" else prompt
+        earliest = position + max(1, self.tokens_with(prompt) + 1 - cached)
+        return cached + earliest + (turn - earliest) % self.every - position
 
 
 @lru_cache(maxsize=4096)
