@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -117,6 +118,15 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     assert (trace["problem"], trace["output_tokens"] <= 20, bool(trace["text"])) == ("mine-001", True, True)
     refused = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN4", "--column", "question=q")
     assert "'CHAIN4' takes no columns" in refused
+
+
+def test_runs_that_mean_other_problems_by_the_same_names_are_not_compared(kvatlas: Call, tmp_path: Path) -> None:
+    plan = manifest(grid("window"), benchmarks=["CHAIN6"], problems=3)
+    for run, content in (("first", "same"), ("second", "same"), ("third", "other")):
+        store_run(tmp_path / run, replace(plan, contents={"CHAIN6": {"p0": content, "p1": "same"}}))
+    kvatlas.succeed("compare", tmp_path / "first", tmp_path / "second")
+    refused = kvatlas.refuse("compare", tmp_path / "first", tmp_path / "third")
+    assert "The runs have other contents of 1 of 2 problems of CHAIN6 (p0); compare runs of the same" in refused
 
 
 def test_an_export_goes_to_standard_output_or_is_a_run(kvatlas: Call, finished: Path, tmp_path: Path) -> None:

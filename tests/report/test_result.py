@@ -140,6 +140,20 @@ def test_comparisons_baselines_and_notes_of_a_run():
     assert [part in text for part in ("Paired comparisons: ", "< 0.001", "PARTIAL")] == [True] * 3
 
 
+def test_the_p_values_of_maps_that_differ_are_those_of_these_maps():
+    analyses = []
+    for model, slope in (("alike", 0.0), ("unlike", 1.0)):
+        plan = manifest(grid("dynts"), models=[model], benchmarks=["CHAIN6"], problems=60)
+        run = traces(plan, lambda s, slope=slope: 0.5 + slope * (dict(s.parameters).get("ratio", 0.3) - 0.3))
+        analyses.append(RunAnalysis(RunData(plan, list(run))))
+    result = analyse(analyses)
+    by_model = {item["model"]: item for item in result.to_dict()["maps"]}
+    assert [by_model[model]["evidence_of_difference"] for model in ("alike", "unlike")] == [False, True]
+    (line,) = [line for line in every_map(result).splitlines() if "not all settings behave alike" in line]
+    p = p_text(by_model["unlike"]["omnibus"]["p"])
+    assert line == f"- In 1 of 2 maps not all settings behave alike (unlike | CHAIN6 | dynts); p {p}."
+
+
 def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
     plan = manifest(grid("dynts", ratio_over="older"), benchmarks=("CHAIN6",))
     run = [

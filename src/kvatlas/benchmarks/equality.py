@@ -25,6 +25,8 @@ _ASSIGNED = re.compile(
 _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
 #: A side of an equation with more than the name of a value.
 _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
+#: A value that is ruled out, without a subject.
+_DENIED = re.compile(r"\\ne(?![A-Za-z])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z]+(?:[\s'-]+[A-Za-z]+)*")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
 #: The most parts of a list that are compared.
@@ -61,6 +63,12 @@ def _spelling(value: str, other: str) -> Outcome:
     if first.casefold() != second.casefold():
         return None
     return Equality(first == second or (_is_words(value) and _is_words(other)))
+
+
+def _denial(value: str, other: str) -> Outcome:
+    r"""A value that is only ruled out, `\ne 9`, differs from a value."""
+    denied = [_DENIED.match(text) is not None for text in (value, other)]
+    return Equality.UNEQUAL if denied[0] != denied[1] else None
 
 
 def _units(value: str, other: str) -> Outcome:
@@ -231,7 +239,7 @@ def _without_units(value: str, other: str) -> Outcome:
 
 #: In order: the first rule that decides gives the verdict.
 RULES: tuple[Callable[[str, str], Outcome], ...] = (
-    *(_nothing, _spelling, _units, _times, _numbers, _bases, _ratios, _words, _solution_sets, _equations),
+    *(_nothing, _spelling, _denial, _units, _times, _numbers, _bases, _ratios, _words, _solution_sets, _equations),
     *(_without_subject, _lists, _without_units, _numbers, _bases),
 )
 

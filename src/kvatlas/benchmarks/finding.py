@@ -51,8 +51,9 @@ _STATED = re.compile(
 )
 #: Words before a statement that is not the writer's.
 _HEDGE = re.compile(
-    r"\b(?:thought|initially|at\sfirst|(?:might|may|could|some|people)\s(?:say|think|guess)|if|suppose|assum\w+)\s"
-    r"[^.,;:!?\n]{0,30}$",
+    r"\b(?:(?:thought|initially|at\sfirst|(?:might|may|could|some|people)\s(?:say|think|guess)|if|suppose|assum\w+"
+    r"|tempting\sto\s(?:say|think|guess|conclude)|claim(?:s|ed)?|not\s(?:true|right|correct|the\scase)\sthat)\s"
+    r"[^.,;:!?\n]{0,30}|(?:wrong|incorrect|false|naive)\s)$",
     re.IGNORECASE,
 )
 #: The beginning of an answer that is a sentence: "the largest $n$ is 34".

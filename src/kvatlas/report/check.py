@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kvatlas.core import CellCoord, KvatlasError, Map, percent
 from kvatlas.report.text import table
 from kvatlas.results import Store
+from kvatlas.results.manifest import changed_problems
 from kvatlas.text import fixed, signed
 
 #: Half a unit of the last digit of maps in percent with one decimal, as a share, and the rounding of floats.
@@ -125,8 +126,10 @@ def compare_runs(first: Path, second: Path) -> dict[str, Any]:
     """Compare the tokens of two runs, trace by trace: the document of `compare RUN RUN --json`.
 
     Returns `same`, the number of `common` traces, how many one run alone has (`only`), and `differing`: for each cell
-    whose tokens differ its name and its problems. Models are compared by the name that the spec gives them.
+    whose tokens differ its name and its problems. Models are compared by the name that the spec gives them. Raises
+    KvatlasError for runs that mean different problems by the same name.
     """
+    _check_contents(first, second)
     first_digests = _token_digests(first)
     second_digests = _token_digests(second)
     common = first_digests.keys() & second_digests.keys()
@@ -144,6 +147,22 @@ def compare_runs(first: Path, second: Path) -> dict[str, Any]:
         "only": only,
         "differing": [{"cell": cell, "problems": sorted(problems)} for cell, problems in sorted(differing.items())],
     }
+
+
+def _check_contents(first: Path, second: Path) -> None:
+    """Raise KvatlasError if a problem that both runs name has another content in the second."""
+    before = _contents(first)
+    now = _contents(second)
+    for benchmark in before.keys() & now.keys():
+        changed = changed_problems(benchmark, before[benchmark], {**before[benchmark], **now[benchmark]})
+        if changed:
+            raise KvatlasError(f"The runs have other contents of {changed}; compare runs of the same problems.")
+
+
+def _contents(folder: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return the digests of a run's problems by benchmark and name."""
+    with Store.open(folder) as store:
+        return store.manifest().contents
 
 
 def _token_digests(folder: Path) -> dict[tuple[Any, ...], str]:
