@@ -14,7 +14,22 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: env demo test types tests conformance newest deep bench embedded example site clean
+.PHONY: help env demo test types tests conformance newest oldest deep bench embedded example site clean
+
+# The targets that people call.
+help:
+	@echo "make demo         the main job on the embedded models: sweep, maps, report"
+	@echo "make test         all checks and tests"
+	@echo "make env          an environment with kvatlas in $(VENV)"
+	@echo "make newest       tests with the newest version of every dependency"
+	@echo "make oldest       tests with the oldest allowed version of every dependency"
+	@echo "make conformance  policies against other people's code on a real model"
+	@echo "make deep         mutants of the core: SINCE=commit"
+	@echo "make bench        what README and docs quote"
+	@echo "make example      the demo's report, pictures and numbers in README and docs"
+	@echo "make embedded     the embedded models from nothing: SEED=n"
+	@echo "make site         guides and API reference as a static site"
+	@echo "make clean        environments and caches away"
 
 env: $(VENV)/user.stamp
 
@@ -68,6 +83,22 @@ newest:
 	$(NEWEST)/bin/python -m pip --disable-pip-version-check -q install -c build/newest.txt --upgrade transformers
 	$(NEWEST)/bin/python -m pytest -m newest -n 2 --dist loadfile
 	$(NEWEST)/bin/kvatlas check cpu
+
+# Every lower bound of pyproject.toml in an environment of its own. torch stays as it is here, too.
+OLDEST = build/oldest
+TESTED_WITH = compressed-tensors hatchling hypothesis openai playwright axe-playwright-python pytest pytest-xdist scorio slipcover statsmodels ziglang
+oldest:
+	rm -rf $(OLDEST)
+	mkdir -p build
+	$(PYTHON) -m tests.lower_bounds > build/oldest.txt
+	$(MAKE) VENV=$(OLDEST) CONSTRAINTS=build/oldest.txt $(OLDEST)/tested.stamp
+	$(OLDEST)/bin/python -m pytest -m newest
+	$(OLDEST)/bin/kvatlas check cpu
+
+$(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[gguf,inspect,lm-eval,parquet,ray,serve]' $(TESTED_WITH)
+	touch $@
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
 # that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived.

@@ -64,7 +64,7 @@ def arrays(run: RunData, model: str) -> dict[str, Any]:
         "strata": joined.strata,
         "costs": np.array(
             [
-                np.concatenate([cell.traces["mean_kv_tokens"][cell.there] for cell in by_name[setting]]).mean()
+                np.concatenate([cell.traces["mean_kv_tokens"][cell.is_stored] for cell in by_name[setting]]).mean()
                 for setting in settings
             ]
         ),

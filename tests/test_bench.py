@@ -112,3 +112,11 @@ def test_the_kept_adaptive_sweeps_break_no_margin() -> None:
     rows = [row for rows in kept("adaptive")["models"].values() for row in rows]
     assert all(row["breaks_the_margin"] == 0 for row in rows)
     assert all(row["tokens_where_decided"] <= 0.33 for row in rows if row["tokens_where_decided"] is not None)
+
+
+def test_the_peak_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    measured = runpy.run_path(str(BENCH / "large_run.py"))["measured"]
+    held = bytearray(600 * 2**20)
+    assert measured("-c", "pass")["peak_mb"] < 200 < len(held) // 2**20
+    assert measured("-c", "held = bytearray(300 * 2**20); held[::4096] = b'a' * len(held[::4096])")["peak_mb"] >= 300

@@ -11,7 +11,7 @@ import kvatlas
 from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.models import EMBEDDED
-from kvatlas.policies import CompressingPolicy
+from kvatlas.policies import CompressingPolicy, from_file
 from kvatlas.sweeps import make_plan, parse_spec, read_spec
 from kvatlas.sweeps.executors import devices, shares, usual_workers
 from kvatlas.sweeps.worker import Job
@@ -65,7 +65,40 @@ def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
     policy = policies.of(Setting.of(f"{file}:Newest", kv_budget=150, local_window=8, ratio=0.3))
     before = policy.identity(model)
     file.write_text(CODE + "\n# changed\n")
+    # The code that runs is that of the file as it was.
+    with pytest.raises(KvatlasError, match="was changed after it was loaded; start again"):
+        policy.identity(model)
+    from_file.load.cache_clear()
     assert policy.identity(model) != before
+
+
+def test_the_key_of_a_file_follows_the_modules_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that only another module or a function imports; no others."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_package").mkdir()
+    files = {
+        "mine.py": f"import own_first\n{CODE}",
+        "own_first.py": "def late():\n    from own_package import second\n    return second\n",
+        "own_package/__init__.py": "",
+        "own_package/second.py": "VALUE = 1\n",
+        "beside.py": "VALUE = 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    model = models.find("embedded:tiny-llama")
+
+    def key() -> dict[str, Any]:
+        from_file.load.cache_clear()
+        setting = Setting.of(f"{tmp_path / 'mine.py'}:Newest", kv_budget=150, local_window=8, ratio=0.3)
+        return policies.of(setting).identity(model)
+
+    before = key()
+    assert set(before["modules"]) == files.keys() - {"mine.py", "beside.py"}
+    for name in files:
+        (tmp_path / name).write_text("# changed\n" + files[name])
+        assert (key() == before) is (name == "beside.py")
+        (tmp_path / name).write_text(files[name])
+    assert key() == before
 
 
 def test_templates_and_system_messages_are_options_of_a_model(tmp_path: Path) -> None:

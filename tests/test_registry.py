@@ -35,6 +35,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An installed package whose entry points cannot be used, and one of each kind that can."""
     tmp_path = tmp_path_factory.mktemp("broken")
     (tmp_path / "third_party.py").write_text("import kvatlas_needs_this_module\n")
+    (tmp_path / "third_script.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "third_kinds.py").write_text(
         "from kvatlas.policies import CompressingPolicy\n"
         "class Good(CompressingPolicy):\n    name = 'good'\n    summary = 'keeps something'\n"
@@ -47,6 +48,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "kvatlas.policies": {
             "gone": "third_party:Policy",
             "lost": "third_kinds:Nothing",
+            "script": "third_script:Policy",
             "number": "third_kinds:lonely",
             "misnamed": "third_kinds:Misnamed",
             "good": "third_kinds:Good",
@@ -67,6 +69,7 @@ WARNED: dict[str, list[str]] = {
         "kvatlas: The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFoundError: No module "
         "named 'kvatlas_needs_this_module'). It is left out.",
         "'lost' of the plug-in third_kinds:Nothing cannot be used (AttributeError",
+        "'script' of the plug-in third_script:Policy cannot be used (SystemExit: it called sys.exit(0)).",
         "expected subclasses of kvatlas.policies.CompressingPolicy",
         "its name is 'other'; expected that of its entry point, 'misnamed'",
     ],
@@ -77,11 +80,12 @@ WARNED: dict[str, list[str]] = {
 }
 REFUSED = {
     "list policies gone": "The policy 'gone' of the plug-in third_party:Policy cannot be used (ModuleNotFound",
+    "list policies script": "The policy 'script' of the plug-in third_script:Policy cannot be used (SystemExit",
     "list benchmarks GONE3": "The benchmark family 'GONE' of the plug-in third_party:Sum cannot be used",
 }
 #: Unknown names, with some that the sentence lists and those that it must not: entry points that cannot be used.
 UNKNOWN = {
-    "list policies mine": ({"window", "good"}, {"gone", "lost", "number", "misnamed"}),
+    "list policies mine": ({"window", "good"}, {"gone", "lost", "script", "number", "misnamed"}),
     "list benchmarks MINE3": ({"CHAIN", "WELL"}, {"GONE", "BAD"}),
     "sweep x --out run --executor mine": ({"local", "ray"}, set()),
 }

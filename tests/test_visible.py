@@ -151,7 +151,8 @@ def test_figures_and_tables_of_hostile_names_can_be_opened(kvatlas: Call, run: P
     assert "⟨U+001B⟩" in texts
     table = tmp_path / "a.data.csv"
     assert table.read_text().splitlines()[1].lstrip('"').startswith("'=1+1")
-    assert {(item.model, item.benchmark) for item in read_maps(table)} == {(NAME, NAME)}
+    assert {(item.model, item.benchmark) for item in read_maps(table)} == {(visible(NAME), visible(NAME))}
+    assert not [mark for mark in STEERING if mark in table.read_text()]
 
 
 @pytest.mark.parametrize(

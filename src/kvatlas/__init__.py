@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvatlas.integrations.transformers import generate
     from kvatlas.policies import register
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Description",
     "Heatmap",

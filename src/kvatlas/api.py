@@ -119,7 +119,8 @@ class Run:
 
         Two policies (`"dynts", "random"`) or two models are compared over all pairs of cells with equal parameters,
         once for each model or policy. Other names are words that match one setting each, such as `"full"` and
-        `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several.
+        `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several. Raises KvatlasError for an
+        adaptive sweep, in which the problems that two settings share depend on their outcomes.
         """
         known = () if self.data.is_line else self._analysis.comparisons
         if found := [pair for pair in known if (pair.first, pair.second) == (first, second)]:
@@ -175,6 +176,7 @@ def sweep(
     out: str | Path,
     *,
     replace: bool = False,
+    allow_code: bool = False,
     executor: str = "local",
     workers: int | None = None,
     batch_size: int | None = None,
@@ -185,14 +187,16 @@ def sweep(
 
     `spec` is a spec as data, or the path of a YAML file. Each of the `workers` processes decodes `batch_size` sequences
     at a time; by default as many as pay and fit. `on_trace` is called after each stored trace. With `replace` the run
-    contains this spec alone; its other traces stay in the store. Raises KvatlasError before decoding for a wrong spec,
-    and for a run of other models, benchmarks or sampling.
+    contains this spec alone; its other traces stay in the store. With `allow_code` the code of policies FILE.py:CLASS
+    that only the run names may be run. Raises KvatlasError before decoding for a wrong spec, and for a run of other
+    models, benchmarks, problems or sampling.
     """
     from kvatlas.sweeps import make_plan, parse_spec, read_spec
     from kvatlas.sweeps import sweep as decode
 
     parsed = parse_spec(dict(spec)) if isinstance(spec, Mapping) else read_spec(Path(spec))
-    options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size, "replace": replace}
+    options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size}
+    options |= {"replace": replace, "allow_code": allow_code}
     decode(make_plan(parsed), Path(out), **options, on_trace=on_trace, on_message=on_message)
     return open_run(out)
 
@@ -204,6 +208,7 @@ def run(
     policy: str = "full",
     out: str | Path | None = None,
     replace: bool = False,
+    allow_code: bool = False,
     problems: int | None = None,
     samples: int = 1,
     seed: int = 0,
@@ -217,10 +222,10 @@ def run(
     """Decode one setting of a policy on one or more benchmarks.
 
     `parameters` are those of the policy: `kv_budget` and `local_window` in tokens, `ratio` in [0, 1], and its own.
-    `problems` limits each benchmark to its first problems. The setting is added to a run in `out`, or takes the place
-    of its settings (`replace`); without `out` the traces are deleted with the returned run. Raises KvatlasError for a
-    setting that the model, the benchmark or the policy cannot do, for one that keeps the same tokens under every
-    policy, and for a run of other models, benchmarks or sampling.
+    `problems` limits each benchmark to its first problems. The setting is added to a run in `out` (`allow_code` is that
+    of `sweep`), or takes the place of its settings (`replace`); without `out` the traces are deleted with the returned
+    run. Raises KvatlasError for a setting that the model, the benchmark or the policy cannot do, for one that keeps the
+    same tokens under every policy, and for a run of other models, benchmarks or sampling.
     """
     from kvatlas.policies.audit import check_choice
     from kvatlas.sweeps import make_plan, parse_spec
@@ -243,7 +248,8 @@ def run(
     folder = scratch.name if scratch else out or ""
     plan = make_plan(parse_spec(spec))
     check_choice(plan.audit)
-    decode(plan, Path(folder), replace=replace, workers=workers, batch_size=batch_size)
+    how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
+    decode(plan, Path(folder), workers=workers, batch_size=batch_size, **how)
     return Run(open_run(folder).data, scratch)
 
 

@@ -26,19 +26,32 @@ def reason(error: BaseException) -> str:
     """Return the first line of an error's message, cut to the length of a clause."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    line = (str(error).splitlines() or [""])[0].strip() or type(error).__name__
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    try:
+        text = str(error)
+    except Exception:  # an error of foreign code may have no text
+        text = ""
+    line = (text.splitlines() or [""])[0].strip() or type(error).__name__
     return line if len(line) <= 300 else f"{line[:300]} ..."
+
+
+def described(error: BaseException) -> str:
+    """Return the type and the reason of an error of foreign code."""
+    name = type(error).__name__
+    sentence = reason(error)
+    return name if sentence == name else f"{name}: {sentence}"
 
 
 @contextmanager
 def refusal(sentence: str) -> Iterator[None]:
-    """Turn every error of foreign code into `sentence` with the reason.
+    """Turn every error of foreign code, and its calls of sys.exit, into `sentence` with the reason.
 
     Panics of libraries written in Rust derive from BaseException only.
     """
     try:
         yield
-    except (KvatlasError, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (KvatlasError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:
         raise KvatlasError(f"{sentence} ({reason(error)}).") from error
@@ -76,6 +89,11 @@ class Problem:
     question: str
     answer: str
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    def content_digest(self) -> str:
+        """Return a digest of question, answer and `about`: equal problems have equal ones, whatever their ids."""
+        about = json.dumps(dict(self.about), sort_keys=True, default=lambda value: type(value).__qualname__)
+        return digest([self.question, self.answer, about])[:16]
 
 
 @dataclass(frozen=True)
@@ -423,6 +441,9 @@ class Note:
     def __str__(self) -> str:
         return self.text
 
+
+#: Points that a setting may lose against the full cache by default.
+LOSE_AT_MOST = 3.0
 
 #: The values of a cell on the vertical and the horizontal axis of its map.
 CellCoord = tuple[Any, Any]

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+#: Words of out-of-memory errors: of torch's CPU allocator on Linux and elsewhere, and of CUDA.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return True for an out-of-memory error of Python or torch, whose errors are RuntimeErrors."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
 
 def free_memory(device: str = "cpu") -> int | None:
     """Return the bytes that this process may still allocate on a device; None if the system does not tell."""

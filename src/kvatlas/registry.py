@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Generic, TypeVar, cast
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, described
 
 T = TypeVar("T")
 
@@ -84,8 +84,11 @@ class Registry(Generic[T]):
         try:
             loaded = resolve_name(address)
             fault = self._fault(name, loaded)
-        except Exception as error:
-            fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            # A module may call sys.exit, and panics of libraries written in Rust derive from BaseException only.
+            fault = described(error)
         if fault:
             raise KvatlasError(f"The {self.noun} {name!r} of the plug-in {address} cannot be used ({fault}).")
         return cast(T, loaded)

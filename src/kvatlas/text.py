@@ -64,8 +64,9 @@ def unfiltered(stream: TextIO) -> TextIO:
 
 
 def guarded(value: Any) -> Any:
-    """Return a value for a CSV file: texts that a spreadsheet would run as a formula get a leading apostrophe."""
-    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
+    """Return a value for a CSV file: visible, and with an apostrophe before a formula that a spreadsheet would run."""
+    text = visible(value)
+    return f"'{text}" if isinstance(text, str) and _is_formula(text) else text
 
 
 def unguarded(text: str) -> str:
@@ -99,7 +100,7 @@ def read_value(owner: type, name: str, text: str) -> Any:
     if types == {"str"}:
         return text
     value = number(text) if types <= {"int", "float"} else text
-    return spelled(text) if isinstance(value, str) else value
+    return parse_yaml(text) if isinstance(value, str) else value
 
 
 def number(text: str) -> int | float | str:
@@ -112,7 +113,13 @@ def number(text: str) -> int | float | str:
     return text
 
 
-def spelled(text: str) -> Any:
+def scalar(text: Any) -> Any:
+    """Return the number, truth value or None that a text spells in YAML, else the text; other data as it is."""
+    value = parse_yaml(text) if isinstance(text, str) else text
+    return value if isinstance(value, int | float | None) else text
+
+
+def parse_yaml(text: str) -> Any:
     """Return the value of a text read as YAML, else the text."""
     import yaml
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas.benchmarks import find, identity, judges
-from kvatlas.benchmarks.answers import bare, boxed, letter, stated
+from kvatlas.benchmarks.finding import bare, boxed, letter, stated
 from kvatlas.benchmarks.judges import Equality, Judge
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Status
@@ -92,6 +93,20 @@ def test_answers_of_all_kinds_are_judged_as_a_person_judges_them() -> None:
     assert sum(not correct for *_, correct in wrong) <= 2, wrong
 
 
+def statements(path: Path) -> list[tuple[str, str, tuple[str, ...], bool]]:
+    """Reference, a model's text, the choices, and the verdict of a careful person."""
+    rows = map(json.loads, path.read_text("utf-8").splitlines())
+    return [(row["reference"], row["text"], tuple(row["choices"]), row["correct"]) for row in rows]
+
+
+@pytest.mark.parametrize("path", [DATA.parent / "data" / "answers.jsonl", DATA / "statements.jsonl"])
+def test_what_a_text_states_is_its_answer(path: Path) -> None:
+    everything = statements(path)
+    wrong = [row for row in everything if grade(*row[:3]).correct is not row[3]]
+    assert len(wrong) <= 0.02 * len(everything), wrong
+    assert not [row for row in wrong if not row[3]]
+
+
 def test_no_answer_is_told_from_a_wrong_one() -> None:
     assert grade("7", "I do not know.").status is Status.NO_ANSWER
     assert grade("7", r"\boxed{8}") == Grade(False, 0.0, "8", Status.OK)
@@ -165,6 +180,65 @@ def test_time_and_memory_are_limited() -> None:
     assert f"Max address space         {judges.MEMORY}" in limits
     judge.close()
     assert process.poll() is not None
+
+
+def test_the_parts_of_one_answer_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comparison is within its own limit; together they take more than ten seconds."""
+    monkeypatch.setattr(judges, "ANSWER_SECONDS", 1.0)
+    first, second = (", ".join(rf"(x+{n})^{{{200 + n}}}{rest}" for n in range(12)) for rest in ("+1", "+2"))
+    began = time.perf_counter()
+    assert grade(first, rf"\boxed{{{second}}}").status is Status.GRADER_TIMEOUT
+    assert time.perf_counter() - began < 8
+
+
+def test_an_interrupted_comparison_leaves_no_reply_behind() -> None:
+    judge = Judge(seconds=20)
+    assert judge.ask(["2x", "x+x"]) is Equality.EQUAL
+    process = judge.process
+    interrupt = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        judge.ask(["(x+1)^{400}", "(x+1)^{399}(x+2)"])
+    interrupt.join()
+    pairs = [("x+1", "1+x", True), ("x+1", "x+2", False)] * 3
+    assert [judge.ask([first, second]) for first, second, _ in pairs] == [Equality(same) for *_, same in pairs]
+    assert process.poll() is not None
+    judge.close()
+
+
+def test_files_of_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("math_verify", "sympy", "random"):
+        (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w').close()\nraise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    judge = Judge(seconds=20)
+    assert judge.ask(["x+1", "1+x"]) is Equality.EQUAL
+    judge.close()
+    assert not list(tmp_path.glob("ran-*"))
+
+
+#: A cell that is stopped while it compares, and the same comparisons in the next cell.
+CELLS = (
+    """
+import os, signal, threading
+from kvatlas.benchmarks import equality
+equality.same("x+1", "1+x")
+threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+equality.same("(x+1)^{400}", "(x+1)^{399}(x+2)")
+""",
+    """print([equality.same(a, b).value for a, b in [("x+1", "1+x"), ("x+1", "x+2"), ("2y", "y+y"), ("y", "z+1")]])""",
+)
+
+
+def test_a_notebook_that_was_interrupted_judges_on_rightly() -> None:
+    """In a kernel of Jupyter, which lives on after an interrupt."""
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=120, allow_errors=True).execute()
+    assert notebook.cells[0].outputs[-1].ename == "KeyboardInterrupt"
+    assert notebook.cells[1].outputs[0].text.strip() == "[True, False, True, False]"
 
 
 def test_no_process_outlives_its_parent() -> None:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pyarrow as pa
 import pytest
 from huggingface_hub import close_session, constants
 from pyarrow import parquet
 
 from kvatlas.benchmarks import find, identity
-from kvatlas.benchmarks.check import check
+from kvatlas.benchmarks.check import check, notes_on
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import Check, KvatlasError
 from tests.hub_server import hub
@@ -32,7 +33,7 @@ GPQA = [
         "Correct Answer": f"right {i}",
         **{f"Incorrect Answer {j}": f"wrong {i} {j}" for j in (1, 2, 3)},
     }
-    for i in range(12)
+    for i in range(24)
 ]
 
 
@@ -93,6 +94,50 @@ def test_choices_are_permuted_by_a_seed_that_is_kept(tmp_path: Path) -> None:
     assert lines[-1].endswith(r"put the letter of your final answer within \boxed{}.")
 
 
+def test_letters_of_choices_depend_on_the_question_alone(tmp_path: Path) -> None:
+    """Neither on earlier rows, nor on the name of the set, nor on the order of the wrong answers."""
+    turned = {f"Incorrect Answer {j}": f"Incorrect Answer {j % 3 + 1}" for j in (1, 2, 3)}
+    files = {
+        "gpqa.csv": GPQA,
+        "shorter.csv": GPQA[1:],
+        "turned.csv": [{**row, **{name: row[other] for name, other in turned.items()}} for row in GPQA],
+    }
+    for name, rows in files.items():
+        write_csv(tmp_path / name, rows)
+    names = (f"GPQA_D@{tmp_path / 'gpqa.csv'}", *(f"file:{tmp_path / name}" for name in files))
+    letters = [{problem.question: problem.answer for problem in find(name).problems()} for name in names]
+    assert len(set(letters[0].values())) == 4
+    assert all(other.items() <= letters[0].items() for other in letters)
+    assert list(map(len, letters)) == [24, 24, 23, 24]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_as_pandas_or_a_spreadsheet_writes_it_is_read(tmp_path: Path, separator: str) -> None:
+    """With an index without a name, and with another separator."""
+    table = pandas.DataFrame({"question": ["What; is, 2+2?", "Which is it?"], "answer": ["4", "1,5"]})
+    table.to_csv(tmp_path / "a.csv", sep=separator)
+    problems = find(f"file:{tmp_path / 'a.csv'}").problems()
+    assert [(problem.question, problem.answer) for problem in problems] == [
+        ("What; is, 2+2?", "4"),
+        ("Which is it?", "1,5"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv"])
+def test_no_more_of_a_file_is_read_than_is_asked_for(tmp_path: Path, name: str) -> None:
+    """A row beyond that cannot be read is seen by those who ask for it, or for all."""
+    rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(5000)]
+    WRITERS[name](tmp_path / name, [*rows, {"question": "", "answer": "1"}])
+    benchmark = find(f"file:{tmp_path / name}")
+    assert [problem.id for problem in benchmark.problems(2)] == ["a-001", "a-002"]
+    assert notes_on(benchmark, 2) == []
+    assert len(benchmark.problems(4000)) == 4000
+    assert len(benchmark.problems(2)) == 2
+    for ask in (benchmark.problems, lambda: notes_on(benchmark), lambda: benchmark.problems(5001)):
+        with pytest.raises(KvatlasError, match="has an empty question"):
+            ask()
+
+
 COLOURS, NUMBERS = ["red", "blue"], ["1", "0", "3", "2"]
 
 
@@ -125,7 +170,7 @@ def test_prompt_formats_change_the_message_and_the_run_key() -> None:
     )
     assert messages["Q: {question} {x}"] == f"Q: {problem.question} {{x}}"
     assert len({str(identity(kind)) for kind in kinds.values()}) == 4
-    assert identity(kinds["r1"])[:4] == ["AIME24", 2, "r1", 1]
+    assert identity(kinds["r1"])[:4] == ["AIME24", 3, "r1", 1]
 
 
 def test_a_benchmark_travels_to_workers_without_its_problems() -> None:
@@ -133,7 +178,7 @@ def test_a_benchmark_travels_to_workers_without_its_problems() -> None:
     problems = benchmark.problems(2)
     assert len(problems) == 2
     copy = pickle.loads(pickle.dumps(benchmark))
-    assert "_problems" not in vars(copy)
+    assert len(pickle.dumps(benchmark)) == len(pickle.dumps(copy)) < 400
     assert copy == benchmark
     assert copy.prompt(problems[1]) == benchmark.prompt(problems[1])
 

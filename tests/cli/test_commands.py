@@ -352,3 +352,26 @@ def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path)
     assert "The model option dtype is 'float33'; expected auto, float32" in err
     err = kvatlas.refuse("predictor", "calibrate", tmp_path / "nowhere" / "x", *words)
     assert "name a file in an existing folder" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "MODEL", "CHAIN3"),
+        ("predictor", "train", "head.safetensors", "MODEL", "CHAIN3", "--held-out", "1"),
+    ],
+)
+def test_values_of_the_template_reach_the_model(
+    kvatlas: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [word.replace("MODEL", "embedded:tiny-llama") for word in words]
+    err = kvatlas.refuse(*given, "--problems", "2", "--template-values", "loud=true")
+    assert "does not read 'loud' of template_values" in err
+
+
+def test_check_names_the_values_of_the_template(kvatlas: Call, r1_model: Callable[..., ModelHandle]) -> None:
+    template = "{{ messages[0].content }}{% if loud %}!{% endif %}{{ effort }}"
+    name = r1_model(template=template).name
+    out = kvatlas("check", name, "CHAIN4", "--template-values", "loud=true", "--template-values", "effort=high")[1]
+    assert re.search(r"template values +effort=high; loud=True\n", out)

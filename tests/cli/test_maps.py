@@ -143,3 +143,9 @@ def test_what_a_benchmark_measures_itself_is_known_to_maps_too(kvatlas: Call, tm
     # The kind of the first error is a text, its place no share.
     for metric in ("watts", "first_error", "first_error_index"):
         assert f"Unknown metric '{metric}'; {own}" in kvatlas.refuse(*metric_words("map", run, metric, tmp_path))
+
+
+def test_a_file_without_an_end_is_no_map(kvatlas: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("kvatlas.results.csv_maps.MAX_CHARACTERS", 1000, raising=False)
+    sentence = kvatlas.refuse("map", "/dev/zero", "--out", tmp_path / "map.png")
+    assert "'/dev/zero' is longer than 1,000 characters; expected a CSV map" in sentence

@@ -2,6 +2,8 @@
 
 import itertools
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,10 @@ def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: p
     assert after.count("traces are without an answer (0) or truncated") == 2
     assert kvatlas("demo", "--quick", "--workers", 1, "--out", tmp_path / "run")[0] == 0
     assert len(drawn) == 1
+
+
+def test_without_standard_output_a_command_writes_nothing(tmp_path: Path) -> None:
+    """As `describe RUN >&-`."""
+    command = ["sh", "-c", '"$0" -m kvatlas list policies >&-', sys.executable]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, cwd=tmp_path, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -30,6 +30,13 @@ SPECS: dict[str, tuple[str | bytes, str]] = {
         SPEC + "settings: {policy: window, kv_budget: 20, local_window: 4, ratio: 0.5}\n", "expected budgets above",
     ),
     "seed of 5,000 digits": (SPEC + f"seed: {'9' * 5000}\n", ""),
+    **{
+        f"{name} of thousands of digits": (SPEC + f"settings: {{policy: window, {values}}}\n", f"{name} is ")
+        for name, values in (
+            ("kv_budget", f"kv_budget: {'9' * 5000}MiB, local_window: 4, ratio: 0.5"),
+            ("local_window", f"kv_budget: 90, local_window: {'9' * 4000}, ratio: 0.5"),
+        )
+    },
     "deep list": ("models: " + "[" * 20_000, ""),
     "alias bomb": (BOMB + SPEC, ""),
     "alias to itself": ("models: &m [*m]\nbenchmarks: [CHAIN3]\n", ""),
@@ -170,3 +177,41 @@ def test_a_missing_extra_is_named(
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, hidden, None)
     assert kvatlas.refuse(*words.split()).strip() == f"kvatlas: {what} the extra: pip install 'kvatlas[{extra}]'."
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--policy", "full kv_bits=8 kv_bits=4"), "--policy: 'kv_bits' is given twice"),
+        (("--set", "kv_bits=8", "--set", "kv_bits=4"), "--set: 'kv_bits' is given twice"),
+        (("--policy", "full kv_bits=8", "--set", "kv_bits=4"), "kv_bits is given twice ('8' and '4')"),
+        (("--policy", "window ratio=0.3", "--ratio", 0.5), "ratio is given twice (0.3 and 0.5)"),
+        (("--set", "policy=window"), "policy is given twice ('full' and 'window')"),
+        (("--template", "a", "--model-option", "template=b"), "template is given twice ('b' and 'a')"),
+        (("--model-option", "revision=main"), "revision is 'main', and 'embedded:tiny-llama' is in"),
+    ],
+)
+def test_what_is_given_twice_or_has_no_meaning_is_refused(kvatlas: Call, words: tuple[Any, ...], sentence: str) -> None:
+    assert sentence in kvatlas.refuse("run", MODEL, "CHAIN3", *words)
+
+
+def test_a_cache_that_cannot_be_allocated_is_said(kvatlas: Call) -> None:
+    policy = f"snapkv kv_budget=96 local_window=8 ratio=0.5 queries={2**31 - 1}"
+    words = ("run", MODEL, "CHAIN8", "--problems", 1, "--workers", 1, "--batch-size", 4096, "--quiet")
+    assert "queries each cannot be allocated (" in kvatlas.refuse(*words, "--samples", 4096, "--policy", policy)
+
+
+def test_huge_numbers_of_rows_and_of_shown_traces_are_as_many_as_there_are(kvatlas: Call) -> None:
+    began = time.perf_counter()
+    words = ("run", MODEL, "CHAIN3", "--problems", 1, "--workers", 1, "--max-new-tokens", 20, "--quiet")
+    kvatlas.succeed(*words, "--batch-size", 10**30, "--show", 10**30)
+    assert time.perf_counter() - began < 20
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_code_of_others_that_ends_a_command_does_not_end_it_in_silence(
+    kvatlas: Call, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("kvatlas.benchmarks.chain.Chain.problems", lambda *_: sys.exit(code))
+    sentence = kvatlas.refuse("run", MODEL, "CHAIN3")
+    assert f"Code outside kvatlas ended this command (it called sys.exit({code}))." in sentence

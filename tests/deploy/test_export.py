@@ -144,3 +144,17 @@ def test_a_cell_of_a_run_is_written_with_its_values_and_its_statistics(kvatlas: 
     assert "local_window is 8 and can be 1" in kvatlas.refuse(*words, "--to", "tensorrt-llm")
     kvatlas.succeed(*words, "--to", "tensorrt-llm", "--nearest")
     assert "not that cell but the nearest" in (out / "tensorrt-llm.yaml").read_text()
+
+
+def test_a_press_that_chooses_otherwise_is_said_in_its_file(kvatlas: Call, tmp_path: Path) -> None:
+    common = {"kv_budget": 48, "every": 8, "every_from": "prompt", "keep_prompt": False, "local_window": 32}
+    spec = {
+        "models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "problems": 1, "samples": 1,
+        "settings": [{"policy": "snapkv", "pooling": "avg", **common}, {"policy": "random", **common}],
+        "sampling": {"max_new_tokens": 20},
+    }  # fmt: skip
+    run = decode_run(spec, tmp_path / "run")
+    for policy in ("snapkv", "random"):
+        words = ("deploy", "export", run, "--out", tmp_path, "--policy", policy, "--to", "kvpress", "--nearest")
+        kvatlas.succeed(*words)
+        assert ("rotates all buffered queries" in (tmp_path / "kvpress.py").read_text()) == (policy == "snapkv")

@@ -93,6 +93,20 @@ def test_requests_with_their_own_sampling(random_models: dict[str, ModelHandle])
     captured(random_models["llama"], asked)
 
 
+def test_rows_with_too_many_equal_logits_are_sampled_outside_of_captured_steps(
+    random_models: dict[str, ModelHandle],
+) -> None:
+    handle = random_models["llama"]
+    model = handle.load()
+    model.lm_head.weight.data.zero_()
+    asked, sampling = work(handle, 3, "window"), Sampling(0.9, 20, 1.0, 30)
+    plain, fixed = (
+        outcome(Engine(handle, model, asked[0].policies, sampling, 3, backend).run(asked))
+        for backend in ("reference", "flex")
+    )
+    assert fixed == plain
+
+
 def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
     random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch, sizes: set[int]
 ) -> None:

@@ -3,9 +3,10 @@ import math
 import pytest
 import torch
 from scipy.stats import chisquare, kstest
+from transformers.generation import TopKLogitsWarper
 
 from kvatlas.core import Sampling
-from kvatlas.engine.sampling import sample
+from kvatlas.engine.sampling import TIES, UNSAMPLED, sample
 from kvatlas.noise import philox, stream_key, uniform
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
@@ -54,6 +55,48 @@ def test_a_draw_depends_on_its_own_stream_position_and_logits_alone() -> None:
     together = sample(logits, sampling, streams, positions)
     alone = [int(sample(logits[i : i + 1], sampling, streams[i : i + 1], positions[i : i + 1])) for i in range(50)]
     assert together.tolist() == alone
+
+
+def test_all_logits_that_tie_with_the_last_of_top_k_stay() -> None:
+    tied = torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0, 3.0]).expand(40_000, -1)
+    tokens = sample(tied, Sampling(1.0, 2, 1.0), torch.full((40_000,), 42), torch.arange(40_000))
+    counted = torch.bincount(tokens, minlength=6)[[1, 2, 3, 5]].tolist()
+    assert sum(counted) == 40_000
+    assert chisquare(counted).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("banned", [0, 280, 299])
+def test_top_k_keeps_what_transformers_keeps(dtype: torch.dtype, banned: int) -> None:
+    """At a temperature at which every token that stays is drawn, with forbidden tokens, too."""
+    logits = torch.randn(300, generator=torch.Generator().manual_seed(7)).to(dtype)
+    logits[:banned] = float("-inf")
+    kept = TopKLogitsWarper(12)(None, logits[None])[0].isfinite().nonzero().flatten().tolist()
+    assert (len(kept) > 12) == (dtype is torch.bfloat16 and banned == 0)
+    draws = sample(logits.expand(4000, -1), Sampling(50.0, 12, 1.0), torch.full((4000,), 1), torch.arange(4000))
+    assert sorted(set(draws.tolist())) == kept
+
+
+def test_of_tied_logits_top_p_keeps_the_lowest_tokens() -> None:
+    tied = torch.zeros(2000, 40)
+    for top_k in (0, 10):
+        draws = sample(tied, Sampling(1.0, top_k, 0.1), torch.full((2000,), 3), torch.arange(2000))
+        assert sorted(set(draws.tolist())) == [0, 1, 2, 3]
+
+
+def test_ties_and_fixed_shapes_change_no_other_row() -> None:
+    """A row's draw is the same alone, beside rows with ties, and in a step of fixed shapes that has room for them."""
+    logits = torch.randn(60, 500, generator=torch.Generator().manual_seed(1))
+    logits[1::3] = logits[1::3].bfloat16().float()
+    logits[2::3, : TIES + 40] = 9.0
+    streams, positions = torch.arange(60) * 7919, torch.arange(60) % 13
+    sampling = Sampling(0.9, 20, 0.95)
+    together = sample(logits, sampling, streams, positions).tolist()
+    fixed = sample(logits, sampling, streams, positions, fixed_shapes=True).tolist()
+    for row in range(60):
+        one = slice(row, row + 1)
+        assert [together[row]] == sample(logits[one], sampling, streams[one], positions[one]).tolist()
+        assert fixed[row] == (UNSAMPLED if row % 3 == 2 else together[row])
 
 
 def test_uniform_numbers_are_uniform_and_unlike_sampling_noise() -> None:

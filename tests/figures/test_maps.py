@@ -15,7 +15,7 @@ from kvatlas.figures.panels import cost_of, cost_panels, data_csv, difference_pa
 from kvatlas.figures.style import Look, save
 from kvatlas.report.map_figure import compare
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.bare_maps import verdicts_of_maps
+from kvatlas.stats.csv_tests import verdicts_of_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import paired_difference

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,28 @@ def test_scores_that_are_no_shares_are_refused(tmp_path: Path) -> None:
         import_log(scored("b.eval", 7), tmp_path / "run")
     cell, added = import_log(scored("c.json", float("nan")), tmp_path / "run")
     assert (len(cell.problems), added) == (2, 1)
+
+
+@pytest.mark.parametrize("epoch", [0, -5])
+def test_a_sample_of_an_impossible_epoch_is_refused(log: Path, tmp_path: Path, epoch: int) -> None:
+    wrong = changed(log, tmp_path / "wrong.json", lambda read: setattr(read.samples[0], "epoch", epoch))
+    with pytest.raises(KvatlasError, match=f"has a sample of epoch {epoch}; expected epochs from 1"):
+        import_log(wrong, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_log_of_other_problems_than_those_of_the_run_is_refused(log: Path, tmp_path: Path) -> None:
+    """Our own tasks, whose problems are known by their contents."""
+    run = tmp_path / "run"
+    import_log(log, run)
+    with Store.create(run) as store:
+        before = store.manifest()
+        (name,) = before.contents
+        first, *_ = before.contents[name]
+        store.put_manifest(replace(before, contents={name: {**before.contents[name], first: "another content"}}))
+    sentence = rf"has other contents of 1 of 4 problems of {name} \({first}\) than the log"
+    with pytest.raises(KvatlasError, match=sentence):
+        import_log(log, run)
 
 
 def test_our_own_model_keeps_its_setting_and_its_costs(tmp_path: Path) -> None:

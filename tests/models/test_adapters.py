@@ -17,6 +17,20 @@ LAYERS = ("model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj")
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none"}
 
 
+#: Entries that peft writes for a plain adapter.
+WRITTEN: dict[str, Any] = {
+    **{"alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None},
+    **{"base_model_name_or_path": "lab/base", "corda_config": None, "ensure_weight_tying": False, "eva_config": None},
+    **{"exclude_modules": None, "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True},
+    **{"layer_replication": None, "layers_pattern": None, "layers_to_transform": None, "loftq_config": {}},
+    **{"lora_bias": False, "lora_dropout": 0.05, "megatron_config": None, "megatron_core": "megatron.core"},
+    **{"modules_to_save": None, "peft_version": "0.18.0", "qalora_group_size": 16, "rank_pattern": {}},
+    **{"revision": None, "target_modules": ["q_proj", "down_proj"], "target_parameters": None},
+    **{"task_type": "CAUSAL_LM", "trainable_token_indices": None, "use_dora": False, "use_qalora": False},
+    **{"use_rslora": False},
+}
+
+
 def save_adapter(base: ModelHandle, folder: Path, **changes: Any) -> Path:
     """A random adapter of two layers, as peft writes it."""
     folder.mkdir(exist_ok=True)
@@ -40,7 +54,7 @@ def with_adapter(base: ModelHandle, folder: Path) -> ModelHandle:
     return find(f"hf:{base.folder}", adapter=str(folder))
 
 
-@pytest.mark.parametrize(("changes", "scale"), [({}, 1.5), ({"use_rslora": True}, 3.0)])
+@pytest.mark.parametrize(("changes", "scale"), [({}, 1.5), ({"use_rslora": True}, 3.0), (WRITTEN, 1.5)])
 def test_logits_are_those_of_the_merged_weights(
     base: ModelHandle, tmp_path: Path, changes: dict[str, Any], scale: float
 ) -> None:
@@ -79,6 +93,9 @@ def test_an_adapter_makes_another_run_and_brings_its_template(base: ModelHandle,
     ("changes", "message"),
     [
         ({"use_dora": True}, "use_dora True; expected False"),
+        ({"use_qalora": True, "qalora_group_size": 16}, "use_qalora True; expected none"),
+        ({"alora_invocation_tokens": [1, 2]}, r"alora_invocation_tokens \[1, 2\]; expected none"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'; expected True"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'; expected 'LORA'"),
         ({"r": 0}, "r 0; expected an integer >= 1"),
         ({"r": "many"}, "no readable adapter_config.json"),

@@ -3,6 +3,9 @@
 import contextlib
 import io
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +15,11 @@ import pytest
 import torch
 
 from kvatlas import models, policies
+from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
+from kvatlas.models.checks import Claims
 from tests.command_line import Call
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, copied, edit, save_model
 
@@ -190,3 +195,48 @@ def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle, backend: str
         loaded.get_input_embeddings().weight[bad] = math.nan
     with pytest.raises(KvatlasError, match="logits that are no finite numbers in float32"):
         run()
+
+
+def test_a_pipe_in_place_of_weights_is_refused_and_not_waited_for(model: ModelHandle) -> None:
+    (model.folder / "model.safetensors").unlink()
+    os.mkfifo(model.folder / "model.safetensors")
+    found = models.find(model.name)
+    with pytest.raises(KvatlasError, match=r"model.safetensors' is no safetensors file \(it is no regular file\)"):
+        _ = found.weights_digest
+
+
+def test_a_template_that_is_no_file_is_refused(model: ModelHandle) -> None:
+    with pytest.raises(KvatlasError, match=r"template: '/dev/zero' cannot be read \(it is no regular file\)"):
+        _ = models.find(model.name, template="/dev/zero").tokenizer
+
+
+def test_a_config_with_a_billion_layers_is_refused_at_once(model: ModelHandle) -> None:
+    with pytest.raises(KvatlasError, match="num_hidden_layers 1000000000; expected at most 10,000"):
+        _ = reconfigure(model, num_hidden_layers=10**9).shape
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"CHAIN": 3}', '{"CHAIN": {"n": [3]}}', '{"CHAIN": {"n": [3, null]}}', "\ufeff{}"]
+)
+def test_claims_of_another_form_are_refused(model: ModelHandle, text: str, kvatlas: Call) -> None:
+    (model.folder / "kvatlas_claims.json").write_text(text, "utf-8")
+    sentence = kvatlas.refuse("run", model.name, "CHAIN4", "--problems", 1)
+    assert "kvatlas_claims.json' does not hold ranges of problems such as" in sentence
+
+
+def test_claims_about_another_kind_of_size_take_every_problem_for_outside(model: ModelHandle) -> None:
+    (model.folder / "kvatlas_claims.json").write_text('{"CHAIN": {"n": ["4x4", "6x6"]}}')
+    assert Claims.read(model.folder).outside("CHAIN4", find("CHAIN4").problems(3)) == 3
+
+
+def test_files_are_read_as_utf_8_whatever_the_locale_is(model: ModelHandle, tmp_path: Path) -> None:
+    edit(model.folder, "config.json", note="x")
+    config = model.folder / "config.json"
+    config.write_text(config.read_text("utf-8").replace('"x"', '"π"'), "utf-8")
+    words = f"import sys; from kvatlas import models; print(models.find({model.name!r}).weights_digest)"
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    digests = [
+        subprocess.run([sys.executable, "-c", words], env=os.environ | own, capture_output=True, text=True).stdout
+        for own in ({}, plain)
+    ]
+    assert digests[0].strip() == digests[1].strip() == models.find(model.name).weights_digest

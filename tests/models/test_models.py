@@ -1,14 +1,17 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError
-from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle, weights
 from tests.r1 import TEMPLATE, copied, edit, save_model
 
 
@@ -47,16 +50,17 @@ def test_the_shape_tells_what_a_cached_token_costs(random_models: dict[str, Mode
 
 
 def rewrite_weights(folder: Path, change: float = 0.0, parts: int = 1) -> None:
-    """Save the tensors under another name, with other metadata or in several files, the first value changed."""
-    from safetensors.torch import load_file, save_file
-
+    """Save the tensors under other names with an index, with other metadata, the first value changed."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     tensors["model.norm.weight"][0] += change
     names = sorted(tensors)
-    for part in range(parts):
-        own = {key: tensors[key] for key in names[part::parts]}
-        save_file(own, folder / f"model-{part}.safetensors", metadata={"format": "pt", "by": "me"})
+    files = {key: f"model-{number % parts}.safetensors" for number, key in enumerate(names)}
+    for file in set(files.values()):
+        own = {key: tensors[key] for key in names if files[key] == file}
+        save_file(own, folder / file, metadata={"format": "pt", "by": "me"})
+    index = {"metadata": {"total_size": sum(each.nbytes for each in tensors.values())}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def rewrite_tokenizer(folder: Path, old: str = "", new: str = "") -> None:
@@ -89,6 +93,30 @@ def test_digests_follow_what_files_mean(
     other.tokenizer("a = 1", truncation=True, max_length=2)
     assert (other.weights_digest == item.weights_digest) is (differs != "weights")
     assert (other.tokenizer_digest == item.tokenizer_digest) is (differs != "tokenizer")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_digest_is_that_of_the_weights_that_are_loaded(
+    random_models: dict[str, ModelHandle], tmp_path: Path, named: bool
+) -> None:
+    """In a folder with shards, their index and a whole file, and with a config that names another file."""
+    other = copied(random_models["llama"], tmp_path / "other")
+    whole = load_file(other.folder / "model.safetensors")
+    whole["model.norm.weight"] += 1
+    save_file(whole, other.folder / "model.safetensors", metadata={"format": "pt"})
+    both = copied(random_models["llama"], tmp_path / "both")
+    if named:
+        shutil.copy(other.folder / "model.safetensors", both.folder / "new.safetensors")
+        edit(both.folder, "config.json", transformers_weights="new.safetensors")
+    else:
+        rewrite_weights(both.folder, parts=3)
+        shutil.copy(other.folder / "model.safetensors", both.folder)
+    ids = torch.tensor([other.encode("a = 1")])
+    with torch.no_grad():
+        logits = [model.load()(ids).logits for model in (both, random_models["llama"], other)]
+    tensors = [weights.tensors_digest(model._weight_files()) for model in (both, random_models["llama"], other)]
+    assert [torch.equal(logits[0], each) for each in logits[1:]] == [tensors[0] == each for each in tensors[1:]]
+    assert torch.equal(logits[0], logits[1]) is named
 
 
 @pytest.mark.parametrize("kind", ["GPT2Tokenizer", "CTRLTokenizer"])

@@ -146,6 +146,10 @@ def test_scores_may_be_infinite_and_those_of_tokens_that_stay_anyway_mean_nothin
         ),
         ({"kv_budget": "12MB"}, "expected an integer >= 2, or bytes such as 12MiB"),
         ({"kv_budget": "1.5MiB"}, "expected an integer >= 2"),
+        ({"kv_budget": "9" * 5000 + "MiB"}, "expected an integer >= 2"),
+        ({"kv_budget": 10**5000}, "kv_budget is an integer of 16,610 bits; expected an integer >= 2"),
+        ({"local_window": 10**5000}, "local_window is an integer of 16,610 bits; expected an integer"),
+        ({"every": 10**5000, "ratio": None}, "every is an integer of 16,610 bits; expected an integer"),
         ({"kv_budget": "1KiB"}, "holds no two tokens of embedded:tiny-llama, which take 2,048 bytes each"),
         (
             {"kv_budget": "40KiB", "local_window": 32},
@@ -244,3 +248,20 @@ def test_a_budget_in_bytes_is_the_tokens_that_they_hold(tiny_llama: ModelHandle,
     assert on.setting.values["kv_budget"] == "600KiB"
     with pytest.raises(KvatlasError, match="expected a number of tokens where no model is known"):
         _ = of_bytes.budget
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("1024KiB", "1MiB"),
+        ("0512KiB", "512KiB"),
+        ("1048576KiB", "1GiB"),
+        ("3072MiB", "3GiB"),
+        ("1536KiB", "1536KiB"),
+        ("2048GiB", "2048GiB"),
+    ],
+)
+def test_equal_budgets_in_bytes_are_one_setting(text: str, canonical: str) -> None:
+    settings = [policies.of(Setting.of("window", **{**EXPLAIN, "kv_budget": one})).setting for one in (text, canonical)]
+    assert settings[0] == settings[1]
+    assert settings[0].values["kv_budget"] == canonical

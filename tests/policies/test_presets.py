@@ -13,9 +13,13 @@ import pytest
 import torch
 
 from kvatlas import policies
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request, scheduler
+from kvatlas.engine.cache import KVCache
+from kvatlas.engine.rows import Row, compress
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, CacheView, CompressingPolicy, select_tokens
+from tests.decoding import endless, prompts
 from tests.policies.scenes import make, scene
 
 #: Of 60 cached tokens 50 are older than the local window: 20 of them stay.
@@ -51,6 +55,37 @@ def test_what_a_preset_fixes_nobody_changes() -> None:
         make("h2o@dynts-paper", sinks=4)
     with pytest.raises(KvatlasError, match="Unknown preset 'h2o@unknown'; expected: dynts@dynts-paper, "):
         make("h2o@unknown")
+
+
+def test_a_prune_kvlength_of_dynts_is_a_budget_of_one_token_more(
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of inference/window.py: after a pass, `is_pruning_step` gets the length that the step before noted."""
+    length_limit, window, new = 60, 10, 140
+    handle = endless(random_models["llama"])
+    (prompt,) = prompts(handle, 1)
+    expected = []
+    cached, noted = list(range(len(prompt))), 0
+    for step in range(new - 2):
+        cached.append(len(prompt) + step)
+        if noted >= length_limit:
+            cached = cached[-window - int(0.5 * (len(cached) - window)) :]
+            expected.append(cached.copy())
+        noted = len(cached)
+
+    seen = []
+
+    def watched(model: ModelHandle, cache: KVCache, row: Row[int]) -> int:
+        evicted = compress(model, cache, row)
+        seen.append(row.kept[0, 0].tolist())
+        return evicted
+
+    monkeypatch.setattr(scheduler, "compress", watched)
+    policy = make("window@dynts-paper", kv_budget=length_limit + 1, local_window=window, ratio=0.5)
+    request = Request(0, prompt, 0, (policy,))
+    list(Engine(handle, handle.load(), [policy], Sampling(max_new_tokens=new), 1).run([request]))
+    assert seen == expected
+    assert len(seen) > 2
 
 
 def test_window_and_streaming_of_dynts_drop_the_prompt() -> None:

@@ -99,6 +99,23 @@ def test_a_head_learns_in_either_layout_with_each_loss(loss: HeadLoss) -> None:
         assert evaluate(head, others).spearman > 0.5
 
 
+def test_traces_without_ranks_are_left_out_of_the_quality_and_counted() -> None:
+    data = _synthetic(0, traces=6)
+    head = train(data, steps=20, batch=64)
+    expected = evaluate(head, data)
+    # A trace of one token, and one with equal labels.
+    more = Examples(
+        torch.cat([data.hidden, data.hidden[:4]]),
+        torch.cat([data.label, torch.tensor([0.3, 0.2, 0.2, 0.2])]),
+        torch.cat([data.trace, torch.tensor([6, 7, 7, 7])]),
+    )
+    assert evaluate(head, more) == replace(expected, one_label=2)
+    constant = {name: torch.zeros_like(value) for name, value in head.items()}
+    assert evaluate(constant, data).spearman == 0
+    with pytest.raises(KvatlasError, match="the tokens of each of 1 held-out traces have one label"):
+        evaluate(head, Examples(data.hidden[:1], data.label[:1], torch.zeros(1, dtype=torch.long)))
+
+
 def test_targets_and_weights_of_the_authors_losses() -> None:
     """Attention of 2e-4 and 4.5e-4 in a trace of 1000 thinking tokens, three of which are here."""
     attention = torch.tensor([2e-4, 4.5e-4, 5e-4])

@@ -88,7 +88,7 @@ def test_the_published_maps_show_a_ratio_effect_and_no_peak(published):
     assert [(c["setting"], c["kept_tokens_mean"], c["shown"], c["loses"]) for c in result["recommendation"]["all"]] == [
         ("dynts(kv_budget=5000, local_window=500, ratio=0.2)", 1400, None, None)
     ] * 2
-    # tests/stats/test_bare_maps.py has the numbers of the pooled effects.
+    # tests/stats/test_csv_tests.py has the numbers of the pooled effects.
     assert [(effect["axis"], effect["over"], effect["adjusted_p"] < 0.05) for effect in result["effects"]] == [
         ("local_window", "8 maps", False), ("ratio", "8 maps", True)
     ]  # fmt: skip

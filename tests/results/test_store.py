@@ -1,19 +1,28 @@
 """Stores: what is added comes back; damaged, locked, copied while they are written, on a read-only medium."""
 
 import json
+import math
 import os
 import random
 import shutil
+import sqlite3
+import subprocess
+import sys
 import tempfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from kvatlas import benchmarks
 from kvatlas.benchmarks import find
-from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status, Trace, Usage, digest
 from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results.manifest import contents_of
+from kvatlas.results.records import COLUMNS, RECORD, record, row_of
 from kvatlas.results.regrade import regrade
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
@@ -177,6 +186,80 @@ def test_one_wrong_trace_is_named(tmp_path: Path, change: str, read: str, senten
         list(store.columns() if read == "columns" else store.traces(texts=False))
 
 
+def remade(**values: Any) -> list[Any]:
+    """The row of a trace with other values."""
+    row = dict(zip(COLUMNS, row_of("key", TRACE), strict=True))
+    return list({**row, **values}.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "made_with", "sentence"),
+    [
+        ({"progress": "all of it"}, "", "progress is 'all of it'"),
+        ({"progress": 1.5}, "", "progress is 1.5"),
+        ({"correct": 7}, "", "correct is 7"),
+        ({"sample": -5}, "", "the sample is -5"),
+        ({"metrics": '{"recall": NaN}'}, "", "NaN is no number of JSON"),
+        ({"metrics": '{"recall": Infinity}'}, "", "Infinity is no number of JSON"),
+        ({"metrics": '{"recall": [1]}'}, "", "no object of numbers and texts"),
+        ({"usage": "[]"}, "", "no object of numbers and texts"),
+        ({}, "kvatlas 7", "Expecting value"),
+        ({}, "[]", "no object of numbers and texts"),
+    ],
+)
+def test_made_rows_with_right_checksums_are_damage(
+    tmp_path: Path, values: dict[str, Any], made_with: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reader says so, of a store that another program filled."""
+    row = remade(**values)
+    with Store.create(tmp_path) as store, monkeypatch.context() as patch:
+        store.put_manifest(manifest())
+        if values:
+            # The small columns of a sound trace, so that both copies are looked at on their own.
+            sound = record(row_of("key", TRACE)[:-3], bytes(16), "", store._number)
+            patch.setattr("kvatlas.results.store.record", lambda *_: sound)
+        store._put(row, made_with)
+    with Store.open(tmp_path) as store, pytest.raises(KvatlasError, match="is damaged") as caught:
+        list(store.columns() if made_with else store.traces())
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("status", 0), ("status", 9), ("progress", math.nan), ("progress", 2.0), ("sample", -1), ("setting", -1)],
+)
+def test_made_records_with_right_checksums_are_damage(
+    tmp_path: Path, field: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.create(tmp_path) as store, monkeypatch.context() as patch:
+        body, measured = record(row_of("key", TRACE)[:-3], bytes(16), "", store._number)
+        made = np.frombuffer(bytearray(body), RECORD)
+        made[field] = value
+        made["check"] = zlib.crc32(measured, zlib.crc32(made.tobytes()[:-4]))
+        patch.setattr("kvatlas.results.store.record", lambda *_: (made.tobytes(), measured))
+        store.add("key", TRACE)
+    with Store.open(tmp_path) as store, pytest.raises(KvatlasError, match=r"is damaged \((the values|names) of"):
+        list(store.columns())
+
+
+def test_a_metric_that_is_no_number_is_damage_in_the_columns_too(tmp_path: Path) -> None:
+    with Store.create(tmp_path) as store:
+        store._put(remade(metrics='{"recall": NaN}'), "")
+    with Store.open(tmp_path) as store, pytest.raises(KvatlasError, match="a metric is no finite number"):
+        list(store.columns())
+
+
+def test_a_view_in_place_of_a_table_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    filled(tmp_path)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+    with sqlite3.connect(tmp_path / "run.sqlite") as connection:
+        connection.execute("ALTER TABLE traces RENAME TO hidden")
+        connection.execute(f"CREATE VIEW traces AS {endless} SELECT hidden.* FROM n, hidden")
+    for attempt in (Store.create, Store.open):
+        with pytest.raises(KvatlasError, match="is damaged: it has the view 'traces'; expected tables alone"):
+            attempt(tmp_path)
+
+
 def test_the_file_alone_holds_what_was_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to 4 MB of traces stood in the log beside it: a copy of the file had no tables, and "version 0"."""
     monkeypatch.setattr("kvatlas.results.store.CHECKPOINT", 0.0)
@@ -199,6 +282,31 @@ def test_a_second_writer_is_refused_and_the_first_named(tmp_path: Path) -> None:
         with Store.open(tmp_path / "run") as reader:
             assert reader.keys() == set()
     Store.create(tmp_path / "run").close()
+
+
+def test_two_names_of_one_store_have_one_lock(tmp_path: Path) -> None:
+    """A link to the file, and one to the folder."""
+    filled(tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.sqlite").symlink_to(tmp_path / "run" / "run.sqlite")
+    (tmp_path / "third").symlink_to(tmp_path / "run")
+    folders = [tmp_path / name for name in ("run", "other", "third")]
+    for first in folders:
+        with Store.create(first):
+            for second in folders:
+                with pytest.raises(KvatlasError, match=f"being written by process {os.getpid()} on "):
+                    Store.create(second)
+
+
+def test_the_lock_needs_no_module_of_unix(tmp_path: Path) -> None:
+    """As on Windows: fcntl is imported by the package that locks, and by none of ours."""
+    code = (
+        "import filelock, sys; sys.modules['fcntl'] = None\n"
+        "from pathlib import Path; from kvatlas.results import Store\n"
+        f"held = Store.create(Path({str(tmp_path)!r})); Store.create(Path({str(tmp_path)!r}))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "is being written by process" in ended.stderr
 
 
 def test_a_finished_run_is_read_where_nobody_may_write() -> None:
@@ -245,7 +353,8 @@ def run(tmp_path: Path) -> Path:
     axes = (("local_window", (10, 20)), ("ratio", (0.1, 0.2)))
     with Store.create(tmp_path / "run") as store:
         asked = {"benchmarks": [benchmarks.identity(benchmark)]}
-        store.put_manifest(Manifest(axes, expected, spec, json.loads(json.dumps(asked))))
+        contents = {"mine": contents_of(problems)}
+        store.put_manifest(Manifest(axes, expected, spec, json.loads(json.dumps(asked)), contents=contents))
         for setting in settings:
             for problem, text in zip(problems, TEXTS[setting.values["local_window"]], strict=True):
                 grade = benchmark.grade(problem, text.partition("</think>")[2])
@@ -277,5 +386,20 @@ def test_what_cannot_be_graded_again_is_refused(run: Path, tmp_path: Path) -> No
     with pytest.raises(KvatlasError, match="Unknown grader 'mine'"):
         regrade(run, "mine")
     (tmp_path / "mine.json").write_text(json.dumps([{**ROWS[0], "answer": "4"}, ROWS[1]]))
-    with pytest.raises(KvatlasError, match="The problems of mine are not those that the run was made with"):
+    with pytest.raises(KvatlasError, match=r"has 1 of 2 problems of mine \(mine-001\) that its file lacks or changes"):
+        regrade(run)
+    # A row that is added changes no problem of the run.
+    (tmp_path / "mine.json").write_text(json.dumps([*ROWS, {"question": "One?", "answer": "1"}]))
+    assert len(regrade(run)) == 4
+
+
+def test_runs_of_earlier_versions_are_graded_again_with_their_own_problems_alone(run: Path, tmp_path: Path) -> None:
+    """They hold one digest of all problems."""
+    texts = [[f"mine-{number:03d}", row["question"], row["answer"], None] for number, row in enumerate(ROWS, 1)]
+    with Store.create(run) as store:
+        recorded = {"benchmarks": [["mine", 2, "r1", 1, digest(texts)]]}
+        store.put_manifest(replace(store.manifest(), contents={}, provenance=recorded))
+    assert len(regrade(run)) == 4
+    (tmp_path / "mine.json").write_text(json.dumps([{**ROWS[0], "answer": "4"}, ROWS[1]]))
+    with pytest.raises(KvatlasError, match="has problems of mine that its file lacks or changes"):
         regrade(run)

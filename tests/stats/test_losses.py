@@ -9,7 +9,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.stats.losses import kept_by_rule
 from kvatlas.stats.numerics.losses import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
-from kvatlas.stats.numerics.sequential import Seen, begin, last_quantile, look, replay
+from kvatlas.stats.numerics.sequential import TracesSoFar, begin, last_quantile, look, replay
 from kvatlas.stats.numerics.texts import Departures, departure_p
 from kvatlas.stats.paired import Equivalence, paired_difference, verified
 from kvatlas.stats.power import provable
@@ -34,7 +34,7 @@ def test_only_common_problems_and_samples_count():
     ],
 )
 def test_the_tokens_that_a_setting_keeps_follow_from_its_numbers(values, kept):
-    assert kept_by_rule(Setting.of("window", **values), token=110, beside=264) == kept
+    assert kept_by_rule(Setting.of("window", **values), token_bytes=110, tail_bytes=264) == kept
 
 
 FOUR = np.repeat(np.arange(4), 60)
@@ -238,7 +238,7 @@ def test_a_setting_that_waited_goes_on_where_cheaper_ones_fail():
     rng = np.random.default_rng(3)
     late = np.zeros((2, 400))
     late[1, 100:] = -(rng.random(300) < 0.5).astype(float)
-    seen = Seen(late, np.zeros(400, int), np.arange(400) // 20, [400], 20, np.array([2.0, 1.0]))
+    seen = TracesSoFar(late, np.zeros(400, int), np.arange(400) // 20, [400], 20, np.array([2.0, 1.0]))
     state, waited = begin(2), False
     while state.next.any():
         state = look(state, seen, 0.05)

@@ -1,17 +1,20 @@
 """Models under settings, compared problem by problem, and how their success falls with depth."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from kvatlas.api import Run
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.stats.decay import fit
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, correlation, pair, pairs_of, systems_of
-from kvatlas.stats.table import missing
+from kvatlas.stats.table import aligned, missing
+from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import maze_run
 
 FULL, SMALL, LARGE = Setting.of("full"), Setting.of("dynts", ratio=0.1), Setting.of("dynts", ratio=0.5)
@@ -46,6 +49,40 @@ def test_metrics_of_several_samples_are_made_by_problem(run: RunData) -> None:
         assert best.means() == {position: max(samples.values()) for position, samples in plain.outcomes.items()}
     with pytest.raises(KvatlasError, match="maj@3 needs 3 samples of every problem; the fewest that one has is 2"):
         systems_of([run], "maj@3")[0].means()
+
+
+def run_of(model: str, **changes: object) -> RunData:
+    """A run of one model on six problems, whose manifest has these fields."""
+    plan = replace(manifest(grid("window"), models=[model], benchmarks=["CHAIN6"], problems=6), **changes)
+    return RunData(plan, traces(plan, lambda _: 0.5))
+
+
+def test_problems_of_two_runs_are_the_same_by_their_contents(run: RunData) -> None:
+    """Not by their numbers: a pair over other problems would be an answer to no question."""
+    same = {f"p{number}": f"content {number}" for number in range(6)}
+    moved = {f"p{number}": f"content {number + 1}" for number in range(5)}
+    first = run_of("a", contents={"CHAIN6": same})
+    assert len(pairs_of(systems_of([first, run_of("b", contents={"CHAIN6": same})])[8:12])) == 6
+    with pytest.raises(KvatlasError, match=r"have other contents of 5 of 5 problems of CHAIN6 \(p0, p1, p2, ...\); "):
+        systems_of([first, run_of("b", contents={"CHAIN6": moved})])
+    cells = [cell for one in ("a", "b") for cell in run_of(one, contents={"CHAIN6": same}).cells]
+    assert aligned(cells)[1].shape == (6, 20, 2)
+    other = run_of("b", contents={"CHAIN6": {**same, "p5": "content 9"}}).cells
+    with pytest.raises(KvatlasError, match=r"1 of 6 problems of CHAIN6 \(p5\)"):
+        aligned([*cells, *other])
+
+
+def test_no_reader_pairs_the_settings_of_an_adaptive_sweep() -> None:
+    """Neither the figure, nor Python, nor statistics that take cells side by side."""
+    run = run_of("a", allocation={"kind": "adaptive", "blocks": 2, "problems": {"CHAIN6": 6}, "stopped": {}})
+    systems = systems_of([run])
+    for pair_up in (
+        lambda: pairs_of(systems[:2]),
+        lambda: aligned(run.cells[:2]),
+        lambda: Run(run).compare("window local_window=8 ratio=0.1", "full"),
+    ):
+        with pytest.raises(KvatlasError, match="cannot be compared in pairs: in an adaptive sweep the problems"):
+            pair_up()
 
 
 def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:

@@ -17,7 +17,7 @@ from kvatlas.results.store import FILE
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
-from tests.command_line import Call
+from tests.command_line import Call, run_apart
 from tests.sweeps.conftest import Build
 
 
@@ -195,3 +195,70 @@ def test_settings_are_added_to_screens_and_sweeps_are_not(copy: Path, spec_data:
         sweep(make_plan(parse_spec(small(spec_data))), folder, workers=1)
     with pytest.raises(KvatlasError, match="holds a sweep"):
         screen(more, copy, workers=1)
+
+
+#: A policy of a file, which leaves a mark when its code runs.
+PLUGIN = """
+from pathlib import Path
+
+from kvatlas.policies import CompressingPolicy
+
+Path(__file__).with_suffix(".ran").touch()
+
+
+class Newest(CompressingPolicy):
+    name = "newest"
+    summary = "keeps the newest tokens"
+
+    def score(self, cached):
+        return cached.positions
+"""
+
+
+@pytest.fixture
+def received(spec_data: Build, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Return a run with a policy of a file, that file with other code at the same place, and the mark of its code."""
+    file = tmp_path / "newest.py"
+    file.write_text(PLUGIN)
+    data = small(spec_data, f"{file}:Newest", axes={"local_window": [8], "ratio": [0.5]})
+    (tmp_path / "theirs.yaml").write_text(json.dumps(data))
+    # In a process of its own: a file is run once in each.
+    ((code, _, err),) = run_apart(["sweep theirs.yaml --out received --workers 1"], tmp_path)
+    assert code == 0, err
+    mark = file.with_suffix(".ran")
+    mark.unlink()
+    return tmp_path / "received", file, mark
+
+
+def test_the_code_that_a_received_run_names_runs_only_where_it_is_allowed(
+    spec_data: Build, received: tuple[Path, Path, Path], tmp_path: Path, kvatlas: Call
+) -> None:
+    folder, file, mark = received
+    spec = tmp_path / "spec.yaml"
+    data = small(spec_data, axes={"local_window": [8], "ratio": [0.5]})
+    spec.write_text(json.dumps(data))
+    sentence = kvatlas.refuse("sweep", spec, "--out", folder, "--quiet")
+    assert f"the code of the file {str(file)!r}; if you trust that file add --allow-code" in sentence
+    assert (mark.exists(), set(policies(folder))) == (False, {"full", f"{file}:Newest"})
+    assert kvatlas("sweep", spec, "--out", folder, "--quiet", "--allow-code")[0] == 0
+    assert mark.exists()
+    assert set(policies(folder)) == {"full", "window", f"{file}:Newest"}
+
+
+def test_a_spec_that_names_the_file_itself_may_be_added(
+    spec_data: Build, received: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, file, _ = received
+    monkeypatch.chdir(file.parent)
+    data = small(spec_data, "newest.py:Newest", axes={"local_window": [4], "ratio": [0.5]})
+    package.sweep(data, folder, workers=1)
+    assert set(policies(folder)) == {"full", f"{file}:Newest", "newest.py:Newest"}
+
+
+def test_no_engine_has_a_policy_of_a_file_and_none_is_run_to_see_it(
+    received: tuple[Path, Path, Path], tmp_path: Path, kvatlas: Call
+) -> None:
+    folder, file, mark = received
+    words = ("deploy", "export", folder, "--to", "kvpress", "--out", tmp_path / "out", "--policy", f"{file}:Newest")
+    assert f"No other engine has the policy '{file}:Newest'" in kvatlas.refuse(*words)
+    assert not mark.exists()

@@ -10,6 +10,7 @@ from kvatlas.core import Check, Finding
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import checks
 from kvatlas.sweeps.checks import check_model
+from tests.benchmarks.test_reading import CHANNELS, GEMMA, GPT_OSS
 from tests.r1 import FIRST_TEMPLATE, copied
 
 NAMES = ["model", "layers", "vocabulary", "unknown tokens", "round trip", "marker letters", "think tags", "stop tokens"]
@@ -92,3 +93,27 @@ def test_a_template_that_ends_turns_otherwise_is_told(r1_model: Callable[..., Mo
     line = findings(other)["stop tokens"]
     assert line.status is Check.WARNING
     assert "the chat template ends a turn with <｜end▁of▁sentence｜>; add 1 to eos_token_id" in str(line)
+
+
+def test_a_token_that_ends_messages_inside_a_turn_is_no_stop_token(r1_model: Callable[..., ModelHandle]) -> None:
+    """As stop token of gpt-oss <|end|> would end each trace after its analysis."""
+    line = findings(r1_model(template=GPT_OSS, tags=CHANNELS))["stop tokens"]
+    assert (line.status, line.advice) == (Check.OK, "")
+    # Told by the template alone, of tags that are named.
+    named = GPT_OSS.replace("analysis<|message|>", "inner<|message|>").replace("final<|message|>", "outer<|message|>")
+    model = models.find(r1_model(template=named, tags=CHANNELS).name, think_close="<|channel|>outer<|message|>")
+    assert findings(model)["stop tokens"].status is Check.OK
+
+
+def test_variables_of_the_template_are_named(r1_model: Callable[..., ModelHandle]) -> None:
+    tags = ("<|channel>", "<channel|>", "<|turn>", "<turn|>", "<|think|>")
+    closed = r1_model(template=GEMMA, tags=tags)
+    lines = findings(closed)
+    assert lines["template values"].message == "not set, left to the template: enable_thinking"
+    assert lines["think tags"].status is Check.WARNING
+    assert "closed by the prompt: the model does not think" in lines["think tags"].message
+    assert "template_values set what the template reads: enable_thinking" in lines["think tags"].advice
+    lines = findings(models.find(closed.name, template_values={"enable_thinking": True}))
+    assert lines["template values"].message == "enable_thinking=True"
+    assert lines["think tags"].message.endswith("to be opened by the model")
+    assert "template values" not in findings(r1_model())

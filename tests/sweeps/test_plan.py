@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, canonical
 from kvatlas.models import ModelHandle, embedded
 from kvatlas.report.app.traces import Sources
 from kvatlas.results import Manifest
@@ -118,6 +119,25 @@ def test_run_keys_follow_stop_tokens_and_prompts(
     assert (keys(template, stops) == before) is same
     # The date is part of the key where the template asks for it, and nowhere else.
     assert (keys(template, stops) == keys(template, stops, date="2031-02-03")) is ("strftime" not in template)
+
+
+def test_values_of_the_template_are_part_of_the_key(r1_model: Callable[..., ModelHandle]) -> None:
+    template = "{{ messages[0].content }}{% if loud is defined and loud %}!{% endif %}{# quiet #}{{ quiet or '' }}"
+    name = r1_model(template=template).name
+
+    def keys(**options: Any) -> list[str]:
+        entry = {"model": name, **options}
+        spec = {"models": [entry], "benchmarks": ["CHAIN4"], "problems": 1, "sampling": {"max_new_tokens": 90}}
+        return list(make_plan(parse_spec(spec)).keys.values())
+
+    before = keys()
+    assert keys(template_values={}) == before
+    # A value that changes no prompt of these problems may change that of others.
+    values = [{"loud": True}, {"loud": False}, {"quiet": 1}, {"loud": True, "quiet": 1}]
+    assert len({canonical(keys(template_values=own)) for own in values} | {canonical(before)}) == len(values) + 1
+    assert keys(template_values={"quiet": 1, "loud": True}) == keys(template_values=values[-1])
+    with pytest.raises(KvatlasError, match=r"does not read 'silent' of template_values; it reads loud, quiet\."):
+        keys(template_values={"silent": 1})
 
 
 def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:
@@ -258,3 +278,28 @@ def test_a_context_that_is_too_short_is_told_in_numbers(tiny_llama: ModelHandle,
     spec = {"problems": 1, "sampling": {"max_new_tokens": 20}, "models": [short.name], "benchmarks": ["SEQBENCH-5x5"]}
     with pytest.raises(KvatlasError, match=r"has \d+ tokens, and the model .* reads at most 64, its answer included"):
         make_plan(parse_spec(spec))
+
+
+@pytest.mark.parametrize(
+    ("norm", "bits", "warned"),
+    [
+        (605, {"kv_bits": 4}, True),
+        (605, {"key_bits": 8, "value_bits": 16}, True),
+        (605, {"key_bits": 16, "value_bits": 4}, False),
+        (605, {}, False),
+        (22, {"kv_bits": 4}, False),
+    ],
+)
+def test_large_key_biases_are_named_where_keys_have_few_bits(
+    random_models: dict[str, ModelHandle], spec_data: Build, tmp_path: Path, norm: float, bits: Any, warned: bool
+) -> None:
+    model = copied(random_models["qwen2"], tmp_path / "model")
+    weights = load_file(model.folder / "model.safetensors")
+    bias = weights["model.layers.0.self_attn.k_proj.bias"]
+    bias.fill_(norm / bias.numel() ** 0.5)
+    save_file(weights, model.folder / "model.safetensors", metadata={"format": "pt"})
+    data = spec_data(models=[model.name], settings=[], axes={}, baseline=[{"policy": "full", **bits}])
+    said = [
+        sentence for sentence in make_plan(parse_spec(data)).warnings if "key biases of norms up to 605" in sentence
+    ]
+    assert len(said) == warned

@@ -4,6 +4,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import sys
@@ -22,14 +23,16 @@ from safetensors.torch import save_file
 from kvatlas import cli
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.chain import Chain
+from kvatlas.benchmarks.reading import grade, read_tokens
 from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.training import new_head
-from kvatlas.results import Store
+from kvatlas.report.app.traces import Sources
+from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool, worth
 from kvatlas.sweeps.plan import Plan, WorkItem
-from kvatlas.sweeps.worker import Job, grade, outcome
+from kvatlas.sweeps.worker import Job
 from tests.sweeps.conftest import Build, contents
 
 
@@ -204,28 +207,80 @@ def test_traces_follow_the_problems_of_a_file(
     settings = [{"policy": "window", "kv_budget": 90, "ratio_over": "thinking"}]
     data = spec_data(models=[r1_model().name], benchmarks=[f"file:{file}"], settings=settings, problems=None, samples=1)
 
-    def decoded(rows: list[dict[str, str]], folder: Path = run) -> set[str]:
-        """The problems that are decoded, all of each."""
+    def decoded(rows: list[dict[str, str]], folder: Path = run, changed: str = "") -> set[str]:
+        """The problems that are decoded, all of each; a run of other problems is refused unless it is replaced."""
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         told: list[Progress] = []
-        sweep(make_plan(parse_spec(data)), folder, workers=1, on_trace=told.append)
+        plan = make_plan(parse_spec(data))
+        if changed:
+            with pytest.raises(KvatlasError, match=re.escape(f" problems of own ({changed}) that this spec lacks or")):
+                sweep(plan, folder, workers=1)
+        sweep(plan, folder, workers=1, on_trace=told.append, replace=bool(changed))
         problems = [progress.trace.problem for progress in told]
         assert all(problems.count(problem) == 5 for problem in problems)
         return {problem.removeprefix("own-") for problem in problems}
 
     assert decoded(rows) == {"001", "002", "003"}
     assert decoded(added) == {"004"}
-    assert decoded(rows) == set()
-    assert decoded(edited) == {"002"}
+    assert decoded(rows, changed="own-004") == set()
+    assert decoded(edited, changed="own-002") == {"002"}
     assert decoded(edited, tmp_path / "fresh") == {"001", "002", "003", "004"}
     assert contents(run) == contents(tmp_path / "fresh")
     with Store.open(run) as store:
         assert store.copy(tmp_path / "copy") == 5 * 5
     # Traces that were set aside come back; another answer makes another problem, another id does not.
-    assert decoded(added) == set()
-    assert decoded([added[0] | {"answer": "1"}, *added[1:]]) == {"001"}
-    assert decoded([row | {"id": "x"} for row in added]) == set()
-    assert decoded(added[1:]) == {"001", "002", "003"}
+    assert decoded(added, changed="own-002") == set()
+    assert decoded([added[0] | {"answer": "1"}, *added[1:]], changed="own-001") == {"001"}
+    assert decoded([row | {"id": "x"} for row in added], changed="own-001") == set()
+    assert decoded(added[1:], changed="own-001, own-002, own-003, ...") == {"001", "002", "003"}
+
+
+def test_a_run_holds_one_version_of_a_benchmark(
+    spec_data: Build, r1_model: Callable[..., ModelHandle], tmp_path: Path
+) -> None:
+    """Fewer problems, or others beside another setting: refused before anything is decoded, and nothing is changed."""
+    file, run = tmp_path / "own.jsonl", tmp_path / "run"
+
+    def plan(count: int, version: int, policy: str = "window", problems: int | None = None) -> Plan:
+        rows = [{"question": f"What is {n} + {version}?", "answer": str(n + version)} for n in range(count)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        setting = {"policy": policy, "kv_budget": 90, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+        data = spec_data(
+            models=[r1_model().name],
+            benchmarks=[f"file:{file}"],
+            settings=[setting],
+            axes={},
+            problems=problems,
+            samples=1,
+        )
+        return make_plan(parse_spec(data))
+
+    def promise() -> Manifest:
+        with Store.open(run) as store:
+            return store.manifest()
+
+    sweep(plan(6, 1), run, workers=1)
+    before = promise()
+    for other, changed in (
+        (plan(4, 2), "6 of 6 problems of own (own-001, own-002, own-003, ...)"),
+        (plan(6, 2, "random"), "6 of 6 problems of own (own-001, own-002, own-003, ...)"),
+        (plan(4, 1), "2 of 6 problems of own (own-005, own-006)"),
+        (plan(4, 1, problems=2), "2 of 6 problems of own (own-005, own-006)"),
+    ):
+        with pytest.raises(KvatlasError, match=re.escape(f"has {changed} that this spec lacks or changes; ")):
+            sweep(other, run, workers=1, on_trace=lambda _: pytest.fail("decoded"))
+        assert promise() == before
+    # The app shows no question of another version.
+    plan(6, 2)
+    assert Sources.of(promise()).problems == {"own": {}}
+    plan(6, 1)
+    assert len(Sources.of(promise()).problems["own"]) == 6
+    # The first problems of the same version are no other version.
+    sweep(plan(6, 1, problems=2), run, workers=1, on_trace=lambda _: pytest.fail("decoded"))
+    assert {len(cell.problems) for cell in promise().expected} == {6}
+    sweep(plan(4, 2), run, workers=1, replace=True)
+    assert {len(cell.problems) for cell in promise().expected} == {4}
+    assert set(promise().contents["own"]) == {f"own-00{number}" for number in range(1, 5)}
 
 
 def test_a_replaced_file_of_a_policy_is_read_or_refused(spec_data: Build, tmp_path: Path) -> None:
@@ -300,6 +355,13 @@ def test_grades_of_plugins_are_stored_or_refused_before_anything_is_decoded(
     assert stored in str(caught.value)
 
 
+def test_a_grader_that_ends_the_process_is_refused(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measured, "grade", lambda *_: sys.exit(0))
+    monkeypatch.setattr("kvatlas.benchmarks.find", lambda *_, **__: Measured(4, 4))
+    with pytest.raises(KvatlasError, match=r"cannot grade an answer to 'CHAIN4-0000' \(it called sys.exit\(0\)\)"):
+        make_plan(parse_spec(spec_data(benchmarks=["PLUGIN"])))
+
+
 def test_an_answer_is_something_said_after_thinking_by_a_trace_that_ends(tiny_llama: ModelHandle) -> None:
     """In a sweep and, of the trace of the full cache, in a screen."""
     chain = find("CHAIN4")
@@ -315,6 +377,7 @@ def test_an_answer_is_something_said_after_thinking_by_a_trace_that_ends(tiny_ll
         ((*answer, close, end), Status.NO_ANSWER),
         ((*answer, end), Status.NO_ANSWER),
     ):
-        graded = grade(tiny_llama, chain, problem, tokens, tokens[-1] == end)
-        assert graded.status is outcome(tiny_llama, tokens) is status
+        read = read_tokens(tiny_llama, tokens, tokens[-1] == end)
+        graded = grade(chain, problem, read)
+        assert graded.status is read.status is status
         assert graded.correct is (status is Status.OK)

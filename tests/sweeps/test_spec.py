@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from kvatlas import models
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.sweeps import parse_spec, read_spec
 from tests.sweeps.conftest import Build
@@ -62,6 +63,34 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(KvatlasError, match=sentence):
             read_spec(path)
+
+
+def test_a_file_spells_values_of_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    values = "{enable_thinking: false, reasoning_effort: high, budget: 64, tools_note: null}"
+    path.write_text(
+        f"models: [{{model: embedded:tiny-llama, template_values: {values}}}]\nbenchmarks: [CHAIN4]\n"
+        "sampling: {max_new_tokens: 9}\n"
+    )
+    spec = read_spec(path)
+    expected = {"enable_thinking": False, "reasoning_effort": "high", "budget": 64, "tools_note": None}
+    assert dict(spec.models[0].find().options.template_values) == expected
+    # As a run stores it.
+    stored = parse_spec(spec.model_dump(mode="json"))
+    assert stored.models[0].find() == spec.models[0].find()
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ("high", "template_values is 'high'; expected a mapping of names"),
+        ({"messages": "x"}, "template_values has messages, which kvatlas sets itself"),
+        ({"effort": ["high"]}, r"template_values has effort \['high'\]; expected a mapping"),
+    ],
+)
+def test_wrong_values_of_a_template_are_refused(values: Any, sentence: str) -> None:
+    with pytest.raises(KvatlasError, match=sentence):
+        models.find("embedded:tiny-llama", template_values=values)
 
 
 def test_a_file_spells_numbers_and_may_repeat_its_parts(tmp_path: Path) -> None:

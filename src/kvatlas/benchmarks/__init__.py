@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.base import Benchmark, Family, for_model, grade_text, identity, judge, problem_of, rules
+from kvatlas.benchmarks.base import Benchmark, Family, for_model, identity, judge, problem_of
 from kvatlas.benchmarks.public import SOURCES, questions
 from kvatlas.benchmarks.tables import SUFFIXES
 from kvatlas.core import KvatlasError
@@ -66,5 +66,4 @@ def find(name: str, **options: Any) -> Benchmark:
         raise KvatlasError(f"The benchmark {name!r} takes no {' or '.join(options)}.") from error
 
 
-__all__ = ["Benchmark", "Family", "families", "find", "for_model", "grade_text", "identity", "judge"]
-__all__ += ["problem_of", "rules"]
+__all__ = ["Benchmark", "Family", "families", "find", "for_model", "identity", "judge", "problem_of"]

@@ -16,9 +16,8 @@ class Benchmark(Protocol):
     """The contract of every benchmark.
 
     `version` rises whenever problems, prompts or verdicts change: it is part of the run key. Optional members:
-    `identity` (plain data) if problems or prompts depend on more than name and version; `rules_identity`, the part of
-    it that does not depend on other problems; `problem(index)` if one problem can be generated alone;
-    `for_model(reads)` if models are prompted in different ways.
+    `identity` (plain data) if prompts or verdicts depend on more than name, version and problem;
+    `problem(index)` if one problem can be generated alone; `for_model(reads)` if models are prompted in different ways.
     """
 
     version: ClassVar[int]
@@ -165,20 +164,5 @@ def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
 
 
 def identity(benchmark: Benchmark) -> list[Any]:
-    """Return all that can change prompts and verdicts of a benchmark: recorded with every run."""
+    """Return all that changes prompts and verdicts besides the problems, whose contents stand beside it in a run."""
     return [benchmark.name, benchmark.version, *getattr(benchmark, "identity", ())]
-
-
-def rules(benchmark: Benchmark) -> list[Any]:
-    """Return the part of the identity that belongs to the run key: without problems, which have their own digests."""
-    return [benchmark.name, benchmark.version, *getattr(benchmark, "rules_identity", identity(benchmark)[2:])]
-
-
-def grade_text(benchmark: Benchmark, problem: Problem, text: str, cut: bool) -> Grade:
-    """Grade a whole text by the part after `</think>`. A text that was `cut` off is wrong."""
-    _, closed, answer = text.rpartition("</think>")
-    if not cut and (closed or "<think>" not in text):
-        return judge(benchmark, problem, answer)
-    # An empty answer gives the metrics: every trace has the same ones.
-    metrics = judge(benchmark, problem, "").metrics
-    return Grade(False, 0.0, None, Status.TRUNCATED if cut else Status.NO_ANSWER, metrics)

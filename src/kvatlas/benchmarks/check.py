@@ -23,16 +23,19 @@ Problems = Sequence[Problem]
 MANY = 0.2
 #: A longer reference answer of several sentences is a solution, in characters.
 SOLUTION = 200
+#: Problems of a file that are checked before a sweep that asks for fewer: all of every public set.
+CHECKED = 2000
 #: The search for reference answers that are graded wrong ends after so many.
 ENOUGH = 20
 
 
-def check(benchmark: Benchmark) -> Iterator[Finding]:
-    """Yield the findings about a benchmark; KvatlasError for an unreadable file."""
-    problems = benchmark.problems()
+def check(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
+    """Yield the findings about a benchmark or its first `limit` problems; KvatlasError for an unreadable file."""
+    problems = benchmark.problems(limit)
     if isinstance(benchmark, Questions):
-        yield _columns(benchmark)
-        yield _published(benchmark, problems)
+        read = benchmark.read(limit)
+        yield _columns(benchmark, read.first)
+        yield _published(benchmark, read)
         yield _references(problems)
         yield _own_answers(benchmark, problems)
     else:
@@ -45,14 +48,15 @@ def check(benchmark: Benchmark) -> Iterator[Finding]:
     yield Finding("example", Check.OK, message)
 
 
-def notes_on(benchmark: Benchmark) -> list[str]:
+def notes_on(benchmark: Benchmark, limit: int | None = None) -> list[str]:
     """Return warnings about a problem file before a sweep, as sentences; empty for generated problems.
 
-    Raises KvatlasError for the file of another benchmark.
+    Of a sweep of the first `limit` problems as many are checked, at least `CHECKED`. Raises KvatlasError for the file
+    of another benchmark.
     """
     if not isinstance(benchmark, Questions):
         return []
-    findings = list(check(benchmark))
+    findings = list(check(benchmark, None if limit is None else max(limit, CHECKED)))
     for finding in findings:
         if finding.status is Check.FAILED:
             raise KvatlasError(f"{benchmark.name} cannot be measured with {str(benchmark.path)!r}: {finding}.")
@@ -74,22 +78,25 @@ def _fault(name: str, affected: Problems, problems: Problems, fault: str, advice
     return Finding(name, Check.WARNING, message, advice)
 
 
-def _columns(benchmark: Questions) -> Finding:
+def _columns(benchmark: Questions, row: tables.Row) -> Finding:
     named = dict(benchmark.columns)
     usual = {"question": tables.QUESTION, "answer": (tables.CORRECT, *tables.ANSWER), "options": tables.OPTIONS}
-    found = {content: named.get(content) or tables.find(benchmark.rows[0], *names) for content, names in usual.items()}
+    found = {content: named.get(content) or tables.find(row, *names) for content, names in usual.items()}
     return Finding("columns", Check.OK, ", ".join(f"{content} in {name!r}" for content, name in found.items() if name))
 
 
-def _published(benchmark: Questions, problems: Problems) -> Finding:
+def _published(benchmark: Questions, read: tables.ProblemFile) -> Finding:
     """Compare number and answers with those of the published set."""
+    problems = read.problems
     name, source = "problems", SOURCES.get(benchmark.name)
     message = f"{len(problems)} problems with a reference answer (digest {_digest(problems)})"
+    if not read.whole:
+        return Finding(name, Check.OK, f"{message}, the first of more")
     mark = fingerprint(problems)
     other = next((source_name for source_name, source in SOURCES.items() if source.answers == mark), benchmark.name)
     if source and other != benchmark.name:
         return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
-    without = len(benchmark.rows) - len(problems)
+    without = read.rows - len(problems)
     left_out = f"{without} without one are left out" if without else ""
     if source and source.size != len(problems):
         message = f"{len(problems)} problems with a reference answer, where the published set has {source.size}"

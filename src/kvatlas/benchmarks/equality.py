@@ -18,8 +18,10 @@ _NAME = r"[A-Za-z](?:_\{?\w{1,3}\}?)?"
 _EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
 _ASSIGNED = re.compile(
     rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
-    r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S)|[A-Z]\s*(?=\([^()]*,))"
+    r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S))"
 )
+#: The name of a point, before its coordinates.
+_POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
 #: A side of an equation with more than the name of a value.
 _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z]+(?:[\s'-]+[A-Za-z]+)*")
@@ -32,9 +34,10 @@ _LOOSE = {("", ""), (r"\{", r"\}")}
 
 def same(reference: str, answer: str) -> Equality:
     """Compare an answer with the reference; `TIMEOUT` if algebra does not end within its limits."""
-    if len(answer) >= normal.LONGEST:
+    if max(len(reference), len(answer)) >= normal.LONGEST:
         return Equality.UNEQUAL
-    return _same(normal.tidy(reference), normal.tidy(answer))
+    with judges.one_answer():
+        return _same(normal.tidy(reference), normal.tidy(answer))
 
 
 def _same(value: str, other: str) -> Equality:
@@ -110,7 +113,8 @@ def _ratios(value: str, other: str) -> Outcome:
 
 
 def _words(value: str, other: str) -> Outcome:
-    if not _is_words(value) and not _is_words(other):
+    # Letters beside an operator are symbols: xy is x*y.
+    if not (_is_words(value) or _is_words(other)) or re.search(r"[A-Za-z)]\s*[*^]", value + other):
         return None
 
     def words(text: str) -> list[str]:
@@ -150,7 +154,9 @@ def _equations(value: str, other: str) -> Outcome:
 
 
 def _without_subject(value: str, other: str) -> Outcome:
-    """Both without `x =`, unless the other one is an equation about another subject."""
+    """Both without `x =`, unless the other one is an equation about another subject; points without their names."""
+    if "," in value and "," in other:
+        value, other = _POINT.sub("", value), _POINT.sub("", other)
     first, second = _ASSIGNED.match(value), _ASSIGNED.match(other)
     if first and second and normal.compact(first[0]) != normal.compact(second[0]):
         return None

@@ -1,8 +1,9 @@
-"""Comparison of expressions by math-verify, in a process with limits on time and memory.
+"""Comparison of expressions by math-verify and sympy, in a process with limits on time and memory.
 
 Symbolic algebra on a model's answer may take any time and memory. The process is a plain subprocess with pipes
-(`python -m kvatlas.benchmarks.judges SECONDS BYTES`), because that starts from any thread, daemonic worker or actor.
-Requests and replies are lines of JSON. A process that does not reply in time is killed and replaced.
+(`python -P -m kvatlas.benchmarks.judges SECONDS BYTES`), because that starts from any thread, daemonic worker or actor;
+with -P no file of the working folder takes the place of a library. Requests and replies are lines of JSON. A process
+that does not reply in time, or whose reply is not waited for, is killed and replaced.
 """
 
 from __future__ import annotations
@@ -11,16 +12,24 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import signal
+import string
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from enum import Enum
+from typing import Any
 
 from kvatlas.core import KvatlasError
 
 #: Seconds for one comparison, and bytes of address space of the process.
 SECONDS, MEMORY = 5, 2 * 2**30
+#: Seconds for all comparisons of one answer, whose parts may be many.
+ANSWER_SECONDS = 10.0
 #: Seconds for the start of the process, which imports its libraries.
 START = 120.0
 
@@ -49,14 +58,15 @@ class Judge:
         with self._lock:
             if self.process is None or self.process.poll() is not None:
                 self._start()
-            return self._answer(request, self.seconds)
+            seconds = min(self.seconds, _deadline.get() - time.monotonic())
+            return self._answer(request, seconds) if seconds > 0 else Equality.TIMEOUT
 
     def _start(self) -> None:
         self.close()
         # One thread: several reserve more address space than the limit allows.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kvatlas.benchmarks.judges", str(self.seconds), str(MEMORY)],
+            [sys.executable, "-P", "-m", "kvatlas.benchmarks.judges", str(self.seconds), str(MEMORY)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -74,27 +84,43 @@ class Judge:
         assert process.stdin is not None
         assert process.stdout is not None
         timer = threading.Timer(seconds, process.kill)
-        timer.start()
         try:
+            timer.start()
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             return Equality(json.loads(process.stdout.readline()))
-        except (OSError, ValueError):
+        except BaseException as error:
+            # After an interrupt the reply would be read as that to the next request.
             self.close()
-            return Equality.TIMEOUT
+            if isinstance(error, OSError | ValueError):
+                return Equality.TIMEOUT
+            raise
         finally:
             timer.cancel()
 
     def close(self) -> None:
         """End the process. A later request starts a new one."""
-        if self.process is not None and self.owner == os.getpid():
-            with contextlib.suppress(OSError), self.process:
-                self.process.kill()
-        self.process = None
+        # Forgotten first: an interrupt in here leaves no process for a later request.
+        process, self.process = self.process, None
+        if process is not None and self.owner == os.getpid():
+            with contextlib.suppress(OSError), process:
+                process.kill()
 
 
 _judge: Judge | None = None
 _lock = threading.Lock()
+#: The time (monotonic) when the comparisons of the present answer have to end.
+_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+
+
+@contextlib.contextmanager
+def one_answer() -> Iterator[None]:
+    """Limit the time of all comparisons inside, which are those of the parts of one answer."""
+    token = _deadline.set(min(_deadline.get(), time.monotonic() + ANSWER_SECONDS))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
 
 
 def compare(*request: str) -> Equality:
@@ -106,24 +132,84 @@ def compare(*request: str) -> Equality:
     return _judge.ask(list(request))
 
 
+#: Functions and constants of typed mathematics by their names in sympy, and what else may stand in it. Text of nothing
+#: else can be read by sympy's parser, which evaluates Python.
+_NAMED = {
+    **{
+        name: name for name in ("sqrt", "cbrt", "exp", "sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan")
+    },
+    **{"arcsin": "asin", "arccos": "acos", "arctan": "atan", "abs": "Abs", "ln": "log", "log": "log", "pi": "pi"},
+    **{"binom": "binomial", "binomial": "binomial", "infty": "oo", "oo": "oo", "sinh": "sinh", "cosh": "cosh"},
+}
+_NAME = re.compile("|".join(sorted(_NAMED, key=len, reverse=True)))
+_TYPED = re.compile(
+    rf"(?:\d+(?:\.\d+)?(?:[eE][+-]?\d{{1,3}}(?!\d))?|\.\d+|\\?(?:{_NAME.pattern})(?![a-z])|[a-zA-Z]|[-+*/^()!,\s])*"
+)
+
+
+def _typed_reader(symbol: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a function that reads typed mathematics, such as 2*sqrt(3) or pi/2; None for other texts.
+
+    `symbol` gives the symbol of a letter.
+    """
+    import sympy
+    from sympy.parsing import sympy_parser as parser
+
+    letters = {letter: symbol(letter) for letter in string.ascii_letters}
+    names = {name: getattr(sympy, value) for name, value in _NAMED.items()}
+    builders = {name: getattr(sympy, name) for name in ("Symbol", "Integer", "Float", "Rational", "factorial")}
+    steps = (
+        *parser.standard_transformations,
+        parser.convert_xor,
+        parser.implicit_multiplication_application,
+        parser.rationalize,
+    )
+
+    def read(text: str) -> Any:
+        text = re.sub(r"(?<![A-Za-z])C\(", "binomial(", text)
+        if not _NAME.search(text) or not _TYPED.fullmatch(text):
+            return None
+        text = text.replace("\\", "")
+        with contextlib.suppress(SyntaxError, TypeError, ValueError, AttributeError, parser.TokenError):
+            return parser.parse_expr(text, {**letters, **names}, steps, {"__builtins__": {}, **builders})
+        return None
+
+    return read
+
+
 def main() -> None:
     """Reply to requests until the input ends or memory runs out."""
     seconds, memory = int(sys.argv[1]), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Before any limit: the import takes longer than a comparison.
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+    from sympy import I
 
     extraction = (LatexExtractionConfig(), ExprExtractionConfig())
 
-    def parsed(text: str) -> list[object]:
+    def parsed(text: str) -> list[Any]:
         # The library's own time limits need the main thread's alarm, which is ours.
-        return list(parse(text, extraction, parsing_timeout=None))
+        found = parse(text, extraction, parsing_timeout=None)
+        return [one.xreplace(imaginary(one)) if hasattr(one, "xreplace") else one for one in found]
+
+    def imaginary(expression: Any) -> dict[Any, Any]:
+        # The library has two unlike symbols for i.
+        return {symbol: I for symbol in expression.free_symbols if symbol.name == "i"}
+
+    typed = _typed_reader(lambda letter: parsed(f"${letter}$")[0])
+
+    def read(text: str) -> list[Any]:
+        # In LaTeX names without a backslash are products of letters.
+        plain = typed(text)
+        return parsed(f"${text}$") if plain is None else [plain]
+
+    def same(first: list[Any], second: list[Any]) -> bool:
+        # In both orders: an interval and the equivalent inequality are equal in one order only.
+        return any(verify(a, b, timeout_seconds=None) for a, b in ((first, second), (second, first)))
 
     def equal(reference: str, text: str, *whole: str) -> bool:
         try:
-            expected, other = parsed(f"${reference}$"), parsed(text if whole else f"${text}$")
-            # In both orders: an interval and the equivalent inequality are equal in one order only.
-            return any(verify(a, b, timeout_seconds=None) for a, b in ((expected, other), (other, expected)))
+            return same(read(reference), parsed(text) if whole else read(text))
         except MemoryError:
             raise
         except Exception:

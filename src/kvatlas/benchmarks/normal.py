@@ -50,6 +50,10 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (rf"\\(?:{_SPACES})|~", " "),
     (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
     (r"\\([|:])", r"\1"),
+    # Typed mathematics.
+    (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
+    (r"(?<![\\A-Za-z])(?:oo|inf(?:ty|inity)?)(?![A-Za-z])", r"\\infty "),
+    (r"(?<![\\A-Za-z])(pi|alpha|beta|gamma|theta|lambda|phi|omega)(?![A-Za-z])", r"\\\1 "),
     (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
     (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
     (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
@@ -154,7 +158,8 @@ def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
 
 
 def algebra(text: str) -> str:
-    """Return a tidy answer for math-verify: mixed fractions as sums, thousands without commas."""
+    """Return a tidy answer for algebra: mixed fractions as sums, thousands without commas, `+ -1` as `- 1`."""
+    text = re.sub(r"\+\s*-(?=\s*[\w\\(])", "- ", text)
     return without_thousands(_MIXED.sub(lambda match: r"{}({}+\frac{{{}}}{{{}}})".format(*_mixed(match)), text))
 
 

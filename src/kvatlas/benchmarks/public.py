@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kvatlas.benchmarks import answers, tables
-from kvatlas.core import Grade, KvatlasError, Problem, digest
+from kvatlas.core import Grade, KvatlasError, Problem
 from kvatlas.hub import Repository, matching
 
 
@@ -76,7 +76,9 @@ class Questions:
     prompt_format: str = DEFAULT
     columns: tuple[tuple[str, str], ...] = ()
     grader: str = answers.OWN
-    version: ClassVar[int] = 2
+    #: What was read of the file, the last reading alone.
+    _read: list[tables.ProblemFile] = field(default_factory=list, init=False, repr=False, compare=False)
+    version: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if self.prompt_format not in FORMATS and "{question}" not in self.prompt_format:
@@ -96,19 +98,19 @@ class Questions:
 
     @property
     def identity(self) -> list[Any]:
-        """Prompt format, a digest of all problems, another grader: independent of the file of the problems."""
-        content = [[p.id, p.question, p.answer, p.about.get("choices")] for p in self._problems]
-        prompt_format, version, *grader = self.rules_identity
-        return [prompt_format, version, digest(content), *grader]
-
-    @property
-    def rules_identity(self) -> list[Any]:
+        """Prompt format, and another grader than ours."""
         version = FORMATS[self.prompt_format]["version"] if self.prompt_format in FORMATS else 0
         grader = [] if self.grader == answers.OWN else [self.grader, answers.VERSION]
         return [self.prompt_format, version, *grader]
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
-        return self._problems[:limit]
+        return self.read(limit).problems[:limit]
+
+    def read(self, limit: int | None = None) -> tables.ProblemFile:
+        """Return the file's first `limit` problems at least, and what was found on the way."""
+        if not self._read or not self._read[0].reaches(limit):
+            self._read[:] = [tables.read_problems(self.path, self.name, dict(self.columns), limit)]
+        return self._read[0]
 
     def prompt(self, problem: Problem) -> str:
         choices = problem.about.get("choices", ())
@@ -132,26 +134,9 @@ class Questions:
         """The file of the problems, fetched from the hub if necessary."""
         return Path(self.file).expanduser() if self.file else file_of(self.name)
 
-    @cached_property
-    def rows(self) -> Sequence[tables.Row]:
-        """All rows of the file, also those without a reference answer."""
-        return tables.read_rows(self.path)
-
-    @cached_property
-    def _problems(self) -> tuple[Problem, ...]:
-        where, columns = f"The problem file {str(self.path)!r}", dict(self.columns)
-        problems = (
-            tables.problem(f"{self.name}-{number:03d}", row, columns, where) for number, row in enumerate(self.rows, 1)
-        )
-        # A question without a reference answer could only be counted wrong.
-        answered = tuple(problem for problem in problems if problem.answer)
-        if not answered:
-            raise KvatlasError(f"{where} holds no problem with an answer.")
-        return answered
-
     def __getstate__(self) -> Mapping[str, Any]:
         # Workers get their own problems; the others need not travel with them.
-        return {name: value for name, value in vars(self).items() if name not in ("_problems", "rows")}
+        return {**vars(self), "_read": []}
 
 
 def questions(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ OPTIONS = ("options", "choices")
 CORRECT, INCORRECT = "correct answer", tuple(f"incorrect answer {i}" for i in range(1, 10))
 #: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
 CHOICE_SEED = 0
+#: The separators of CSV files; of equally likely ones the first. Rows of a Parquet file that are read at a time.
+SEPARATORS, _BATCH = (",", ";", "\t"), 1024
 #: The mark of a choice inside a question.
 _MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return all rows of a file. Raises KvatlasError for a missing, empty or unreadable one."""
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a file, read as they are asked for. Raises KvatlasError for a missing or unreadable file."""
     where = f"The problem file {str(path)!r}"
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in SUFFIXES:
@@ -37,27 +40,28 @@ def read_rows(path: Path) -> list[Row]:
     if not path.is_file():
         raise KvatlasError(f"{where} is not there.")
     with refusal(f"{where} cannot be read"):
-        rows = _parquet(path) if suffix == ".parquet" else _READERS[suffix](_text(path))
-    if not rows:
-        raise KvatlasError(f"{where} holds no problems.")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
-    return rows
+        for row in _parquet(path) if suffix == ".parquet" else _text_rows(path, _READERS[suffix]):
+            if not isinstance(row, dict):
+                raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
+            yield row
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes()
-    return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+def _text_rows(path: Path, read: Callable[[TextIOWrapper], Iterator[Any]]) -> Iterator[Any]:
+    with path.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    opened: Callable[..., Any] = gzip.open if is_compressed else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as text:
+        yield from read(text)
 
 
-def _parquet(path: Path) -> list[Row]:
+def _parquet(path: Path) -> Iterator[Row]:
     try:
-        from pyarrow.parquet import read_table
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise KvatlasError(f"Reading {path.name} needs the extra: pip install 'kvatlas[parquet]'.") from error
 
-    rows: list[Row] = read_table(path).to_pylist()
-    return rows
+    for batch in ParquetFile(path).iter_batches(batch_size=_BATCH):
+        yield from batch.to_pylist()
 
 
 def _json(text: str) -> Any:
@@ -68,30 +72,42 @@ def _json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def _json_lines(text: str) -> list[Any]:
-    values = []
-    for number, line in enumerate(text.split("\n"), 1):
-        try:
-            values += [_json(line)] if line.strip() else []
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from error
-    return values
+def _json_list(file: TextIOWrapper) -> Iterator[Any]:
+    values = _json(file.read())
+    if not isinstance(values, list):
+        raise ValueError("expected a list of objects")
+    yield from values
 
 
-def _csv(text: str) -> list[Row]:
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    rows: list[Row] = []
+def _json_lines(file: TextIOWrapper) -> Iterator[Any]:
+    file.reconfigure(newline="\n")
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield _json(line)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+
+
+def _csv(file: TextIOWrapper) -> Iterator[Row]:
+    header = file.readline()
+    file.seek(0)
+    separator = max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+    reader = csv.DictReader(file, delimiter=separator)
     for row in reader:
         if None in row or None in row.values():
             raise ValueError(
-                f"line {reader.line_num} and the header have unlike numbers of fields; a text with a comma or the end "
-                "of a line in it needs quotes"
+                f"line {reader.line_num} and the header have unlike numbers of fields; a text with {separator!r} or "
+                "the end of a line in it needs quotes"
             )
-        rows.append(row)
-    return rows
+        yield row
 
 
-_READERS: dict[str, Callable[[str], Any]] = {".jsonl": _json_lines, ".json": _json, ".csv": _csv}
+_READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json_list,
+    ".csv": _csv,
+}
 SUFFIXES = (*_READERS, ".parquet")
 
 
@@ -110,6 +126,50 @@ def as_text(value: Any) -> str:
     return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
+@dataclass(frozen=True)
+class ProblemFile:
+    """The problems of a file that have a reference answer: the first ones, or all if the file is `whole`.
+
+    `rows` counts the rows that were read, `first` is the first of them.
+    """
+
+    problems: tuple[Problem, ...]
+    rows: int
+    first: Row
+    whole: bool
+
+    def reaches(self, limit: int | None) -> bool:
+        """Return whether these are the first `limit` problems at least, or all for None."""
+        return self.whole or (limit is not None and len(self.problems) >= limit)
+
+
+def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | None = None) -> ProblemFile:
+    """Read the first `limit` problems of a file, and no more of it. `name` begins their ids.
+
+    Raises KvatlasError for an unreadable file, a wrong row, and a file without problems.
+    """
+    where = f"The problem file {str(path)!r}"
+    problems: list[Problem] = []
+    rows = 0
+    first: Row = {}
+    whole = False
+    for rows, row in enumerate(read_rows(path), 1):
+        first = first or row
+        found = problem(f"{name}-{rows:03d}", row, named, where)
+        # A question without a reference answer could only be counted wrong.
+        if found.answer:
+            problems.append(found)
+        if len(problems) == limit:
+            break
+    else:
+        whole = True
+    if not rows:
+        raise KvatlasError(f"{where} holds no problems.")
+    if not problems:
+        raise KvatlasError(f"{where} holds no problem with an answer.")
+    return ProblemFile(tuple(problems), rows, first, whole)
+
+
 def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
     """Return the problem in a row; `named` are the user's columns. Raises KvatlasError for a missing or wrong field."""
     question = str(row[_column(row, "question", QUESTION, named, where)] or "").strip()
@@ -118,17 +178,19 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
     correct_at = find(row, CORRECT)
     wrong = [str(row[at]).strip() for name in INCORRECT if (at := find(row, name)) and row[at]]
     if correct_at and wrong:
-        # The order of the choices comes from the question's own seed, which is stored with it.
+        # The order of the choices depends on the texts alone: neither on the row's number nor on the set's name.
         correct = str(row[correct_at]).strip()
-        seed = int(digest(["choices", CHOICE_SEED, id_])[:8], 16)
-        choices = [correct, *wrong]
+        seed = int(digest(["choices", CHOICE_SEED, question])[:8], 16)
+        choices = sorted([correct, *wrong])
         random.Random(seed).shuffle(choices)
         about = {"choices": choices, "choice_seed": seed}
         return Problem(id_, question, _letter(choices.index(correct)), about)
     value = row[_column(row, "answer", ANSWER, named, where)]
     # GSM8K's references are whole solutions with this end.
     answer = as_text(value).rpartition("\n#### ")[2].strip()
-    options = row.get(named.get("options") or find(row, *OPTIONS) or "")
+    # Not "" for a column that is missing: pandas writes an index under this name.
+    options_at = named.get("options") or find(row, *OPTIONS)
+    options = None if options_at is None else row.get(options_at)
     if options:
         by_index = isinstance(value, int | float) and not isinstance(value, bool)
         choices, letter = _options(options, answer, where, by_index)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import functools
+import os
 import sqlite3
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -17,6 +23,8 @@ from kvatlas.text import VisibleStream, visible
 
 #: The longest error sentence in characters; sentences may quote values of any length.
 _LONGEST = 2000
+#: Seconds after which an interrupt that was lost is raised again.
+_AGAIN = 0.05
 #: Errors of the system, SQLite and Python without a traceback, because unforeseen input raises them.
 _OUTSIDE = (OSError, UnicodeError, sqlite3.Error, RecursionError, OverflowError, MemoryError)
 
@@ -64,10 +72,14 @@ def main() -> None:
 
     warnings.formatwarning = as_sentence
     usual_output = sys.stdout
-    sys.stdout = VisibleStream(usual_output)
+    # Without standard output (`>&-`) nothing is written, as by Python's own print.
+    sys.stdout = VisibleStream(usual_output or Path(os.devnull).open("w"))  # noqa: SIM115
     try:
-        code = command()(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+        with _no_interrupt_lost():
+            code = command()(standalone_mode=False)
+    except SystemExit as error:
+        # Commands return their code: only the code of others calls sys.exit.
+        _end(f"Code outside kvatlas ended this command ({reason(error)}).")
     except TyperException as error:
         from typer.rich_utils import rich_format_error
 
@@ -81,9 +93,32 @@ def main() -> None:
         _end(str(error))
     except _OUTSIDE as error:
         _end(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
     finally:
         warnings.formatwarning = usual
         sys.stdout = usual_output
+
+
+@contextlib.contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Raise Ctrl-C again if it fell into a finalizer or a callback, whose exceptions Python only prints."""
+    usual = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            usual(unraisable)
+            return
+        # Raised within this function it would be lost, too.
+        timer = threading.Timer(_AGAIN, _thread.interrupt_main)
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual
 
 
 def _end(sentence: str, code: int = 2) -> NoReturn:

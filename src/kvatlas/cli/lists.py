@@ -132,6 +132,7 @@ def check(
     problems: Annotated[int, typer.Option(min=1, help="Problems of each benchmark for a model.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of the generation of a model.")] = 64,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     column: options.Column = None,
     as_json: options.Json = False,
 ) -> None:
@@ -161,7 +162,7 @@ def check(
     except KvatlasError as error:
         if not _names_a_model(target):
             raise KvatlasError(f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.") from None
-        handle = find_model(target, **options.model_options(model_option))
+        handle = find_model(target, **options.model_options(model_option, template_values))
         print_findings(check_model(handle, questions(handle, benchmarks or [], problems), max_new_tokens), as_json)
         return
     print_findings(check_benchmark(benchmark), as_json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.style import Look
-from kvatlas.text import read_value, spelled
+from kvatlas.text import parse_yaml, read_value, scalar
 
 
 def finite(value: float | None) -> float | None:
@@ -35,6 +35,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Model = Annotated[str, typer.Argument(help="embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.")]
 ModelOption = Annotated[
     list[str] | None, typer.Option(metavar="NAME=VALUE", help="dtype, device, revision, think_close, ...")
+]
+TemplateValues = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Variable of the chat template, as enable_thinking=true. Repeat it."),
 ]
 Template = Annotated[str, typer.Option(metavar="FILE", help="Jinja chat template, for a base model.")]
 System = Annotated[str, typer.Option(metavar="TEXT", help="System message of every prompt.")]
@@ -63,6 +67,7 @@ Cell = Annotated[str, typer.Option("--policy", help="The cell, as 'dynts ratio=0
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: what pays, one for each GPU.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a batch; default: what fits, 64 on CPUs.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the run; other traces stay stored.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run files of policies that only the run in RUN names.")]
 
 # Runs and maps.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
@@ -95,7 +100,7 @@ _LOOK = {"columns": (int, "1 or 2"), "dark": (bool, "true or false"), "intervals
 def look(texts: Sequence[str] | None) -> Look:
     """Return the look of a figure; names that are not options are labels."""
     labels = assignments("--look", texts)
-    values: dict[str, Any] = {name: spelled(labels.pop(name)) for name in _LOOK if name in labels}
+    values: dict[str, Any] = {name: parse_yaml(labels.pop(name)) for name in _LOOK if name in labels}
     for name, value in values.items():
         kind, expected = _LOOK[name]
         if type(value) is not kind:
@@ -110,8 +115,21 @@ def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise KvatlasError(f"{option}: expected NAME=VALUE, got {text!r}.")
+        if name.strip() in pairs:
+            raise KvatlasError(f"{option}: {name.strip()!r} is given twice; give it once.")
         pairs[name.strip()] = value
     return pairs
+
+
+def joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of several options by name; KvatlasError for a name that two of them give."""
+    values: dict[str, Any] = {}
+    for part in parts:
+        twice = next((name for name in part if name in values), None)
+        if twice is not None:
+            raise KvatlasError(f"{twice} is given twice ({values[twice]!r} and {part[twice]!r}); give it once.")
+        values |= part
+    return values
 
 
 def cell(
@@ -121,18 +139,25 @@ def cell(
     from kvatlas.policies import policies
 
     name, *words = policy.split() or [""]
-    pairs = {**assignments("--policy", words), **assignments("--set", texts)}
+    pairs = joined(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_value(owner, "kv_budget", kv_budget)
-    common = {"kv_budget": budget, "local_window": local_window, "ratio": ratio}
+    options = {"kv_budget": budget, "local_window": local_window, "ratio": ratio}
+    given = {key: value for key, value in options.items() if value is not None}
     values = {key: read_value(owner, key, value) for key, value in pairs.items()}
-    return Setting.of(name, **values, **{key: value for key, value in common.items() if value is not None})
+    return Setting.of(**joined({"policy": name}, values, given))
 
 
-def model_options(texts: Sequence[str] | None, template: str = "", system: str = "") -> dict[str, str]:
-    """Return the options of a model from `--model-option`, `--template` and `--system`."""
-    own = {name: value for name, value in (("template", template), ("system", system)) if value}
-    return assignments("--model-option", texts) | own
+def model_options(
+    texts: Sequence[str] | None, values: Sequence[str] | None = None, template: str = "", system: str = ""
+) -> dict[str, Any]:
+    """Return the options of a model from `--model-option`, `--template-values`, `--template` and `--system`."""
+    own: dict[str, Any] = {name: value for name, value in (("template", template), ("system", system)) if value}
+    if values:
+        own["template_values"] = {
+            name: scalar(value) for name, value in assignments("--template-values", values).items()
+        }
+    return joined(assignments("--model-option", texts), own)
 
 
 def columns(texts: Sequence[str] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -144,7 +145,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
     keys = {(cell.expected.run_key, cell.expected.setting, cell.expected.benchmark) for cell in cells}
     with Store.open(folder) as store:
         own = ((key, trace) for key, trace in store.traces() if (key, trace.setting, trace.benchmark) in keys)
-        traces = list(islice(own, show))
+        traces = list(islice(own, min(show, sys.maxsize)))
     rows: list[dict[str, Any]] = []
     for measured in cells:
         cell, counts = measured.cell.to_dict(), measured.verdicts

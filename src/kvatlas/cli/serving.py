@@ -32,11 +32,12 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name for clients; default: as given here.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that are decoded together.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, max=65_536, help="Sequences decoded together.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
     grace: Annotated[float, typer.Option(min=0, callback=options.finite, help="Seconds to finish answers.")] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="For requests that name none.")] = 0.6,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     template: options.Template = "",
     system: options.System = "",
 ) -> None:
@@ -53,7 +54,7 @@ def serve(
         raise KvatlasError("Serving needs the extra: pip install 'kvatlas[serve]'.") from error
     from kvatlas.serve.service import Service, find_policy, sampling_with
 
-    loaded = find(model, **options.model_options(model_option, template, system))
+    loaded = find(model, **options.model_options(model_option, template_values, template, system))
     loaded.check()
     for sentence in loaded.notes:
         note(sentence)
@@ -107,12 +108,12 @@ def verify(
     from kvatlas.deploy.verify import as_text, read_texts, report
     from kvatlas.results.store import check_folder
     from kvatlas.stats.paired import Equivalence
-    from kvatlas.stats.run_data import margin_of
+    from kvatlas.stats.run_data import margin_from_points
 
     endpoint = Endpoint(url, served, os.environ.get(KEY))
     check_folder(out)
     reference = MeasuredCell.of(against, policy)
-    margin = reference.run.margin if lose_at_most is None else margin_of(lose_at_most)
+    margin = reference.run.margin if lose_at_most is None else margin_from_points(lose_at_most)
     read = None
     if texts:
         display = answers_display(f"{endpoint.url}, temperature 0")

@@ -128,14 +128,14 @@ def plan(
 def _provable(planned: Plan) -> Provable | None:
     """Return what the problems of a plan can prove of its settings; None without a full cache beside them."""
     from kvatlas.stats.power import provable
-    from kvatlas.stats.run_data import margin_of
+    from kvatlas.stats.run_data import margin_from_points
 
     baselines = {policy.setting.policy for policy, is_baseline in planned.policies if is_baseline}
     compared = {policy.setting.policy for policy, is_baseline in planned.policies if not is_baseline}
     if "full" not in baselines or not compared:
         return None
     sizes = [len(problems) for problems in planned.problems.values()]
-    return provable(sizes, margin_of(planned.spec.lose_at_most), len(compared))
+    return provable(sizes, margin_from_points(planned.spec.lose_at_most), len(compared))
 
 
 @app.command()
@@ -153,6 +153,7 @@ def run(
     temperature: options.Temperature = 0.6,
     max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     template: options.Template = "",
     system: options.System = "",
     column: options.Column = None,
@@ -160,6 +161,7 @@ def run(
     as_json: options.Json = False,
     out: Annotated[Path | None, typer.Option(metavar="RUN", help="Keep the run in this folder, or add to it.")] = None,
     replace: options.Replace = False,
+    allow_code: options.AllowCode = False,
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
     quiet: options.Quiet = False,
@@ -182,13 +184,14 @@ def run(
         seed=seed,
         temperature=temperature,
         max_new_tokens=max_new_tokens,
-        model_options=options.model_options(model_option, template, system),
+        model_options=options.model_options(model_option, template_values, template, system),
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"
         plan = make_plan(parse_spec(spec, "the options"))
         check_choice(plan.audit)
-        _drive(plan, folder, replace=replace, workers=workers, batch_size=batch_size, quiet=quiet)
+        how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
+        _drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet, **how)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
 
@@ -201,6 +204,7 @@ def sweep(
     ] = False,
     from_: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="Full-cache traces of a screen.")] = None,
     replace: options.Replace = False,
+    allow_code: options.AllowCode = False,
     executor: Annotated[str, typer.Option(help="local, ray, or ray@HOST:PORT for a running cluster.")] = "local",
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
@@ -221,7 +225,8 @@ def sweep(
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
     plan = make_plan(read_spec(spec))
     work = partial(read_all, traces=from_) if screen else None
-    how: dict[str, Any] = {"replace": replace, "executor": executor, "address": address, "workers": workers}
+    how: dict[str, Any] = {"executor": executor, "address": address, "workers": workers}
+    how |= {"replace": replace, "allow_code": allow_code}
     size = batch_size or (64 if screen else None)
     _drive(screening(plan) if screen else plan, out, work, batch_size=size, quiet=quiet, **how)
     if quiet:
@@ -277,12 +282,11 @@ Work = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for tr
 
 
 def _full_cache(
-    model: str, benchmarks: list[str], model_option: list[str] | None, problems: int | None, skip: int, **others: Any
+    model: str, benchmarks: list[str], own: dict[str, Any], problems: int | None, skip: int, **others: Any
 ) -> Spec:
     from kvatlas.sweeps import parse_spec
     from kvatlas.sweeps.spec import setting_spec
 
-    own = options.model_options(model_option)
     count = None if problems is None else skip + problems
     spec = setting_spec(
         model, benchmarks, Setting("full"), temperature=0.6, model_options=own, problems=count, **others
@@ -308,6 +312,7 @@ def train(
     seed: options.Seed = 0,
     max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     work: Work = None,
 ) -> None:
     """Train a head on the answer's attention in correct full-cache traces; print provenance and quality as JSON."""
@@ -316,7 +321,8 @@ def train(
     if out.suffix != ".safetensors":
         raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
     limits = {"samples": samples, "seed": seed, "max_new_tokens": max_new_tokens}
-    spec = _full_cache(model, benchmarks, model_option, problems, skip, **limits)
+    own = options.model_options(model_option, template_values)
+    spec = _full_cache(model, benchmarks, own, problems, skip, **limits)
     if held_out is None:
         # A fifth of the smallest benchmark, at least one problem.
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
@@ -337,6 +343,7 @@ def evaluate(
     seed: options.Seed = 1,
     max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
     work: Work = None,
 ) -> None:
     """Judge a head on other traces than those of its training: rank correlation, overlap of the top 20 %, as JSON."""
@@ -344,7 +351,8 @@ def evaluate(
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
-    spec = _full_cache(model, benchmarks, model_option, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
+    own = options.model_options(model_option, template_values)
+    spec = _full_cache(model, benchmarks, own, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
     folder = work or head.with_suffix(".eval")
     quality = judge(head, Material(spec, skip), folder, on_trace=progress_display())
     typer.echo(json.dumps(quality, indent=2))
@@ -358,10 +366,11 @@ def calibrate(
     problems: Annotated[int, typer.Option(min=1, help="The number of problems of each benchmark.")] = 20,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of a trace.")] = 2048,
     model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
 ) -> None:
     """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
     from kvatlas.sweeps.learning import calibrate as write
 
-    own = options.model_options(model_option)
+    own = options.model_options(model_option, template_values)
     tokens = write(model, benchmarks, out, problems=problems, max_new_tokens=max_new_tokens, model_options=own)
     typer.echo(f"{out}: means over the queries of {tokens:,} tokens")

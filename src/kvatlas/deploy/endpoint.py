@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from kvatlas import __version__, benchmarks
+from kvatlas.benchmarks import reading
 from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, digest, reason
 from kvatlas.deploy.export import MeasuredCell
 from kvatlas.noise import stream_key
@@ -79,7 +80,7 @@ class Endpoint:
             (choice,) = body["choices"]
             message, usage = choice["message"], body.get("usage") or {}
             thinking = message.get("reasoning_content") or message.get("reasoning") or ""
-            text = ("<think>" + thinking + "</think>" if thinking else "") + (message.get("content") or "")
+            text = reading.joined(thinking, message.get("content") or "")
             details, cache = usage.get("completion_tokens_details") or {}, choice.get("kvatlas") or {}
             counts = [usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("reasoning_tokens")]
             cached = [cache.get(name) for name in ("peak_kv_tokens", "mean_kv_tokens", "compressions")]
@@ -178,7 +179,9 @@ def ask(
         fields["top_k"] = sampling["top_k"]
     with Store.create(folder, {"kvatlas": __version__}) as store:
         margin = {"lose_at_most": 100 * reference.run.margin}
-        before = store.manifest(Manifest((), (), margin, {"kvatlas": __version__}, reference.run.manifest.about))
+        measured = reference.run.manifest
+        empty = Manifest((), (), margin, {"kvatlas": __version__}, measured.about, contents=measured.contents)
+        before = store.manifest(empty)
         # Cells of other endpoints stay.
         verified = {"against": str(reference.setting), "model": reference.model}
         store.put_manifest(before.with_cells(cells, verified=verified))
@@ -204,8 +207,8 @@ def ask(
             for number, future in enumerate(as_completed(running), total - len(missing) + 1):
                 cell, problem, sample = running[future]
                 text, finish, usage = future.result()
-                grade = benchmarks.grade_text(by_name[cell.benchmark], problem, text, finish == "length")
-                grade = replace(grade, metrics={"finish": finish})
+                read = reading.read_text(text, cut=finish == "length")
+                grade = replace(reading.grade(by_name[cell.benchmark], problem, read), metrics={"finish": finish})
                 trace = Trace(cell.model, cell.benchmark, problem.id, sample, cell.setting, (), text, grade, usage)
                 store.add(cell.run_key, trace)
                 on_trace(number, total)

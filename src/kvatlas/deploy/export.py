@@ -71,13 +71,17 @@ class MeasuredCell:
         return models.available(self.run.manifest.spec["models"]).get(self.model)
 
     def benchmarks(self) -> dict[str, Benchmark]:
-        """Return the benchmarks of the run; KvatlasError if this version has other prompts or grades for them."""
-        recorded = {entry[0]: list(entry) for entry in self.run.manifest.provenance.get("benchmarks", ())}
+        """Return the benchmarks of the run; KvatlasError if they have other problems, prompts or grades now."""
+        manifest = self.run.manifest
+        recorded = {entry[0]: list(entry) for entry in manifest.provenance.get("benchmarks", ())}
         by_name, model = {}, self.handle()
-        for entry in self.run.manifest.spec["benchmarks"]:
+        for entry in manifest.spec["benchmarks"]:
             benchmark = BenchmarkSpec(**entry).find()
             if benchmark.name in recorded and list(benchmarks.identity(benchmark)) != recorded[benchmark.name]:
                 raise KvatlasError(f"{benchmark.name} has other prompts or grades here than in the run; sweep again.")
+            changed = manifest.changed_problems(benchmark.name, benchmark.problems(manifest.spec["problems"]))
+            if changed:
+                raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
             by_name[benchmark.name] = benchmarks.for_model(benchmark, model.reads if model else lambda _: True)
         return by_name
 
@@ -89,6 +93,7 @@ class Target:
     `only` are parameters that have one fixed value there. Parameters that are neither in `only` nor in `takes` must
     have the default of the policy. `windows` gives, by policy, the parameter that is the local window there, or its
     length. `text` is filled with the parameters, `presses` are the classes of kvpress; `source` documents the format.
+    `remark` says how the engine differs with all policies, `remarks` with one of them.
     """
 
     policies: tuple[str, ...]
@@ -98,6 +103,7 @@ class Target:
     only: Mapping[str, Any] = field(default_factory=dict)
     suffix: str = ".sh"
     remark: str = ""
+    remarks: Mapping[str, str] = field(default_factory=dict)
     windows: Mapping[str, str | int] = field(default_factory=dict)
     presses: Mapping[str, str] = field(default_factory=dict)
 
@@ -127,7 +133,7 @@ def export_setting(
     """
     if name not in TARGETS:
         raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
-    target, policy = TARGETS[name], policies.of(setting)
+    target, policy = TARGETS[name], policies.of_engine(setting)
     base = policy.name.partition("@")[0]
     if not isinstance(policy, CompressingPolicy):
         raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
@@ -204,7 +210,8 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     if export.changed:
         lines.append(f"This is not that cell but the nearest: {'; '.join(export.changed)}.")
         lines.append(f"In terms of kvatlas it is {export.setting}; make a map of it to see its loss.")
-    lines += [engine.remark] if engine.remark else []
+    remarks = (engine.remark, engine.remarks.get(export.setting.policy, ""))
+    lines += [remark for remark in remarks if remark]
     lines.append("Check it: kvatlas deploy verify URL --against RUN --out SERVED")
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / f"{target}{engine.suffix}"]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
+from kvatlas.benchmarks.reading import JOINED, read_text
 from kvatlas.core import KvatlasError, Sampling, Setting, Trace
 from kvatlas.deploy.endpoint import Endpoint, Traces, ask
 from kvatlas.deploy.export import MeasuredCell
@@ -206,8 +207,8 @@ def read_texts(
         for problem in benchmark.problems(reference.run.manifest.spec["problems"]):
             if problem.id in cell.problems:
                 text = answers[cell.benchmark, problem.id, 0].text
-                thinking, close, _ = text.removeprefix("<think>").partition("</think>")
-                texts.append((model.encode(benchmark.prompt(problem)), f"{opening}{thinking}" if close else text))
+                thinking = read_text(text, JOINED).thinking
+                texts.append((model.encode(benchmark.prompt(problem)), f"{opening}{thinking}" if thinking else text))
     return read(model, policy, texts)
 
 
@@ -239,7 +240,7 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ..
 
 def _uncompressed(policy: Policy, prompt: int) -> int:
     """Return the number of new tokens before the first compression, or `_NEVER`."""
-    return _NEVER if policy.budget is None else policy.budget.due(prompt, prompt, prompt) - prompt + 1
+    return _NEVER if policy.budget is None else policy.budget.first(prompt) - prompt + 1
 
 
 class _Notes:
@@ -280,7 +281,7 @@ class _Notes:
 def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
     """Return the model of the run with its data type, and the policy of the cell; KvatlasError if one is missing."""
     spec = parse_spec(dict(reference.run.manifest.spec))
-    policy = policies.of(reference.setting)
+    policy = policies.of_engine(reference.setting)
     fault = "" if isinstance(policy, CompressingPolicy) else "it never compresses"
     if policy.random or Signal.ANSWER in policy.observes:
         needs = "depends on more than the text (random numbers, or a trace of the full cache)"

@@ -28,11 +28,12 @@ from kvatlas.core import KvatlasError, Sampling, Storage, reason
 from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend, attend
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.flex import FlexBackend
-from kvatlas.engine.graphs import NOT_FINITE, CudaGraphRunner
+from kvatlas.engine.graphs import CudaGraphRunner
 from kvatlas.engine.rows import Generation, K, Request, Row
-from kvatlas.engine.sampling import follow_script, sample_rows
+from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
+from kvatlas.machine import out_of_memory
 from kvatlas.models import ModelHandle, Shape
 from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
 from kvatlas.models.handle import CachedLayer
@@ -48,14 +49,6 @@ ROUNDING = 1e-2, 0.15
 _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
 #: The true shapes of models, by their layers.
 _shapes: WeakKeyDictionary[PreTrainedModel, Shape] = WeakKeyDictionary()
-#: Words of out-of-memory errors: of torch's CPU allocator on Linux and elsewhere, and of CUDA.
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return True for an out-of-memory error."""
-    kind = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return kind or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
@@ -121,7 +114,14 @@ class Engine:
 
     def _allocate(self) -> None:
         state = self.collector.token_state(self.handle.shape)
-        self.cache = self._new_cache(self.batch_size, state, self.collector.query_window, self.storage)
+        window = self.collector.query_window
+        try:
+            self.cache = self._new_cache(self.batch_size, state, window, self.storage)
+        except (MemoryError, RuntimeError) as error:
+            queries = f" with {window:,} queries each" if window else ""
+            raise KvatlasError(
+                f"A cache for {self.batch_size:,} sequences{queries} cannot be allocated ({reason(error)})."
+            ) from error
         captured = self.backend.name == "flex" and not self.stateful and not self.storage.packed
         self.graphs = CudaGraphRunner(self.cache, self.sampling) if captured else None
         self.scheduler = Scheduler(self.handle, self.cache, self.collector, self.sampling, self.batch_size)
@@ -372,7 +372,7 @@ class Engine:
         self, rows: Sequence[Row[Any]], batch: ForwardBatch, logits: Tensor, ready: Tensor | None
     ) -> list[list[int]]:
         """Return the new tokens of each row, empty for rows within their prompt; `ready` are tokens of a graph."""
-        if ready is not None and NOT_FINITE not in (tokens := ready.tolist()):
+        if ready is not None and UNSAMPLED not in (tokens := ready.tolist()):
             return [[token] for token in tokens]
         if logits.shape[0] and not logits.amax(-1).isfinite().all():
             raise KvatlasError(

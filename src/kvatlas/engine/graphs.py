@@ -16,15 +16,13 @@ from torch import Tensor
 from kvatlas.core import Sampling
 from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.sampling import sample
+from kvatlas.engine.sampling import UNSAMPLED, sample
 
 #: Captured batches have a multiple of so many sequences, with idle ones as padding.
 BUCKET = 16
 #: The most compilations of FlexAttention: one or two for each number of sequences of each model. Beyond that torch runs
 #: without a compiler, slower.
 COMPILED = 4096
-#: The sample from logits that are not finite.
-NOT_FINITE = -1
 
 Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
 
@@ -32,9 +30,9 @@ Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
 class CapturedStep:
     """One decoding step for `batch`, one new token each, with its results.
 
-    `logits` [sequences, vocabulary] and `sampled` [sequences], by the engine's sampling, `NOT_FINITE` if logits are not
-    finite; the last `hidden` states [sequences, hidden size] are None unless a policy observes them. A `graph` is
-    replayed; without one the step is computed anew.
+    `logits` [sequences, vocabulary] and `sampled` [sequences], by the engine's sampling, `UNSAMPLED` if logits are not
+    finite or too many tie; the last `hidden` states [sequences, hidden size] are None unless a policy observes them. A
+    `graph` is replayed; without one the step is computed anew.
     """
 
     logits: Tensor
@@ -50,8 +48,8 @@ class CapturedStep:
         """Compute the step. A repetition changes nothing: the same values go into the same slots."""
         self.batch.forget()
         self.logits, self.hidden = forward(self.batch)
-        sampled = sample(self.logits, self.sampling, self.streams, self.batch.positions + 1)
-        self.sampled = sampled.masked_fill(~self.logits.amax(-1).isfinite(), NOT_FINITE)
+        sampled = sample(self.logits, self.sampling, self.streams, self.batch.positions + 1, fixed_shapes=True)
+        self.sampled = sampled.masked_fill(~self.logits.amax(-1).isfinite(), UNSAMPLED)
 
 
 class CudaGraphRunner:

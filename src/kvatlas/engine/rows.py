@@ -25,11 +25,11 @@ class Request(Generic[K]):
     """One (problem, sample) under all its settings: token ids of the prompt, the random stream, the policies.
 
     `reference` is the full-cache trace of the same sample, for policies with the signal ANSWER. `script` holds the new
-    tokens (teacher forcing): there is no sampling, and every generation has its `Likeness` to a policy that never
-    compresses, which has to be among the policies. `sampling` is the engine's if None. `stopping_criterion` gets the
-    new tokens after each one, and ends the generation by True; `logits_processor` gets prompt and new tokens, and
-    changes logits [vocabulary] before sampling. A request that starts again, because memory ran out, calls both from
-    the first token on.
+    tokens (teacher forcing), up to its end: there is no sampling, and every generation has its `Likeness` to a policy
+    that never compresses, which has to be among the policies. `sampling` is the engine's if None. `stopping_criterion`
+    gets the new tokens after each one, and ends the generation by True; `logits_processor` gets prompt and new tokens,
+    and changes logits [vocabulary] before sampling. A request that starts again, because memory ran out, calls both
+    from the first token on.
     """
 
     key: K
@@ -139,6 +139,9 @@ class Row(Generic[K]):
     #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on the cache has all.
     kept: Tensor | None = None
     since: int = 0
+    #: The tokens older than the local window that the last compression kept: of the prompt, of the answer.
+    kept_prompt: int = 0
+    kept_answer: int = 0
     evictions: EvictionLog = field(default_factory=EvictionLog)
     #: The end of thinking and the start of the answer in a script.
     split: tuple[int, int] = (0, 0)
@@ -165,25 +168,38 @@ class Row(Generic[K]):
         return self.request.script[written - 1 : written + ahead]
 
     def due(self) -> tuple[Policy, ...]:
+        """Return the policies that compress now: a compression that can drop nothing does not take place."""
         length = self.cached.length
         if self.trigger is None or length < self.trigger:
             return ()
-        if self.compressions:
-            return self.policies
         prompt = len(self.request.prompt)
         return tuple(
             policy
             for policy in self.policies
-            if policy.budget is not None and length >= policy.budget.due(prompt, prompt, prompt)
+            if isinstance(policy, CompressingPolicy)
+            and (self.compressions or length >= policy.budget.first(prompt))
+            and policy.can_drop(*self._older_tokens(policy))
         )
+
+    def _older_tokens(self, policy: CompressingPolicy) -> tuple[int, int, int]:
+        """Return the number of cached tokens older than the local window, of the protected and of the prompt's."""
+        # All tokens since the local window of the last compression are in the cache.
+        start = 0 if self.kept is None else self.since - policy.local_window
+        stop = self.position - policy.local_window
+        prompt, answer = 0, self.kept_answer
+        if policy.keep_prompt:
+            prompt = self.kept_prompt + max(0, min(stop, len(self.request.prompt)) - start)
+        if self.thinking_end is not None:
+            answer += max(0, stop - max(start, len(self.request.prompt) + self.thinking_end))
+        return self.cached.length - policy.local_window, prompt + answer, prompt
 
     def next_trigger(self) -> int | None:
         """Return the cache length at the next compression of any policy."""
         prompt = len(self.request.prompt)
-        now = (self.cached.length, self.position) if self.compressions else (prompt, prompt)
-        return min(
-            (policy.budget.due(prompt, *now) for policy in self.policies if policy.budget is not None), default=None
-        )
+        budgets = [policy.budget for policy in self.policies if policy.budget is not None]
+        if self.compressions:
+            return min((budget.next(prompt, self.cached.length, self.position) for budget in budgets), default=None)
+        return min((budget.first(prompt) for budget in budgets), default=None)
 
     def append(self, model: ModelHandle, token: int) -> bool:
         """Add a new token; return True if it is the last."""
@@ -218,7 +234,7 @@ class Row(Generic[K]):
 def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     """Keep the tokens that the row's one policy selects, note the evictions, and return their number.
 
-    Positions stay true, so nothing is rotated again.
+    Positions stay true, so nothing is rotated again. A selection of all tokens is no compression.
     """
     (policy,) = row.policies
     assert isinstance(policy, CompressingPolicy)
@@ -229,16 +245,18 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
     names = {name: state_name(policy, name) for name in policy.columns}
     recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
+    # Copies: a score may work in place.
+    columns = {name: cache.token_state[state][row.cached.row, ..., :length].clone() for name, state in names.items()}
     kept = select_tokens(
         policy,
         CacheView(
             model=model,
-            positions=positions,
+            positions=positions.clone(),
             prompt_length=prompt_length,
             thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
             length=row.position,
             stream=row.request.stream,
-            columns={name: cache.token_state[state][row.cached.row, ..., :length] for name, state in names.items()},
+            columns=columns,
             key=lambda layer: cache.read(0, layer, slots),
             value=lambda layer: cache.read(1, layer, slots),
             query=lambda layer: cache.queries[layer][row.cached.row][:, recent % cache.query_window],
@@ -250,10 +268,17 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             reference=row.request.reference,
         ),
     )
+    evicted = length - kept.shape[-1]
+    if not evicted:
+        return 0
     cache.compact(row.cached, kept, tuple(names.values()))
     row.kept = positions.gather(-1, kept)
     row.since = row.position
+    older = row.kept[0, 0, : -policy.local_window]
+    row.kept_prompt = int((older < prompt_length).sum())
+    if row.thinking_end is not None:
+        row.kept_answer = int((older >= prompt_length + row.thinking_end).sum())
     row.evictions = row.evictions.after(row.kept, row.position, len(row.tokens))
     row.compressions += 1
     row.trigger = row.next_trigger()
-    return length - kept.shape[-1]
+    return evicted

@@ -13,9 +13,19 @@ from kvatlas.core import Sampling
 from kvatlas.engine.rows import Row
 from kvatlas.noise import gumbel
 
+#: The places beside top_k that a step of fixed shapes has for equal logits.
+TIES = 64
+#: The sample of a row with more of them.
+UNSAMPLED = -1
 
-def sample(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor) -> Tensor:
+
+def sample(
+    logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tensor, fixed_shapes: bool = False
+) -> Tensor:
     """Return the next tokens [rows] from logits [rows, vocabulary].
+
+    All logits that equal the last of the top_k stay, as in transformers. With `fixed_shapes`, for captured steps, a row
+    in which more than `TIES` do is `UNSAMPLED`.
 
     The noise of a token depends on its row's entry in `streams`, its future position [rows] and its id alone, so that
     rows with equal logits and streams sample equal tokens (common random numbers). The Gumbel maximum samples from the
@@ -23,13 +33,8 @@ def sample(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tenso
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    size = logits.shape[-1]
-    top = min(sampling.top_k, size) if sampling.top_k > 0 else size
-    if top < size or sampling.top_p < 1:
-        # Before the division, which keeps the order: a whole vocabulary in float64 takes longer than a small model.
-        logits, tokens = logits.topk(top, dim=-1)
-    else:
-        tokens = torch.arange(size, device=logits.device).expand_as(logits)
+    # Before the division, which keeps the order: a whole vocabulary in float64 takes longer than a small model.
+    logits, tokens, unsampled = _candidates(logits, sampling, fixed_shapes)
     scaled = logits.double() / sampling.temperature
     if sampling.top_p < 1:
         shares = scaled.softmax(-1)
@@ -37,14 +42,51 @@ def sample(logits: Tensor, sampling: Sampling, streams: Tensor, positions: Tenso
         scaled = scaled.masked_fill(shares.cumsum(-1) - shares >= sampling.top_p, float("-inf"))
     noise = gumbel(streams[:, None], positions[:, None], tokens)
     best = (scaled + noise).argmax(-1, keepdim=True)
-    return tokens.gather(-1, best).squeeze(-1)
+    sampled = tokens.gather(-1, best).squeeze(-1)
+    return sampled if unsampled is None else sampled.masked_fill(unsampled, UNSAMPLED)
+
+
+def _candidates(logits: Tensor, sampling: Sampling, fixed_shapes: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the logits and tokens [rows, candidates] that top_k leaves, in order if top_p is to cut them.
+
+    The last item is a mask of the rows without room for all of them, or None.
+    """
+    if 0 < sampling.top_k < logits.shape[-1]:
+        return _likeliest(logits, sampling.top_k, fixed_shapes)
+    if sampling.top_p < 1:
+        return *logits.sort(dim=-1, descending=True, stable=True), None
+    return logits, torch.arange(logits.shape[-1], device=logits.device).expand_as(logits), None
+
+
+def _likeliest(logits: Tensor, top: int, fixed_shapes: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return logits and tokens [rows, candidates] of the `top` likeliest and of all that equal the last of them.
+
+    The likeliest come first, and of equal ones the lower token; other candidates have the logit -inf. With
+    `fixed_shapes` also a mask of the rows without room for all equals.
+    """
+    ties = TIES
+    if not fixed_shapes:
+        values, tokens = logits.topk(top + 1, dim=-1)
+        if not (values[:, 1:] == values[:, :-1]).any():
+            return values[:, :top], tokens[:, :top], None
+        ties = int(_equal_to(values[:, top - 1 : top], logits).sum(-1).max())
+    values, tokens = logits.topk(min(top + ties, logits.shape[-1]), dim=-1)
+    last = values[:, top - 1 : top]
+    # torch.topk leaves the order of equals open.
+    tokens, order = tokens.sort(dim=-1)
+    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    crowded = _equal_to(last, values[:, -1:]).any(-1) if values.shape[-1] < logits.shape[-1] else None
+    return values.masked_fill(values < last, float("-inf")), tokens.gather(-1, order), crowded
+
+
+def _equal_to(last: Tensor, logits: Tensor) -> Tensor:
+    # Forbidden tokens have the logit -inf: they tie, and are never drawn.
+    return (logits == last) & last.isfinite()
 
 
 def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
     """Return the next token of each row from its logits [rows, vocabulary], by its request's processor and sampling."""
-    for index, row in enumerate(rows):
-        if row.request.logits_processor is not None:
-            logits[index] = row.request.logits_processor([*row.request.prompt, *row.tokens], logits[index])
+    logits = _processed(logits, rows)
     keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
     sampled = [0] * len(rows)
     for sampling in {id(row.sampling): row.sampling for row in rows}.values():
@@ -56,6 +98,17 @@ def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[in
         ):
             sampled[index] = token
     return sampled
+
+
+def _processed(logits: Tensor, rows: Sequence[Row[Any]]) -> Tensor:
+    """Return the logits after the processors of these rows."""
+    for index, row in enumerate(rows):
+        processor = row.request.logits_processor
+        if processor is not None:
+            # Its numbers are not rounded to a shorter type.
+            logits = logits.float()
+            logits[index] = processor([*row.request.prompt, *row.tokens], logits[index])
+    return logits
 
 
 def follow_script(logits: Tensor, rows: Sequence[Row[Any]], count: int) -> list[list[int]]:

@@ -100,7 +100,9 @@ class Scheduler:
         # One object for equal samplings, so that rows can be grouped by identity.
         how = replace(sampling, max_new_tokens=0)
         how = self.samplings.setdefault(how, how)
-        limit, left = sampling.max_new_tokens, len(request.prompt)
+        # A script without an end token ends the generation as well.
+        limit = min(sampling.max_new_tokens, len(script)) if script else sampling.max_new_tokens
+        left = len(request.prompt)
         steady = self.model.steady_positions
         # The last token does not go through the model.
         if steady is not None and left + limit - 1 > steady:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__
-from kvatlas.benchmarks import Benchmark, find, grade_text
+from kvatlas.benchmarks import Benchmark, find, reading
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
 from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results.manifest import changed_problems, contents_of
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
@@ -48,6 +49,7 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
         raise KvatlasError(f"{where} was sampled with {sampling}; expected finite numbers.")
     ours = _benchmark(read, where)
     about: dict[str, dict[str, Any]]
+    problems: dict[str, Problem] = {}
     if ours is None:
         about = {str(sample.id): {} for sample in samples}
         task = read.eval.task
@@ -59,9 +61,12 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
         name, identity = ours.name, [ours.name, ours.version]
 
         def grade(sample: EvalSample) -> Grade | None:
-            text = sample.output.choices[0].message.text
-            return grade_text(ours, problems[str(sample.id)], text, cut=sample.output.stop_reason in CUT)
+            read = reading.read_text(_text(sample), cut=sample.output.stop_reason in CUT)
+            return reading.grade(ours, problems[str(sample.id)], read, all_metrics=True)
 
+    epochs = [sample.epoch for sample in samples]
+    if min(epochs) < 1:
+        raise KvatlasError(f"{where} has a sample of epoch {min(epochs)}; expected epochs from 1.")
     setting = _setting(samples)
     model = read.eval.model.removeprefix("kvatlas/") if setting != SERVED else read.eval.model
     cell = Expected(
@@ -70,23 +75,24 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
         setting=setting,
         run_key=digest(["inspect", model, *identity, sampling])[:32],
         problems=tuple(about),
-        samples=max(sample.epoch for sample in samples),
+        samples=max(epochs),
         baseline=True,
     )
     traces = list(_traces(samples, cell, grade))
     if not traces:
         raise KvatlasError(f"No sample of the log {str(log)!r} has an answer with a score: all ended in an error.")
     with Store.create(run, {"kvatlas": __version__}) as store:
-        store.put_manifest(_manifest(store, cell, about, {"log": log.name, "sampling": sampling}))
+        before = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
+        manifest = _manifest(before, cell, about, {"log": log.name, "sampling": sampling})
+        store.put_manifest(_with_contents(manifest, cell, problems))
         store.add_all((cell.run_key, trace) for trace in traces)
     return cell, len(traces)
 
 
 def _manifest(
-    store: Store, cell: Expected, about: Mapping[str, Mapping[str, Any]], source: Mapping[str, Any]
+    before: Manifest, cell: Expected, about: Mapping[str, Mapping[str, Any]], source: Mapping[str, Any]
 ) -> Manifest:
     """Return the manifest of the run with this cell, which replaces one of the same name."""
-    before = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
     imported = {**before.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
     manifest = before.with_cells([cell], imported=imported)
     beside = [other for other in manifest.expected if other.benchmark == cell.benchmark]
@@ -96,6 +102,18 @@ def _manifest(
         )
     values = {id_: dict(own) for id_, own in about.items() if own}
     return replace(manifest, about={**manifest.about, cell.benchmark: values}) if values else manifest
+
+
+def _with_contents(manifest: Manifest, cell: Expected, problems: Mapping[str, Problem]) -> Manifest:
+    """Return the manifest with the contents of our own problems; KvatlasError if the run has other ones."""
+    if not problems:
+        return manifest
+    contents = contents_of(problems.values())
+    known = manifest.contents.get(cell.benchmark, {})
+    changed = changed_problems(cell.benchmark, contents, {**contents, **known})
+    if changed:
+        raise KvatlasError(f"The run has other contents of {changed} than the log; import it into a run of its own.")
+    return replace(manifest, contents={**manifest.contents, cell.benchmark: {**known, **contents}})
 
 
 def _read(log: Path) -> EvalLog:
@@ -213,12 +231,14 @@ def _traces(
         result = grade(sample) if answered else None
         if result is None:
             continue
-        message = sample.output.choices[0].message
-        parts = [] if isinstance(message.content, str) else message.content
-        thinking = "".join(part.reasoning for part in parts if part.type == "reasoning")
-        text = f"<think>{thinking}</think>{message.text}" if thinking else message.text
         name = (cell.model, cell.benchmark, str(sample.id), sample.epoch - 1, cell.setting)
-        yield Trace(*name, (), text, result, _costs(sample))
+        yield Trace(*name, (), _text(sample), result, _costs(sample))
+
+
+def _text(sample: EvalSample) -> str:
+    message = sample.output.choices[0].message
+    parts = [] if isinstance(message.content, str) else message.content
+    return reading.joined("".join(part.reasoning for part in parts if part.type == "reasoning"), message.text)
 
 
 def _costs(sample: EvalSample) -> Costs:

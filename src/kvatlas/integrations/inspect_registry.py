@@ -23,7 +23,7 @@ from inspect_ai.solver import TaskState, generate
 from inspect_ai.tool import ToolChoice, ToolInfo
 
 from kvatlas import benchmarks
-from kvatlas.benchmarks import grade_text
+from kvatlas.benchmarks import reading
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.integrations.inspect_logs import CUT
 from kvatlas.serve import service
@@ -63,7 +63,8 @@ def graded(name: str, problems: int | None) -> Scorer:
 
     async def score(state: TaskState, target: Target) -> Score:
         output = state.output
-        grade = grade_text(graded_by, by_id[str(state.sample_id)], output.completion, cut=output.stop_reason in CUT)
+        read = reading.read_text(output.completion, cut=output.stop_reason in CUT)
+        grade = reading.grade(graded_by, by_id[str(state.sample_id)], read, all_metrics=True)
         numbers = {key: value for key, value in grade.metrics.items() if not isinstance(value, str)}
         words: dict[str, Any] = {key: value for key, value in grade.metrics.items() if isinstance(value, str)}
         return Score(

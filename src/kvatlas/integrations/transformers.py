@@ -7,9 +7,10 @@ The engine decodes; transformers prepares prompts, generation config, logits pro
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,11 +28,42 @@ from kvatlas.serve.service import find_policy, next_stream, room_for
 
 #: Processors that do not run: the engine does the same, in this order, with their values.
 _OURS = (processing.TemperatureLogitsWarper, processing.TopKLogitsWarper, processing.TopPLogitsWarper)
-#: Processors that would have to run after temperature, top-k and top-p.
-_AFTER = (
-    *("MinPLogitsWarper", "TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper"),
-    *("WatermarkLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor"),
+#: Processors that treat each row by its own tokens and logits: they get one padded row.
+_ROWWISE = (
+    processing.ExponentialDecayLengthPenalty,
+    processing.ForcedBOSTokenLogitsProcessor,
+    processing.ForcedEOSTokenLogitsProcessor,
+    processing.InfNanRemoveLogitsProcessor,
+    processing.LogitNormalization,
+    processing.MinLengthLogitsProcessor,
+    processing.MinNewTokensLengthLogitsProcessor,
+    processing.NoRepeatNGramLogitsProcessor,
+    processing.SequenceBiasLogitsProcessor,
+    processing.SuppressTokensAtBeginLogitsProcessor,
+    processing.SuppressTokensLogitsProcessor,
 )
+#: Processors with values for all rows of the batch, of which one row gets its own.
+_BATCHWISE = (
+    processing.EncoderNoRepeatNGramLogitsProcessor,
+    processing.EncoderRepetitionPenaltyLogitsProcessor,
+    processing.PrefixConstrainedLogitsProcessor,
+    processing.RepetitionPenaltyLogitsProcessor,
+)
+_AFTER = "it would have to run after temperature, top_k and top_p, which the engine does itself"
+#: Processors that cannot run, by the names of their classes, which not every version has: argument and reason.
+_REFUSED = {
+    "EpsilonLogitsWarper": ("epsilon_cutoff", _AFTER),
+    "EtaLogitsWarper": ("eta_cutoff", _AFTER),
+    "MinPLogitsWarper": ("min_p", _AFTER),
+    "SynthIDTextWatermarkLogitsProcessor": ("watermarking_config", _AFTER),
+    "TopHLogitsWarper": ("top_h", _AFTER),
+    "TypicalLogitsWarper": ("typical_p", _AFTER),
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": (
+        "guidance_scale",
+        "it reads a second prompt with the model, which the engine does not do",
+    ),
+    "WatermarkLogitsProcessor": ("watermarking_config", _AFTER),
+}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -58,9 +90,9 @@ def generate(
     Sampling uses the engine's counter-based noise under `seed`: the n-th row with the same prompt gets the n-th sample,
     independent of the rest of the batch; the default seed comes from torch's generator (`transformers.set_seed`). Up to
     `batch_size` rows are decoded together. `think_tokenizer` is needed for a model that was not loaded from a folder,
-    `think_close` if the end of thinking cannot be found. Processors and criteria are called for one row at a time,
-    criteria without scores. transformers passes no streamer to functions like this one.
-    Raises KvatlasError for unsupported arguments.
+    `think_close` if the end of thinking cannot be found. Processors and criteria are called for one row at a time, with
+    its padding, criteria without scores. transformers passes no streamer, tokenizer or assistant to functions like this
+    one. Raises KvatlasError for unsupported arguments.
     """
     _refuse(generation_config, logits_processor)
     ends = [c.eos_token_id.flatten().tolist() for c in stopping_criteria if isinstance(c, stopping.EosTokenCriteria)]
@@ -78,19 +110,21 @@ def generate(
     seen: Counter[tuple[int, ...]] = Counter()
     visible = _visible(input_ids, prepared)
     prompts = [tuple(tokens[mask].tolist()) for tokens, mask in zip(input_ids, visible, strict=True)]
-    requests = [
-        Request(
-            row,
-            prompt,
-            next_stream(seed or 0, prompt, seen),
-            (setting,),
-            stopping_criterion=partial(_stops, criteria, prompt, input_ids.device) if criteria else None,
-            logits_processor=partial(_processed, own) if own else None,
+    requests = []
+    for number, prompt in enumerate(prompts):
+        room_for(handle, setting, prompt, sampling.max_new_tokens)
+        processors = [_of_row(processor, number, len(prompts)) for processor in own]
+        row = _PaddedRow(input_ids[number], len(prompt), processors, criteria)
+        requests.append(
+            Request(
+                number,
+                prompt,
+                next_stream(seed or 0, prompt, seen),
+                (setting,),
+                stopping_criterion=row.stops if criteria else None,
+                logits_processor=row.processed if own else None,
+            )
         )
-        for row, prompt in enumerate(prompts)
-    ]
-    for request in requests:
-        room_for(handle, setting, request.prompt, sampling.max_new_tokens)
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
@@ -116,11 +150,32 @@ def _refuse(config: GenerationConfig, processors: Sequence[Any]) -> None:
     if config.use_cache is False:
         raise KvatlasError("use_cache is False; token selection needs the cache.")
     for processor in processors:
-        if type(processor).__name__ in _AFTER:
+        _refuse_processor(processor)
+    _check_order(processors)
+
+
+def _refuse_processor(processor: Any) -> None:
+    """Raise KvatlasError for a processor of transformers that cannot run on one row, with the argument that made it."""
+    name = type(processor).__name__
+    if name in _REFUSED:
+        argument, cause = _REFUSED[name]
+        raise KvatlasError(f"{argument} is not supported (the logits processor {name}): {cause}.")
+    known = isinstance(processor, (*_OURS, *_ROWWISE, *_BATCHWISE))
+    if type(processor).__module__.startswith("transformers.") and not known:
+        raise KvatlasError(f"The logits processor {name} is not supported; expected one that treats each row alone.")
+
+
+def _check_order(processors: Sequence[Any]) -> None:
+    """Raise KvatlasError if temperature, top_k and top_p, which the engine does last, come in another order."""
+    begun = 0
+    for processor in processors:
+        place = next((place for place, kind in enumerate(_OURS, 1) if isinstance(processor, kind)), 0)
+        if begun and place <= begun and not isinstance(processor, processing.LogitNormalization):
             raise KvatlasError(
-                f"The logits processor {type(processor).__name__} is not supported: it would have to run after "
-                "temperature, top_k and top_p, which the engine does itself."
+                f"The logits processor {type(processor).__name__} comes after {_OURS[begun - 1].__name__}; expected "
+                "temperature, top_k and top_p once each, in this order, after all others."
             )
+        begun = max(begun, place)
 
 
 def _visible(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
@@ -162,17 +217,53 @@ def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Seq
     )
 
 
-def _stops(criteria: Sequence[Any], prompt: tuple[int, ...], device: torch.device, tokens: Sequence[int]) -> bool:
-    ids = torch.tensor([[*prompt, *tokens]], device=device)
-    return any(bool(criterion(ids, None).all()) for criterion in criteria)
+def _of_row(processor: Any, row: int, rows: int) -> Any:
+    """Return a processor of a batch of `rows` for one of them alone."""
+    if not isinstance(processor, _BATCHWISE):
+        return processor
+    if isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
+        allowed = processor._prefix_allowed_tokens_fn
+        return processing.PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
+    own = copy.copy(processor)
+    if isinstance(own, processing.RepetitionPenaltyLogitsProcessor):
+        if isinstance(own.prompt_ignore_length, Tensor):
+            own.prompt_ignore_length = _entry(own.prompt_ignore_length, row, rows)
+    elif isinstance(own, processing.EncoderRepetitionPenaltyLogitsProcessor):
+        own.encoder_input_ids = _entry(own.encoder_input_ids, row, rows)
+    elif isinstance(own, processing.EncoderNoRepeatNGramLogitsProcessor):
+        own.generated_ngrams = _entry(own.generated_ngrams, row, rows)
+        own.batch_size = 1
+    return own
 
 
-def _processed(processors: Sequence[Any], tokens: Sequence[int], logits: Tensor) -> Tensor:
-    ids = torch.tensor([tokens], device=logits.device)
-    scores = logits[None].float().clone()
-    for processor in processors:
-        scores = processor(ids, scores)
-    return scores[0]
+def _entry(values: Any, row: int, rows: int) -> Any:
+    """Return the entry of a row as a batch of one; `num_return_sequences` rows after one another share an entry."""
+    index = row * len(values) // rows
+    return values[index : index + 1]
+
+
+@dataclass(frozen=True)
+class _PaddedRow:
+    """One row as the processors and criteria of transformers see it: `ids` with padding, then its new tokens."""
+
+    ids: Tensor
+    prompt_length: int
+    processors: Sequence[Any]
+    criteria: Sequence[Any]
+
+    def stops(self, new: Sequence[int]) -> bool:
+        ids = self._with(new)
+        return any(bool(criterion(ids, None).all()) for criterion in self.criteria)
+
+    def processed(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
+        ids = self._with(tokens[self.prompt_length :]).to(logits.device)
+        scores = logits[None].float().clone()
+        for processor in self.processors:
+            scores = processor(ids, scores)
+        return scores[0]
+
+    def _with(self, new: Sequence[int]) -> Tensor:
+        return torch.cat([self.ids, self.ids.new_tensor(new)])[None]
 
 
 def _sequences(input_ids: Tensor, written: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:

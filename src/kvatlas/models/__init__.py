@@ -43,7 +43,16 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     on the hub are fetched unless they are cached. Raises KvatlasError for an unknown model.
     """
     chosen = Options.of(options)
-    name = name or model
+    found = _find(model, name or model, chosen)
+    if chosen.revision and found.repository is None:
+        raise KvatlasError(
+            f"The model option revision is {chosen.revision!r}, and {model!r} is in {str(found.folder)!r}; expected it "
+            "for models of the hub alone."
+        )
+    return found
+
+
+def _find(model: str, name: str, chosen: Options) -> ModelHandle:
     kind, _, rest = model.partition(":")
     if model not in gguf.PACKAGED and (model.endswith(".gguf") or Path(model).expanduser().is_dir()) and kind != "hf":
         kind, rest = "hf", model

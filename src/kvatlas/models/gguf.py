@@ -86,6 +86,6 @@ def _convert(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     # The digest of a model must not depend on the version that wrote its files.
     for name in ("config.json", "generation_config.json"):
-        config = json.loads((folder / name).read_text())
+        config = json.loads((folder / name).read_text("utf-8"))
         config.pop("transformers_version", None)
-        (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import date
@@ -13,10 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvatlas.benchmarks.reading import Tags, read_tokens
 from kvatlas.core import KvatlasError, Storage, digest, reason, refusal
-from kvatlas.hub import Repository, is_id, matching
+from kvatlas.hub import Repository, is_id
 from kvatlas.models import weights
-from kvatlas.models.options import Options
+from kvatlas.models.options import OWN_VALUES, Options
 from kvatlas.models.thinking import Thinking, thinking
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ Messages = Sequence[Mapping[str, Any]]
 Values = Mapping[str, Any]
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
 _RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
+_WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 #: Entries of a config about the program that wrote it, and not about the model.
 _WRITER = ("transformers_version", "_name_or_path")
@@ -37,6 +39,8 @@ _WRITER = ("transformers_version", "_name_or_path")
 _STREAMS = {
     "7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd",
 }
+#: More layers are a mistake in config.json, and planning would list them all.
+MAX_LAYERS = 10_000
 #: Kinds of layers that the engine decodes: with a KV cache, with a state, or with neither.
 _CACHED = ("full_attention", "sliding_attention", "attention", "hybrid")
 _LAYERS = (*_CACHED, "linear_attention", "conv", "mamba", "moe", "mlp")
@@ -133,7 +137,7 @@ class ModelHandle:
             return {key: value for key, value in content.items() if key not in _WRITER}
 
         try:
-            return plain(json.loads((self.folder / name).read_text(), object_hook=plain))
+            return plain(json.loads((self.folder / name).read_text("utf-8"), object_hook=plain))
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise KvatlasError(f"The model {self.name!r} has no readable {name} ({reason(error)}).") from error
 
@@ -165,6 +169,10 @@ class ModelHandle:
         heads, hidden = size("num_attention_heads"), size("hidden_size")
         kv_heads, head_dim = size("num_key_value_heads", heads), size("head_dim", hidden // heads)
         layers: Sequence[int] = range(size("num_hidden_layers"))
+        if len(layers) > MAX_LAYERS:
+            raise KvatlasError(
+                f"The model {self.name!r} has num_hidden_layers {len(layers)}; expected at most {MAX_LAYERS:,}."
+            )
         kinds = config.get("layer_types")
         if isinstance(kinds, list) and set(kinds) - set(_CACHED):
             layers = [number for number, kind in enumerate(kinds) if kind in _CACHED]
@@ -238,6 +246,13 @@ class ModelHandle:
         _ = self.shape, self.device, self.tokenizer, self.thinking, self.stops
         text, again = (self.rendered([{"role": "user", "content": "x"}]) for _ in range(2))
         # Addresses of objects and random words may repeat in one process, but not in the next.
+        unread = [name for name, _ in self.options.template_values if name not in self.template_variables]
+        if unread:
+            read = ", ".join(sorted(self.template_variables)) or "none"
+            raise KvatlasError(
+                f"The chat template of the model {self.name!r} does not read {unread[0]!r} of template_values; it "
+                f"reads {read}."
+            )
         varies = text != again or " at 0x" in text or _RANDOM.search(self._template)
         if varies or not text.strip():
             fault = "another prompt each time" if varies else "an empty prompt"
@@ -266,25 +281,28 @@ class ModelHandle:
     @property
     def _no_weights(self) -> KvatlasError:
         return KvatlasError(
-            f"The model {self.name!r} has no weights: model*.safetensors is missing. No other format is read (pickled "
-            "weights can run code; convert them to safetensors)."
+            f"The model {self.name!r} has no weights: {_WHOLE} is missing, and so is {_INDEX}. No other format is "
+            "read (pickled weights can run code; convert them to safetensors)."
         )
 
     def _weight_files(self) -> list[Path]:
-        """Return the local safetensors. Raises KvatlasError if one that the index names is missing."""
-        files = [self.folder / name for name in matching([path.name for path in self.folder.glob("*")], WEIGHTS)]
-        names, _ = self._index()
-        if names is None:
-            return files
-        missing = sorted(names - {path.name for path in files})
+        """Return the local safetensors that are loaded. Raises KvatlasError if one that the index names is missing."""
+        present = {path.name for path in self.folder.glob("*")}
+        names = self._weight_names(present)
+        missing = [name for name in names if name not in present]
         if missing and self.repository is None:
             raise KvatlasError(f"The model {self.name!r} lacks {len(missing)} of its weight files: {missing[0]}.")
-        return [path for path in files if path.name in names] if not missing else []
+        return [self.folder / name for name in names] if not missing else []
+
+    def _weight_names(self, present: Collection[str]) -> list[str]:
+        """Return the weight files that transformers loads: a whole one if it is `present`, else those of the index."""
+        names, _ = self._index()
+        return [_WHOLE] if _WHOLE in present else sorted(names or ())
 
     def _index(self) -> tuple[set[str] | None, int | None]:
         """Return the weight files that the index names, and their bytes; None without an index."""
         try:
-            content = json.loads((self.folder / _INDEX).read_text())
+            content = json.loads((self.folder / _INDEX).read_text("utf-8"))
             return set(map(str, content["weight_map"].values())), int(content.get("metadata", {}).get("total_size", 0))
         except FileNotFoundError:
             return None, None
@@ -315,7 +333,7 @@ class ModelHandle:
         sums = {path.name: weights.sha256(path) for path in self._weight_files()}
         if not sums and self.repository is not None:
             files = self.repository.files()
-            sums = {name: files[name] for name in matching(list(files), WEIGHTS)}
+            sums = {name: files[name] for name in self._weight_names(files) if name in files}
             if not sums:
                 raise self._no_weights
         config = weights.sha256(self.folder / "config.json")
@@ -334,10 +352,13 @@ class ModelHandle:
         with refusal(f"The tokenizer of the model {self.name!r} cannot be loaded"):
             tokenizer = AutoTokenizer.from_pretrained(self.folder, local_files_only=True, trust_remote_code=False)
         for path in self.adapter.templates.values():
-            tokenizer.chat_template = path.read_text()
+            tokenizer.chat_template = path.read_text("utf-8")
         if self.options.template:
+            file = Path(self.options.template).expanduser()
             try:
-                tokenizer.chat_template = Path(self.options.template).expanduser().read_text("utf-8")
+                if file.exists() and not file.is_file():
+                    raise OSError("it is no regular file")
+                tokenizer.chat_template = file.read_text("utf-8")
             except (OSError, ValueError) as error:
                 raise KvatlasError(f"template: {self.options.template!r} cannot be read ({reason(error)}).") from error
         if not tokenizer.chat_template:
@@ -401,6 +422,11 @@ class ModelHandle:
         opening = self.thinking.open
         return bool(opening) and self.prompt("x").rstrip().endswith(opening)
 
+    @property
+    def tags(self) -> Tags:
+        """The think tags, with which texts of the model are read."""
+        return Tags(self.thinking.open, self.thinking.close, self.opens_thinking)
+
     @cached_property
     def stops(self) -> frozenset[int]:
         """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
@@ -436,6 +462,7 @@ class ModelHandle:
             "tools": None,
             "strftime_now": date.fromisoformat(self.options.date).strftime,
             **self.tokenizer.special_tokens_map,
+            **dict(self.options.template_values),
         }
         own = {"messages": messages, "documents": None, "add_generation_prompt": answering}
         try:
@@ -450,10 +477,25 @@ class ModelHandle:
     def prompt_identity(self) -> dict[str, Any]:
         """All that decides the prompt of messages, besides the tokenizer: part of the run key."""
         date = self.options.date if "strftime_now" in self._template else None
-        # Without a system message the keys of earlier runs stay.
+        # Without a system message and values of one's own the keys of earlier runs stay.
         system = {"system": self.options.system} if self.options.system else {}
+        values = {"values": dict(self.options.template_values)} if self.options.template_values else {}
         opening = self.options.think_open
-        return {"template": self._template, "special": self._special, "date": date, "opening": opening, **system}
+        own = {"template": self._template, "special": self._special, "date": date, "opening": opening}
+        return {**own, **system, **values}
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads and that template_values can set."""
+        from jinja2 import TemplateError, meta
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            environment = _compile_jinja_template(self._template).environment
+            names = meta.find_undeclared_variables(environment.parse(self._template))
+        except TemplateError as error:
+            raise KvatlasError(f"The chat template of {self.name!r} cannot be read ({reason(error)}).") from error
+        return frozenset(names - {*OWN_VALUES, *self.tokenizer.special_tokens_map, *environment.globals})
 
     @property
     def _special(self) -> dict[str, str]:
@@ -491,24 +533,13 @@ class ModelHandle:
 
         If neither the prompt nor the model opened thinking, the whole trace is an answer.
         """
-        split = self.split(tokens)
-        if split is None:
-            text = self.text(tokens)
-            return None if self._thinks(text) else text
-        if self.think_close is None:
-            # The token that ends thinking may hold the beginning of the answer.
-            return self.text(tokens).partition(self.thinking.close)[2]
-        return self.text(tokens[split[1] :])
+        return read_tokens(self, tokens).answer
 
     def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
         """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""
         if end is not None:
             return end
-        return len(tokens) if self.opens_thinking or self._thinks(self.text(tokens)) else 0
-
-    def _thinks(self, text: str) -> bool:
-        # At the end of a text that does not close thinking.
-        return bool(self.thinking.close) and (self.opens_thinking or self.thinking.open in text)
+        return len(tokens) if self.tags.leaves_open(self.text(tokens)) else 0
 
     def load(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device); weights on the hub are fetched first."""

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import datetime as calendar
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from kvatlas.core import KvatlasError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+#: A value of a variable of a chat template.
+Value = str | int | float | bool | None
+#: Variables of a chat template that stand for the conversation and for the model.
+OWN_VALUES = ("messages", "documents", "tools", "add_generation_prompt", "strftime_now")
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Options:
     date: YYYY-MM-DD, the date of today in chat templates, so that prompts do not change from day to day.
     template: file of a Jinja chat template, in place of the tokenizer's own; a base model needs one.
     system: text of a system message before every conversation without one.
+    template_values: values of the chat template's own variables by name (enable_thinking, reasoning_effort).
     """
 
     dtype: str = "auto"
@@ -38,10 +44,15 @@ class Options:
     date: str = "2024-07-26"
     template: str = ""
     system: str = ""
+    #: Names and values in the order of the names, so that options stay hashable; given as a mapping.
+    template_values: tuple[tuple[str, Value], ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "template_values", _template_values(self.template_values))
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name == "template_values":
+                continue
             if not isinstance(value, str) and not (value is None and field.name == "think_close"):
                 raise KvatlasError(f"The model option {field.name} is {value!r}; expected a text.")
         if self.dtype not in DTYPES:
@@ -77,3 +88,18 @@ class Options:
                 f"{f'{count} GPUs' if count else 'no GPU'} that PyTorch can use."
             )
         return self.device
+
+
+def _template_values(given: Any) -> tuple[tuple[str, Value], ...]:
+    """Return the values for a chat template in the order of their names. Raises KvatlasError for other data."""
+    expected = "expected a mapping of names to texts, numbers, true, false and null, as {enable_thinking: true}"
+    if isinstance(given, tuple):
+        given = dict(given)
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in given):
+        raise KvatlasError(f"The model option template_values is {given!r}; {expected}.")
+    for name, value in given.items():
+        if not isinstance(value, Value):
+            raise KvatlasError(f"The model option template_values has {name} {value!r}; {expected}.")
+        if name in OWN_VALUES:
+            raise KvatlasError(f"The model option template_values has {name}, which kvatlas sets itself.")
+    return tuple(sorted(given.items()))

@@ -1,4 +1,5 @@
-"""Think tags: the beginning and end of a model's thinking, from its tokenizer and chat template or from the user.
+"""Think tags in tokens: the beginning and end of a model's thinking, from its tokenizer and chat template or from the
+user. Texts are read by benchmarks/reading.py.
 
 The end of thinking is one token in most reasoning models. In others it is ordinary text of several tokens, which may
 merge with their neighbours (`</`, `think`, `>` and then a line break): there the decoded text decides.
@@ -10,17 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvatlas.benchmarks.reading import PUBLISHED
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-#: Tags of published reasoning models, the usual ones first.
-TAGS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<thinking>", "</thinking>"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-    ("<seed:think>", "</seed:think>"),
-)
 
 
 @dataclass(frozen=True)
@@ -79,9 +73,9 @@ def thinking(tokenizer: PreTrainedTokenizerBase, close: str | None) -> Thinking:
     """Return the tags of a model: `close` if given, else those of tokenizer or template, else none."""
     template, added = str(tokenizer.chat_template or ""), tokenizer.added_tokens_encoder
     if close is not None:
-        tags = next((tag for tag, closing in TAGS if closing == close.strip()), ""), close
+        tags = next((tag for tag, closing in PUBLISHED if closing == close.strip()), ""), close
     else:
-        single = (pair for pair in TAGS if pair[1] in added)
-        written = (pair for pair in TAGS if pair[0] in template or pair[1] in template)
+        single = (pair for pair in PUBLISHED if pair[1] in added)
+        written = (pair for pair in PUBLISHED if pair[0] in template or pair[1] in template)
         tags = next(single, None) or next(written, ("", ""))
     return Thinking(tokenizer, *tags, added.get(tags[1]) if tags[1] else None)

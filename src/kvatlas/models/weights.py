@@ -33,7 +33,16 @@ _PLAIN_ADAPTER: dict[str, tuple[object, ...]] = {
     "rank_pattern": ({}, None),
     "alpha_pattern": ({}, None),
     "fan_in_fan_out": (False, None),
+    # Other starts take their tensors out of the model's weights, which the adapter then replaces.
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
 }
+#: Entries with any value: what the two numbers of the formula are, where an adapter acts, and how it was trained.
+_FREE_ADAPTER = (
+    *("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules", "target_parameters"),
+    *("layers_to_transform", "layers_pattern", "lora_dropout", "task_type", "auto_mapping", "inference_mode"),
+    *("base_model_name_or_path", "revision", "peft_version", "megatron_config", "megatron_core"),
+    *("eva_config", "qalora_group_size", "ensure_weight_tying"),
+)
 
 
 def is_known(kind: str) -> bool:
@@ -59,6 +68,8 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         # A config.json may name repositories of kernels in these fields, which would be fetched and run.
         config._attn_implementation = config._experts_implementation = None
+        # Another file of weights than the one in the run key.
+        config.transformers_weights = None
         model, report = load(
             folder,
             config=config,
@@ -138,6 +149,9 @@ def tensors_digest(files: Iterable[Path]) -> str:
     tensors: dict[str, list[Any]] = {}
     for path in files:
         try:
+            if not path.is_file():
+                # A pipe would wait for its writer.
+                raise OSError("it is no regular file")
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(min(length, _HEADER)))
@@ -197,16 +211,24 @@ class Adapter:
         if missing:
             raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; expected a folder of a LoRA adapter.")
         try:
-            config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text()).items())
+            config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text("utf-8")).items())
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error
-        for name, values in _PLAIN_ADAPTER.items():
-            if config.get(name, values[0]) not in values:
-                raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; expected {values[0]!r}.")
+        self._check_formula(config)
         if rank < 1:
             raise KvatlasError(f"The adapter {self.address!r} has r {rank}; expected an integer >= 1.")
         return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+    def _check_formula(self, config: Mapping[str, Any]) -> None:
+        """Raise KvatlasError for an entry that changes the formula."""
+        for name, values in _PLAIN_ADAPTER.items():
+            if config.get(name, values[0]) not in values:
+                raise KvatlasError(f"The adapter {self.address!r} has {name} {config[name]!r}; expected {values[0]!r}.")
+        # Later versions of peft have further entries, which change the formula unless they are empty.
+        for name, value in config.items():
+            if value and name not in _PLAIN_ADAPTER and name not in _FREE_ADAPTER:
+                raise KvatlasError(f"The adapter {self.address!r} has {name} {value!r}; expected none.")
 
     def check(self) -> None:
         """Raise KvatlasError for every fault that can be found before the weights are read."""

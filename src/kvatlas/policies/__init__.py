@@ -2,15 +2,14 @@
 
 import inspect
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, cast
 
 from kvatlas.core import KvatlasError, Setting, refusal
+from kvatlas.policies import from_file
 from kvatlas.policies.base import (
     CacheView,
     CompressingPolicy,
@@ -28,6 +27,7 @@ from kvatlas.policies.base import (
     share,
     tokens_of,
 )
+from kvatlas.policies.guard import AUTHORED
 from kvatlas.registry import Registry
 
 
@@ -63,6 +63,28 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_names(value: object) -> bool:
+    names = value if isinstance(value, tuple) else (None,)
+    return all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
+
+
+#: Attributes of a class of policies with the test of their values, and what to expect.
+_ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "version": (_is_length, "an integer >= 0"),
+    "queries": (_is_length, "an integer >= 0"),
+    "columns": (_is_names, "a tuple of different texts"),
+    "random": (lambda value: isinstance(value, bool), "true or false"),
+    "published": (lambda value: isinstance(value, Mapping), "texts by names of parameters"),
+    "paper": (lambda value: isinstance(value, str), "a text"),
+}
+#: Attributes that are methods or properties.
+_COMPUTED = (*AUTHORED, "of", "setting", "budget", "storage", "observer")
+
+
 def _fault(name: str, value: object) -> str:
     """Return why a plug-in's object cannot be a policy; empty if it can."""
     if not (isinstance(value, type) and issubclass(value, Policy)):
@@ -73,14 +95,32 @@ def _fault(name: str, value: object) -> str:
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
+    return _attribute_fault(value)
+
+
+def _attribute_fault(policy: type[Policy]) -> str:
+    """Return which attribute of a plug-in's class has a wrong value; empty if none has."""
+    for attribute, (accepts, expected) in _ATTRIBUTES.items():
+        found = inspect.getattr_static(policy, attribute)
+        if not hasattr(found, "__get__") and not accepts(found):
+            return f"its {attribute} is {found!r}; expected {expected}"
+    for attribute in _COMPUTED:
+        found = inspect.getattr_static(policy, attribute, None)
+        if hasattr(policy, attribute) and not hasattr(found, "__get__"):
+            return f"its {attribute} is {found!r}; expected a method or a property"
     return ""
+
+
+def file_of(name: str) -> Path | None:
+    """Return the file of a policy FILE.py:CLASS, whose code runs when the policy is found; None for other names."""
+    return Path(name.rsplit(":", 1)[0]) if ".py:" in name else None
 
 
 class Policies(Registry[type[Policy]]):
     """Policies by name; METHOD@PAPER is a preset of a policy, FILE.py:CLASS a class in a file."""
 
     def get(self, name: str) -> type[Policy]:
-        if ".py:" in name:
+        if file_of(name) is not None:
             return _from_file(*name.rsplit(":", 1))
         if "@" in name and name not in PRESETS:
             raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.")
@@ -91,11 +131,7 @@ class Policies(Registry[type[Policy]]):
 def _from_file(file: str, kind: str) -> type[Policy]:
     """Return the class of a policy in a file, which is run once; KvatlasError if it is not a policy."""
     with refusal(f"The policy {file}:{kind} cannot be loaded"):
-        spec = spec_from_file_location(f"kvatlas_policy_{Path(file).stem}", file)
-        if spec is None or spec.loader is None:
-            raise KvatlasError(f"{file!r} is not a Python file.")
-        module = sys.modules[spec.name] = module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module, _ = from_file.load(file)
         value: Any = getattr(module, kind)
         fault = _fault(getattr(value, "name", ""), value)
     if fault:
@@ -136,7 +172,8 @@ def of(setting: Setting) -> Policy:
     kind = policies.get(setting.policy)
     preset = PRESETS.get(setting.policy)
     if preset is None:
-        return kind.of(setting, setting.policy if ".py:" in setting.policy else "")
+        with refusal(f"The policy {setting.policy!r} cannot be made"):
+            return kind.of(setting, setting.policy if file_of(setting.policy) is not None else "")
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
             raise KvatlasError(
@@ -144,6 +181,13 @@ def of(setting: Setting) -> Policy:
                 f"it out, or take the policy {preset.policy!r}."
             )
     return kind.of(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
+
+
+def of_engine(setting: Setting) -> Policy:
+    """Return the policy of a run's setting for another engine, which has none of a file: such a file is not run."""
+    if file_of(setting.policy) is not None:
+        raise KvatlasError(f"No other engine has the policy {setting.policy!r}, which is code of a file.")
+    return of(setting)
 
 
 def about(name: str) -> dict[str, Any]:
@@ -175,5 +219,15 @@ def about(name: str) -> dict[str, Any]:
 
 
 __all__ = ["PRESETS", "CacheView", "CompressingPolicy", "Policy", "ReferenceTrace", "Scope", "Signal", "Step", "about"]
-__all__ += ["choice_param", "float_param", "int_param", "of", "parameters", "policies", "scope_param", "select_tokens"]
-__all__ += ["register", "share", "tokens_of"]
+__all__ += [
+    "choice_param",
+    "float_param",
+    "int_param",
+    "of",
+    "of_engine",
+    "parameters",
+    "policies",
+    "scope_param",
+    "select_tokens",
+]
+__all__ += ["file_of", "register", "share", "tokens_of"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
-from kvatlas.policies import of
+from kvatlas.policies import file_of, of
 from kvatlas.policies.base import UNNAMED, CompressingPolicy, Policy, allotted
 
 #: The most cells that a sentence names.
@@ -45,7 +45,7 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
     without_choice = 0
     for prompt in lengths:
         # The cache has the length of the budget, unless the prompt alone is longer.
-        older = max(policy.budget.due(prompt, prompt, prompt), prompt + 1) - policy.local_window
+        older = max(policy.budget.first(prompt), prompt + 1) - policy.local_window
         protected = min(prompt, older) if policy.keep_prompt else 0
         chosen.append(allotted(policy, older, protected, protected)[1])
         without_choice += not 0 < chosen[-1] < older - protected
@@ -56,7 +56,7 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
 def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | None:
     """Return the `audit` of a setting; None also for unknown policies (a remote model's, a plug-in's)."""
     # Reading a run does not run code of a file.
-    if "kv_budget" not in setting.values or ".py:" in setting.policy:
+    if "kv_budget" not in setting.values or file_of(setting.policy) is not None:
         return None
     try:
         return audit(of(setting), prompts)

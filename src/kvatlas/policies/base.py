@@ -14,14 +14,15 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import CODES, KvatlasError, Setting, Storage
 from kvatlas.noise import uniform
+from kvatlas.policies.from_file import code_of
+from kvatlas.policies.guard import guard_methods
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from kvatlas.models import ModelHandle, Shape
@@ -36,7 +37,11 @@ UNNAMED: Mapping[str, Any] = {
 }
 
 
-_BYTES = r"[0-9]+[KMG]iB"
+#: The units of a budget in bytes, each 1024 of the one before, and such a budget.
+_UNITS = "KMG"
+_BYTES = rf"[0-9]{{1,12}}[{_UNITS}]iB"
+#: The largest integer that a parameter can be.
+MOST = 2**31 - 1
 
 
 class Scope(StrEnum):
@@ -188,19 +193,28 @@ class Budget:
         """Return the greatest length of the cache before a compression, for prompts below the budget."""
         return self.tokens_with(prompt) + self.every
 
-    def due(self, prompt: int, cached: int, position: int) -> int:
-        """Return the cache length at the next compression; now `cached` of `position` tokens are in the cache.
+    def first(self, prompt: int) -> int:
+        """Return the cache length at the first compression."""
+        if self.every_from == "budget":
+            return self.most(prompt)
+        return self._turn(prompt, prompt, prompt)
 
-        `cached` equals `position` before the first one. Tokens kept above the budget (prompt and answer) delay it.
+    def next(self, prompt: int, cached: int, position: int) -> int:
+        """Return the cache length at the next compression, after one that left `cached` of `position` tokens.
+
+        Tokens kept above the budget (prompt and answer) delay it.
         """
         limit = self.tokens_with(prompt)
         if not self.every:
             return limit
         if self.every_from == "budget":
-            return self.every + (limit if cached == position else max(limit, cached))
-        # The first position with a turn and more than the budget in the cache.
+            return self.every + max(limit, cached)
+        return self._turn(prompt, cached, position)
+
+    def _turn(self, prompt: int, cached: int, position: int) -> int:
+        """Return the cache length at the first position with a turn and more than the budget in the cache."""
         turn = 1 if self.every_from == "start" else prompt
-        earliest = position + max(1, limit + 1 - cached)
+        earliest = position + max(1, self.tokens_with(prompt) + 1 - cached)
         return cached + earliest + (turn - earliest) % self.every - position
 
 
@@ -212,8 +226,26 @@ def share(ratio: float, tokens: int) -> int:
 
 def tokens_of(text: str, token: int, beside: int) -> int:
     """Return how many tokens of `token` bytes a budget such as 12MiB holds, with `beside` bytes for each sequence."""
-    number, unit = text[:-3], text[-3]
-    return int((int(number) * 1024 ** ("KMG".index(unit) + 1) - beside) // token)
+    unit = _UNITS.index(text[-3])
+    return int((int(text[:-3]) * 1024 ** (unit + 1) - beside) // token)
+
+
+def in_largest_unit(text: str) -> str:
+    """Return a budget in bytes in the largest unit without a fraction: equal budgets are one setting."""
+    number = int(text[:-3])
+    unit = _UNITS.index(text[-3])
+    while number and number % 1024 == 0 and unit + 1 < len(_UNITS):
+        number //= 1024
+        unit += 1
+    return f"{number}{_UNITS[unit]}iB"
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error sentence; Python does not write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]} ... ({len(text):,} characters)"
 
 
 def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
@@ -222,10 +254,10 @@ def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISS
 
 
 def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
-    """Declare a parameter that is an integer >= `least`."""
+    """Declare a parameter that is an integer >= `least`, and at most `MOST`."""
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
 
     return parameter(f"an integer >= {least}", accepts, default, **options)
 
@@ -263,7 +295,7 @@ def budget_param() -> Any:
     def accepts(value: Any) -> bool:
         if isinstance(value, str):
             return re.fullmatch(_BYTES, value) is not None
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 2
+        return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= MOST
 
     return parameter("an integer >= 2, or bytes such as 12MiB (KiB, MiB or GiB)", accepts)
 
@@ -307,6 +339,10 @@ class Policy:
     group: int = int_param(32, least=CODES, kw_only=True)
     residual: int = int_param(32, kw_only=True)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        guard_methods(cls)
+
     def __post_init__(self) -> None:
         if self.preset:
             object.__setattr__(self, "name", self.preset)
@@ -315,7 +351,7 @@ class Policy:
             if expected is None and isinstance(item.default, str):
                 expected, accepts = "a text", lambda value: isinstance(value, str)
             if accepts is not None and not accepts(value):
-                raise KvatlasError(f"{item.name} is {value!r}; expected {expected}.")
+                raise KvatlasError(f"{item.name} is {_shown(value)}; expected {expected}.")
         if self.group % CODES:
             raise KvatlasError(f"group is {self.group}; expected a multiple of {CODES}.")
         # Equal storages have equal parameters.
@@ -389,7 +425,7 @@ class Policy:
     def identity(self, model: ModelHandle) -> dict[str, Any]:
         """Return all beside the parameters that can change the policy's choices on this model: part of the run key."""
         file, colon, _ = self.preset.rpartition(":")
-        code = {"code": sha256(Path(file).read_bytes()).hexdigest()} if colon else {}
+        code = code_of(file) if colon else {}
         stored = {"storage": STORAGE_VERSION} if self.storage.packed else {}
         return {"name": self.name, "version": self.version, **code, **stored}
 
@@ -471,6 +507,8 @@ class CompressingPolicy(Policy):
             raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; expected true.")
         if isinstance(self.kv_budget, int):
             object.__setattr__(self, "tokens", self.kv_budget)
+        else:
+            object.__setattr__(self, "kv_budget", in_largest_unit(self.kv_budget))
         if self.tokens and self.local_window >= self.tokens:
             raise KvatlasError(
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self._budget_text}; "
@@ -500,6 +538,10 @@ class CompressingPolicy(Policy):
     @property
     def _budget_text(self) -> str:
         return str(self.tokens) if self.tokens == self.kv_budget else f"{self.kv_budget} ({self.tokens} tokens)"
+
+    def can_drop(self, older: int, protected: int, prompt: int) -> bool:
+        """Return False if a compression would keep all `older` tokens; for the counts see `allotted`."""
+        return sum(allotted(self, older, protected, prompt)) < older
 
     def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
         """Return how many of the `chosen` places for tokens that are not `protected` [..., older] are used: all."""
@@ -561,16 +603,31 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
 
     length = cached.positions.shape[-1]
     protected, chosen = places(policy, cached)
-    chosen = policy.filled(cached, protected, chosen)
+    filled = policy.filled(cached, protected, chosen)
+    if type(filled) is not int or not 0 <= filled <= chosen:
+        raise KvatlasError(
+            f"The policy {policy.name!r} fills {filled!r} places; expected an integer from 0 to {chosen}."
+        )
     older = protected.shape[-1]
     certain = int(protected.reshape(-1, older)[0].sum())
     scores = _scores(policy.name, policy.score(cached), cached.positions, protected)
     # Tokens that stay in any case come before other tokens with an infinite score.
     order = scores.argsort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
-    order = order[..., : certain + chosen]
+    order = order[..., : certain + filled]
     window = torch.arange(older, length, device=order.device).expand(*order.shape[:-1], policy.local_window)
     return torch.cat([order.sort(dim=-1).values, window], dim=-1)
+
+
+def _unusable(scores: object, device: torch.device) -> str:
+    """Return a name for scores that are no tensor of real numbers on the device; "" for others."""
+    import torch
+
+    if not isinstance(scores, torch.Tensor):
+        return f"a {type(scores).__name__}"
+    if scores.is_complex() or scores.layout is not torch.strided:
+        return f"a tensor of {scores.dtype} with the layout {scores.layout}"
+    return "" if scores.device == device else f"a tensor on {scores.device}"
 
 
 def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
@@ -583,11 +640,11 @@ def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -
     import torch
 
     expected = tuple(positions.shape)
-    if not isinstance(scores, torch.Tensor) or scores.is_complex():
-        kind = f"a tensor of {scores.dtype}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+    kind = _unusable(scores, positions.device)
+    if not isinstance(scores, torch.Tensor) or kind:
         raise KvatlasError(
             f"The policy {policy!r} scored its tokens with {kind}; expected a tensor of real numbers of the shape "
-            f"{expected} or {expected[-1:]}."
+            f"{expected} or {expected[-1:]}, strided and on {positions.device}."
         )
     shape = tuple(scores.shape)
     # One number for every choice, or the same for some of them.

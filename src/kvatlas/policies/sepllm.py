@@ -46,6 +46,10 @@ class SepLLM(CompressingPolicy):
         score = cached.positions.double() + self._separating(cached) * cached.length
         return score.masked_fill(cached.positions < self.sinks, float("inf"))
 
+    def can_drop(self, older: int, protected: int, prompt: int) -> bool:
+        # Empty places depend on the tokens.
+        return self.rest == "empty" or super().can_drop(older, protected, prompt)
+
     def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
         if self.rest == "recent":
             return chosen

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, reason
 from kvatlas.policies.base import CacheView, Scope, int_param, scope_param
 from kvatlas.policies.model_files import FilePolicy, by_content
 from kvatlas.policies.recent import positions
@@ -51,7 +51,7 @@ class TriAttention(FilePolicy):
     published = {
         "kv_budget": "2048 (512 for R1-Llama and MATH500), pruned every 128 tokens",
         "reach": "65536",
-        "local_window": "128",
+        "local_window": "128 in their vLLM runtime, none in their transformers code",
     }
     file_parameter, file_name, file_key = "statistics", STATISTICS_FILE, "statistics"
     file_about = "statistics of the queries (made by `kvatlas predictor calibrate`)"
@@ -115,5 +115,8 @@ def load_statistics(file: str, device: str = "cpu") -> dict[str, Tensor]:
         if len(set(shapes)) > 1 or tensors["frequency"].shape != shapes[0][2:]:
             raise ValueError(f"shapes {shapes} and {tuple(tensors['frequency'].shape)}")
     except Exception as error:
-        raise KvatlasError(f"The statistics {file!r} cannot be read as those of queries ({error}).") from error
+        raise KvatlasError(
+            f"The statistics {file!r} cannot be read as those of queries ({reason(error)}); expected a file that "
+            "`kvatlas predictor calibrate` writes (the authors' .pt files are not read)."
+        ) from error
     return tensors

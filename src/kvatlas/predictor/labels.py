@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvatlas.benchmarks.reading import read_tokens
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.engine.cache import Layer
 from kvatlas.models import ModelHandle
@@ -180,10 +181,10 @@ def query_statistics(
 
 def left_out(model: ModelHandle, trace: Trace) -> str:
     """Return the reason to exclude a full-cache trace from learning, one of `REASONS`; empty for a suitable one."""
-    split = model.split(trace.tokens)
-    if split is None:
+    span = read_tokens(model, trace.tokens).span
+    if span is None:
         return "no_closing_tag"
-    end, start = split
+    end, start = span
     if start == len(trace.tokens) or not trace.grade.status.answered:
         return "no_answer"
     if not trace.grade.correct:
@@ -198,10 +199,10 @@ def label_trace(
 
     The label is attention times the number of thinking tokens, so that traces of all lengths share one scale.
     """
-    split = handle.split(tokens)
-    if split is None or split[0] == 0 or split[1] == len(tokens):
+    span = read_tokens(handle, tokens).span
+    if span is None or span[0] == 0 or span[1] == len(tokens):
         return None
-    end, start = split
+    end, start = span
     attention, states = answer_attention(model, [*prompt, *tokens], len(prompt) + start)
     thinking = slice(len(prompt), len(prompt) + end)
     return states[thinking], attention[thinking] * end

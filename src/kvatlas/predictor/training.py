@@ -20,15 +20,17 @@ from kvatlas.predictor.labels import Examples
 
 @dataclass(frozen=True)
 class Quality:
-    """The quality of the predicted ranks of tokens: means over traces.
+    """The quality of the predicted ranks of tokens: means over `traces`.
 
     `spearman` is the rank correlation with the label, `overlap` the share of the true top 20 % in the predicted top
-    20 %.
+    20 %. Traces with one label for all tokens, as those of one token, have no ranks: they are left out, and counted in
+    `one_label`.
     """
 
     traces: int
     spearman: float
     overlap: float
+    one_label: int = 0
 
 
 class HeadLoss(StrEnum):
@@ -115,9 +117,7 @@ def train(
 
 @torch.inference_mode()
 def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
-    """Return the quality of a head on held-out traces. Raises KvatlasError without traces."""
-    from scipy.stats import spearmanr
-
+    """Return the quality of a head on held-out traces. Raises KvatlasError without traces that have ranks."""
     if data.label.numel() == 0:
         raise KvatlasError("The predictor has nothing to be judged on: no correct held-out trace with thinking tokens.")
     if head["0.weight"].shape[1] != data.hidden.shape[1]:
@@ -128,11 +128,30 @@ def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
     correlations, overlaps = [], []
     lengths = torch.bincount(data.trace).tolist()
     for scores, labels in zip(torch.split(predicted, lengths), torch.split(data.label, lengths), strict=True):
-        correlations.append(float(spearmanr(scores, labels).statistic))
+        if not _differ(labels):
+            continue
+        correlations.append(_rank_correlation(scores, labels))
         top = max(1, len(labels) // 5)
         hits = set(scores.topk(top).indices.tolist()) & set(labels.topk(top).indices.tolist())
         overlaps.append(len(hits) / top)
-    return Quality(len(overlaps), sum(correlations) / len(correlations), sum(overlaps) / len(overlaps))
+    count = len(overlaps)
+    if not count:
+        raise KvatlasError(
+            f"The predictor has nothing to be judged on: the tokens of each of {len(lengths)} held-out traces have one "
+            "label; expected two labels or more in a trace."
+        )
+    return Quality(count, sum(correlations) / count, sum(overlaps) / count, len(lengths) - count)
+
+
+def _rank_correlation(scores: Tensor, labels: Tensor) -> float:
+    """Return Spearman's correlation with labels that are not all equal; equal scores tell nothing: 0."""
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(scores, labels).statistic) if _differ(scores) else 0.0
+
+
+def _differ(values: Tensor) -> bool:
+    return bool((values != values[:1]).any())
 
 
 def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]) -> None:

@@ -15,12 +15,12 @@ from kvatlas.figures.panels import Compared, cost_panels, data_csv, difference_p
 from kvatlas.figures.style import Look, check_figure, save
 from kvatlas.report.result import Source, bare_maps, of_policy, open_source
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
-from kvatlas.stats.bare_maps import verdicts_of_maps
+from kvatlas.stats.csv_tests import verdicts_of_maps
 from kvatlas.stats.maps import POLICY, curves_of_run, mean_maps
 from kvatlas.stats.metrics import COSTS
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import RunAnalysis, joined, with_regions
-from kvatlas.stats.run_data import RunData, margin_of
+from kvatlas.stats.run_analysis import RunAnalysis, group_by_axes, with_regions
+from kvatlas.stats.run_data import RunData, margin_from_points
 
 
 def plot_sources(
@@ -44,7 +44,7 @@ def plot_sources(
     policy, a model, or the maps of another run or CSV file. KvatlasError for what cannot be drawn.
     """
     check_figure(out)
-    margin = margin_of(lose_at_most)
+    margin = margin_from_points(lose_at_most)
     cost = metric if metric in COSTS else None
     graded = None if cost else metric or "pass@1"
 
@@ -76,7 +76,7 @@ def plot_sources(
         panels = cost_panels(framed, cost)
         return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels))
     verdicts = verdicts_of_maps(single) if len(runs) < len(given) else {}
-    for analysis in joined(analyses):
+    for analysis in group_by_axes(analyses):
         verdicts |= analysis.verdicts
     framed = with_regions(framed, verdicts, runs[0].margin if runs else margin)
     if mean:

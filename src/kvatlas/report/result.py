@@ -14,17 +14,17 @@ from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, Note
 from kvatlas.figures import style
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.adaptive import NO_PAIRS
-from kvatlas.stats.bare_maps import PooledEffect, pooled_effects, verdicts_of_maps
 from kvatlas.stats.choice import Choice, Saving, choices_of_maps, kv_tokens_of
+from kvatlas.stats.csv_tests import PooledEffect, pooled_effects, verdicts_of_maps
 from kvatlas.stats.estimates import common, with_binomial_bounds
 from kvatlas.stats.losses import LossFamily, RequiredProblems, SettingLoss
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.pairs import Comparison, adjusted
 from kvatlas.stats.prices import Price, prices
-from kvatlas.stats.run_analysis import RunAnalysis, grids, joined, with_regions
-from kvatlas.stats.run_data import RunData, margin_of
-from kvatlas.stats.validity import Limit, findings
+from kvatlas.stats.run_analysis import RunAnalysis, grids, group_by_axes, with_regions
+from kvatlas.stats.run_data import RunData, margin_from_points
+from kvatlas.stats.validity import Limitation, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
 
 Json = dict[str, Any]
@@ -165,7 +165,7 @@ class Result:
     `choices` are the recommendations, one for each model. `effects` are the axes' over all benchmarks.
     """
 
-    findings: tuple[Limit, ...]
+    findings: tuple[Limitation, ...]
     maps: tuple[MapResult, ...]
     means: tuple[MapResult, ...]
     comparisons: tuple[Comparison, ...]
@@ -252,7 +252,7 @@ def open_source(
 
 def bare_maps(source: Source) -> list[Map]:
     """The maps of a source, without regions."""
-    return source.bare if isinstance(source, RunAnalysis) else source
+    return source.untested_maps if isinstance(source, RunAnalysis) else source
 
 
 def analyse(
@@ -272,7 +272,7 @@ def analyse(
     `problems` and `samples` are those of CSV maps without such columns. `lose_at_most` is the margin in points against
     the full cache. Raises KvatlasError for a source that cannot be read, no map, and a map that comes twice.
     """
-    margin = margin_of(lose_at_most)
+    margin = margin_from_points(lose_at_most)
     maps: list[Map] = []
     runs: list[RunAnalysis] = []
     for source in sources:
@@ -293,7 +293,7 @@ def analyse(
     analysed: list[RunData] = []
     notes: dict[Note, None] = {}
     by_map: dict[MapName, Verdict] = verdicts_of_maps(maps)
-    for run in joined(runs):
+    for run in group_by_axes(runs):
         part = run if policy is None or run.is_adaptive else run.of_policy(policy)
         by_map |= part.verdicts
         choices += part.choices

@@ -16,6 +16,8 @@ from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Sett
 from kvatlas.text import number, unguarded
 
 PUBLISHED = "published:"
+#: The most characters of a file.
+MAX_CHARACTERS = 100_000_000
 _FOLDER = resources.files("kvatlas.results") / "published"
 #: Policy, KV budget and samples of the published maps (arXiv 2601.18383, section 5), which have no such columns.
 _PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
@@ -96,11 +98,15 @@ def _text(name: str) -> str:
             raise KvatlasError(f"There is no published map {name.removeprefix(PUBLISHED)!r}; expected: {names}.")
         return (_FOLDER / f"{name.removeprefix(PUBLISHED)}.csv").read_text("utf-8")
     try:
-        return Path(name).read_text("utf-8-sig")
+        with Path(name).open(encoding="utf-8-sig") as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
         raise KvatlasError(f"There is no file {name!r}; name a CSV map, or published:NAME.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise KvatlasError(f"{name!r} cannot be read as a CSV map ({error}); expected a text file in UTF-8.") from error
+    if len(text) > MAX_CHARACTERS:
+        raise KvatlasError(f"{name!r} is longer than {MAX_CHARACTERS:,} characters; expected a CSV map.")
+    return text
 
 
 def _columns(name: str, header: list[str]) -> tuple[tuple[str, str], str]:

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from kvatlas.core import Setting
+from kvatlas.core import Problem, Setting
+
+#: Problems that a sentence names.
+NAMED = 3
+
+
+def contents_of(problems: Iterable[Problem]) -> dict[str, str]:
+    """Return the digests of the problems' contents by their ids."""
+    return {problem.id: problem.content_digest() for problem in problems}
+
+
+def changed_problems(benchmark: str, before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return number and names of the problems `before` that are missing or have another content `now`, or "".
+
+    Both map the ids of problems to digests of their contents.
+    """
+    changed = [name for name, content in before.items() if now.get(name) != content]
+    if not changed:
+        return ""
+    named = ", ".join(changed[:NAMED]) + (", ..." if len(changed) > NAMED else "")
+    return f"{len(changed)} of {len(before)} problems of {benchmark} ({named})"
 
 
 @dataclass(frozen=True)
@@ -38,7 +58,8 @@ class Manifest:
     `about[benchmark][problem]` describes the difficulty of a problem (L, B, N, S of a maze). `allocation` is empty if
     all cells have all problems. For an adaptive sweep it holds `blocks`, the number of `problems` of each benchmark,
     and `stopped`, the reason of the end by model; each cell then has the first problems of one order, more of them as
-    the sweep goes on.
+    the sweep goes on. `contents[benchmark][problem]` is the digest of a problem's content; a run has one version of
+    each problem.
     """
 
     axes: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -48,6 +69,16 @@ class Manifest:
     about: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     allocation: Mapping[str, Any] = field(default_factory=dict)
     screened: bool = False
+    contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def has_problem(self, benchmark: str, problem: Problem) -> bool:
+        """Return whether this is the run's problem of that id, and not one of another version of the benchmark."""
+        known = self.contents.get(benchmark, {}).get(problem.id)
+        return known is None or known == problem.content_digest()
+
+    def changed_problems(self, benchmark: str, problems: Iterable[Problem]) -> str:
+        """Return number and names of the problems of the run that today's benchmark lacks or changes, or ""."""
+        return changed_problems(benchmark, self.contents.get(benchmark, {}), contents_of(problems))
 
     def unlike(self, earlier: Manifest) -> str:
         """Return the differences in models, benchmarks, sampling, seed and allocation as a clause, or ""."""
@@ -113,13 +144,19 @@ class Manifest:
                 "strict_budget": False,
             }
         about = {name: {**earlier.about.get(name, {}), **known} for name, known in self.about.items()}
+        contents = {name: {**earlier.contents.get(name, {}), **known} for name, known in self.contents.items()}
         return replace(
             self,
             axes=tuple(axes.items()),
             expected=tuple(cells.values()),
             spec=spec,
-            provenance={**earlier.provenance, **self.provenance},
+            provenance={
+                **earlier.provenance,
+                **self.provenance,
+                "tags": {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})},
+            },
             about={**earlier.about, **about},
+            contents={**earlier.contents, **contents},
         )
 
     def to_json(self) -> dict[str, Any]:

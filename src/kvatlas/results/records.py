@@ -66,9 +66,10 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
     """Return the trace that `row_of` was given; ValueError, KeyError, TypeError or zlib.error for other rows."""
     _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, eviction_trace = row
     correct, progress, answer, status, metrics = grade
+    check_row(sample, correct, progress, answer)
     ids = array("i")
     ids.frombytes(tokens)
-    costs = json.loads(usage)
+    costs = finite_object(usage)
     return Trace(
         model=model,
         benchmark=benchmark,
@@ -77,12 +78,36 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
         setting=_setting(setting_id),
         tokens=tuple(ids),
         text=zlib.decompress(text).decode() if text else "",
-        grade=Grade(bool(correct), progress, answer, Status(status), json.loads(metrics)),
+        grade=Grade(bool(correct), progress, answer, Status(status), finite_object(metrics)),
         usage=Costs(**costs) if None in costs.values() else Usage(**costs),
         eviction_trace=_unpacked(eviction_trace),
         written=written,
         made_with=sys.intern(made_with),
     )
+
+
+def check_row(sample: Any, correct: Any, progress: Any, answer: Any) -> None:
+    """Raise ValueError for values that no trace has; a column of SQLite holds values of any type."""
+    if type(sample) is not int or sample < 0:
+        raise ValueError(f"the sample is {sample!r}")
+    if correct not in (0, 1):
+        raise ValueError(f"correct is {correct!r}")
+    if not isinstance(progress, int | float) or not 0 <= progress <= 1:
+        raise ValueError(f"progress is {progress!r}")
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(f"the answer is {answer!r}")
+
+
+def finite_object(text: str) -> dict[str, Any]:
+    """Return a JSON object of finite numbers, texts and nulls; ValueError for other texts."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no number of JSON")
+
+    value = json.loads(text, parse_constant=refuse)
+    if not isinstance(value, dict) or any(isinstance(item, dict | list) for item in value.values()):
+        raise ValueError("a cell is no object of numbers and texts")
+    return value
 
 
 @lru_cache(maxsize=4096)
@@ -174,7 +199,8 @@ class TraceColumns:
     names: Sequence[str]
 
     def __post_init__(self) -> None:
-        if len(self) and max(int(self.records[name].max()) for name in _NAMES) >= len(self.names):
+        codes = [self.records[name] for name in _NAMES]
+        if len(self) and (np.min(codes) < 0 or np.max(codes) >= len(self.names)):
             raise ValueError("names of traces are missing")
 
     @classmethod
@@ -221,6 +247,20 @@ class TraceColumns:
                 if not is_text:
                     found.setdefault(name, np.full(len(self), math.nan))[rows] = self.measured[begins[rows] + place]
         return found
+
+
+def check_values(columns: TraceColumns) -> None:
+    """Raise ValueError for values that no trace has, whose checksums are right."""
+    records, names = columns.records, columns.names
+    statuses = np.isin(records["status"], list(STATUS.values()))
+    progress = (records["progress"] >= 0) & (records["progress"] <= 1)
+    if not (statuses & progress & (records["correct"] <= 1) & (records["sample"] >= 0)).all():
+        raise ValueError("the values of a trace are out of range")
+    if not np.isfinite(columns.measured).all():
+        raise ValueError("a metric is no finite number")
+    for name in ("made_with", "metrics"):
+        for code in np.unique(records[name]).tolist():
+            finite_object(names[code] or "{}")
 
 
 def join(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:

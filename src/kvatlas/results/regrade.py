@@ -5,22 +5,20 @@ The first grade of a trace stays; the new verdict is a further metric, `graded:N
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kvatlas import benchmarks, models
-from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks import Benchmark, reading
 from kvatlas.benchmarks.answers import OWN
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace
-from kvatlas.models import ModelHandle
+from kvatlas.benchmarks.reading import Reading, Tags
+from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace, digest
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import Key
 from kvatlas.results.store import Store
-
-_CLOSE, _OPEN = "</think>", "<think>"
 
 
 @dataclass
@@ -59,14 +57,15 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
         manifest = store.manifest()
         if manifest.screened:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
-        handles = models.available(manifest.spec.get("models", ()))
+        tags = _tags(manifest)
         by_name = _benchmarks(manifest, grader)
-        limit = manifest.spec.get("problems")
         problems = {
-            (name, problem.id): problem for name, benchmark in by_name.items() for problem in benchmark.problems(limit)
+            (name, problem.id): problem
+            for name, benchmark in by_name.items()
+            for problem in _problems(manifest, benchmark)
         }
         cells: dict[tuple[str, str, Setting], Regraded] = {}
-        grades: dict[tuple[str, str, str], Grade] = {}
+        grades: dict[tuple[str, str, Reading], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
         for run_key, trace in store.traces():
             problem = problems.get((trace.benchmark, trace.problem))
@@ -75,13 +74,11 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
                     f"The problem {trace.problem!r} is not in {trace.benchmark} any more; put back the file that the "
                     "run was made with."
                 )
-            text = _answer(handles.get(trace.model), trace)
-            after = False
-            if text is not None:
-                given = trace.benchmark, trace.problem, text
-                if given not in grades:
-                    grades[given] = benchmarks.judge(by_name[trace.benchmark], problem, text)
-                after = grades[given].correct and grades[given].status is Status.OK
+            read = _read(trace, tags.get(trace.model))
+            given = trace.benchmark, trace.problem, read
+            if given not in grades:
+                grades[given] = reading.grade(by_name[trace.benchmark], problem, read)
+            after = grades[given].correct and grades[given].status is Status.OK
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
             name = trace.model, trace.benchmark, trace.setting
@@ -103,14 +100,9 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     """Return the benchmarks of the run with the grader."""
     names = dict.fromkeys(cell.benchmark for cell in manifest.expected)
     entries = manifest.spec.get("benchmarks") or [{"name": name} for name in names]
-    recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
     graded: dict[str, Benchmark] = {}
     for benchmark in (benchmarks.find(**entry) for entry in entries):
         if isinstance(benchmark, Questions):
-            before, now = recorded.get(benchmark.name, []), benchmarks.identity(benchmark)
-            # Name, version, prompt format, its version, digest of the problems.
-            if len(before) > 4 and before[4] != now[4]:
-                raise KvatlasError(f"The problems of {benchmark.name} are not those that the run was made with.")
             benchmark = replace(benchmark, grader=grader)
         elif grader != OWN:
             raise KvatlasError(f"{benchmark.name} has one grader, its own; leave the name of a grader out.")
@@ -118,11 +110,33 @@ def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
     return graded
 
 
-def _answer(model: ModelHandle | None, trace: Trace) -> str | None:
-    """Return the text after the end of thinking, or None."""
-    if trace.grade.status is Status.TRUNCATED:
-        return None
-    if model is not None and trace.tokens:
-        return model.answer(trace.tokens)
-    _, closed, answer = trace.text.rpartition(_CLOSE)
-    return answer if closed or _OPEN not in trace.text else None
+def _problems(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
+    """Return the problems of the run; KvatlasError if the benchmark has other ones now."""
+    problems = benchmark.problems(manifest.spec.get("problems"))
+    changed = manifest.changed_problems(benchmark.name, problems)
+    recorded = {entry[0]: entry for entry in manifest.provenance.get("benchmarks", ())}
+    whole = recorded.get(benchmark.name, [])[4:5]
+    # Earlier versions stored one digest of all problems of a file.
+    if isinstance(benchmark, Questions) and benchmark.name not in manifest.contents and whole:
+        texts = [[p.id, p.question, p.answer, p.about.get("choices")] for p in benchmark.problems()]
+        if whole != [digest(texts)]:
+            changed = f"problems of {benchmark.name}"
+    if changed:
+        raise KvatlasError(f"The run has {changed} that its file lacks or changes; put back the file.")
+    return problems
+
+
+def _tags(manifest: Manifest) -> dict[str, Tags]:
+    """Return the think tags of the models: those of the run, for runs that kept none those of models that are here."""
+    kept = {name: Tags(**tags) for name, tags in manifest.provenance.get("tags", {}).items()}
+    if kept:
+        return kept
+    return {name: model.tags for name, model in models.available(manifest.spec.get("models", ())).items()}
+
+
+def _read(trace: Trace, tags: Tags | None) -> Reading:
+    read = reading.read_text(trace.text, tags if trace.tokens else None, trace.grade.status is Status.TRUNCATED)
+    if trace.tokens and trace.usage.thinking_tokens == trace.usage.output_tokens:
+        # Thinking that no tag ended, whatever the tags were.
+        return replace(read, answer=None, status=read.status if read.status is Status.TRUNCATED else Status.NO_ANSWER)
+    return read

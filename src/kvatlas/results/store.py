@@ -14,16 +14,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, Trace, canonical, digest, reason
 from kvatlas.results.manifest import Manifest
-from kvatlas.results.records import COLUMNS, Key, TraceColumns, checksum, join, record, row_of, trace_of
+from kvatlas.results.records import COLUMNS, Key, TraceColumns, check_values, checksum, join, record, row_of, trace_of
 from kvatlas.results.records import digest as digest_of_tokens
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 #: Rises whenever the tables change.
 SCHEMA_VERSION = 5
-FILE, LOCK = "run.sqlite", "run.lock"
+FILE = "run.sqlite"
+#: The lock of the writing process, and its name.
+LOCK, OWNER = "run.lock", "run.owner"
 #: Seconds to wait for the transaction of another process, and between two checkpoints.
 BUSY, CHECKPOINT = 60.0, 1.0
 #: Prefix of the problem digests of a run key, and separator in the key of traces that are set aside.
@@ -58,8 +63,8 @@ ProblemKey = tuple[str, str, str, str]
 class Store:
     """The results of a run. Only the driver of a sweep writes; any number of readers may read at the same time."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, lock_file: IO[str] | None = None) -> None:
-        self._connection, self._held = connection, lock_file
+    def __init__(self, connection: sqlite3.Connection, path: Path, held: BaseFileLock | None = None) -> None:
+        self._connection, self._held = connection, held
         self.path = path
         self._made_with = ""
         self._places: dict[str, int] = {}
@@ -79,9 +84,9 @@ class Store:
         path = folder / FILE
         with _disk_sentences(path), contextlib.ExitStack() as failed:
             folder.mkdir(parents=True, exist_ok=True)
-            lock_file = lock(folder / LOCK)
-            if lock_file is not None:
-                failed.enter_context(lock_file)
+            held = lock(path.resolve().parent)
+            if held is not None:
+                failed.callback(held.release)
             connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
             if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 # Tables and version in one transaction: a killed process leaves an empty file, never half a store.
@@ -89,7 +94,7 @@ class Store:
                 connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
             _check_version(connection, path)
             connection.execute("PRAGMA synchronous=NORMAL")
-            store = cls(connection, path, lock_file)
+            store = cls(connection, path, held)
             store._made_with = canonical(dict(made_with)) if made_with else ""
             store._checkpoint()
             failed.pop_all()
@@ -120,7 +125,7 @@ class Store:
         """Close the file; everything added is already on disk."""
         self._connection.close()
         if self._held is not None:
-            self._held.close()
+            self._held.release()
 
     def __enter__(self) -> Store:
         return self
@@ -281,7 +286,9 @@ class Store:
                 if number != len(self._places) or check != _sum(number, text):
                     raise ValueError(f"name {number} is not what was written")
                 self._places[text] = number
-            return max(last, after), TraceColumns(records, measured, tuple(self._places))
+            columns = TraceColumns(records, measured, tuple(self._places))
+            check_values(columns)
+            return max(last, after), columns
 
     def _numbered(self, text: str) -> int:
         """Return the number of a name; an unknown name is added."""
@@ -386,6 +393,10 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
             f"The store {str(path)!r} has version {version}, this kvatlas reads version {SCHEMA_VERSION}; use another "
             "folder, or the kvatlas that wrote it."
         )
+    # A view in place of a table may compute without an end.
+    query = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
+    for kind, name in connection.execute(query):
+        raise KvatlasError(f"The store {str(path)!r} is damaged: it has the {kind} {name!r}; expected tables alone.")
 
 
 def _sum(number: int, text: str) -> int:
@@ -408,30 +419,28 @@ def _disk_sentences(path: Path) -> Iterator[None]:
         raise _unusable(path, error) from error
 
 
-def lock(path: Path) -> IO[str] | None:
-    """Return the open file that holds the lock until it is closed; None on systems without such locks.
+def lock(folder: Path) -> BaseFileLock | None:
+    """Return the lock of a folder's store, held until it is released; None on file systems without locks.
 
     Raises KvatlasError with the name of the process that holds the lock.
     """
+    from filelock import FileLock, Timeout
+
+    # A locked file cannot be read on Windows, so the name of its owner stands beside it.
+    owner = folder / OWNER
+    held = FileLock(folder / LOCK, timeout=0, thread_local=False)
     try:
-        import fcntl
-    except ImportError:
-        return None
-    file = path.open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.read(200).strip() or "another process"
-        file.close()
+        held.acquire()
+    except Timeout:
+        name = ""
+        with contextlib.suppress(OSError, ValueError):
+            name = owner.read_text(encoding="utf-8")[:200].strip()
         raise KvatlasError(
-            f"The run {str(path.parent)!r} is being written by {owner}; wait for its end, or name another folder."
+            f"The run {str(folder)!r} is being written by {name or 'another process'}; wait for its end, or name "
+            "another folder."
         ) from None
-    except OSError:  # a file system without locks
-        file.close()
+    except (OSError, NotImplementedError):
         return None
     with contextlib.suppress(OSError):
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-    return file
+        owner.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+    return held

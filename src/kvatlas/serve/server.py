@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, described
 from kvatlas.serve.answers import error
 from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
 
@@ -152,7 +152,7 @@ class _Server(uvicorn.Server):
 
     def fail(self) -> None:
         """End the server, because its engine has failed."""
-        print(f"kvatlas: The engine failed ({self.service.failure!r}); the server ends.", file=sys.stderr, flush=True)
+        print("kvatlas: The engine has failed; the server ends.", file=sys.stderr, flush=True)
         self.should_exit = True
 
 
@@ -189,4 +189,6 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
     finally:
         service.close()
     if service.failure is not None:
-        raise KvatlasError(f"The engine failed: {service.failure!r}.")
+        failure = service.failure
+        known = isinstance(failure, KvatlasError)
+        raise KvatlasError(f"The engine has failed: {failure if known else f'{described(failure)}.'}")

@@ -85,7 +85,11 @@ class Detokenizer:
             start = self._held.lstrip()
             if start.startswith(self._tags.open):
                 self._part, self._held = _Part.THINKING, start.removeprefix(self._tags.open)
-            elif last or not self._tags.open.startswith(start):
+            elif start.startswith(self._tags.close):
+                # An answer without thinking, in a channel of its own.
+                self._part = _Part.ANSWER
+                self._held = start.removeprefix(self._tags.close)
+            elif last or not any(tag.startswith(start) for tag in (self._tags.open, self._tags.close)):
                 self._part = _Part.ANSWER
         if self._part is _Part.THINKING:
             thinking, close, rest = self._held.partition(self._tags.close)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
-from kvatlas.core import Cell, Map, MapName, Setting, grouped, mean_of
-from kvatlas.stats.bare_maps import PooledEffect
+from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, grouped, mean_of
+from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import (
     FULL,
     GridLosses,
@@ -18,7 +20,7 @@ from kvatlas.stats.losses import (
 )
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.power import Provable, provable
-from kvatlas.stats.run_data import LOSE_AT_MOST, RunData
+from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity
 from kvatlas.stats.verdicts import Verdict
@@ -100,15 +102,15 @@ class Choice:
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:
     """Return one choice for each model with a full cache, among its grid cells, on the mean over benchmarks."""
-    made = []
+    found = []
     for model, benchmarks in grid_by_benchmark(run).items():
-        cells = [cell for own in benchmarks.values() for cell in own]
+        cells = list(chain.from_iterable(benchmarks.values()))
         family = lost.get((model, frozenset(benchmarks)))
         ids = {cell.setting.id for cell in cells}
         if family is not None and ids & family.by_setting.keys():
             baselines = select(run.cells, model=model, baseline=True)
-            made.append(choice_of(model, cells, family, baselines=baselines))
-    return made
+            found.append(choice_of(model, cells, family, baselines=baselines))
+    return found
 
 
 def choice_of(
@@ -125,45 +127,66 @@ def choice_of(
     """
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
-    means = {id_: mean_cell([cell.cell for cell in stored[id_]]) for id_, loss in losses.items() if loss.is_kept}
-    candidates = [means[setting] for setting in (means if among is None else among)]
+    kept = {id_: _mean(stored[id_]) for id_, loss in losses.items() if loss.is_kept}
+    settings = {cell.setting.id: cell.setting for cell in cells}
     checked = validity(cells)
     reason = None if checked is None else checked.reason
     by_memory = None
     by_time = None
     if reason is None:
-        by_memory = cheapest(candidates, kv_costs(candidates))
-        by_time = cheapest(list(means.values()), [cell.seconds_mean for cell in means.values()])
+        by_memory = _least_memory(list(kept.values()) if among is None else [kept[id_] for id_ in among])
+        by_time = _least_time(list(kept.values()))
+    # Where nothing is proven the saving is that of the safest setting.
     offered = _safest(losses) if by_memory is None else by_memory.setting.id
-    full = [cell.cell for cell in baselines if cell.setting == FULL and cell.stored]
-    saving = None
-    if offered is not None and full:
-        saving = _saving(mean_cell([cell.cell for cell in stored[offered]]), mean_cell(full))
-    names = list(dict.fromkeys(cell.benchmark for cell in cells))
+    saving = None if offered is None else _saving(stored[offered], baselines)
     return Choice(
         model,
-        names[0] if len(names) == 1 else mean_of(len(names)),
-        len({cell.setting.id for cell in cells}),
+        _name_of_benchmarks(cells),
+        len(settings),
         by_memory=by_memory,
         by_time=by_time,
         vacuous=reason,
         margin=family.margin,
         family=family,
         losses=losses,
-        settings={cell.setting.id: cell.setting for cell in cells},
+        settings=settings,
         saving=saving,
     )
 
 
-def _saving(cell: Cell, full: Cell) -> Saving | None:
-    """Return what a setting costs beside the full cache; None where the memory of either is unknown."""
-    own, reference = kv_costs([cell, full])
-    if own is None or not reference:
+def _name_of_benchmarks(cells: Sequence[CellTraces]) -> str:
+    """Return the only benchmark of the cells, or the name of their mean."""
+    names = list(dict.fromkeys(cell.benchmark for cell in cells))
+    return names[0] if len(names) == 1 else mean_of(len(names))
+
+
+def _least_memory(cells: Sequence[Cell]) -> Cell | None:
+    return cheapest(cells, kv_costs(cells))
+
+
+def _least_time(cells: Sequence[Cell]) -> Cell | None:
+    return cheapest(cells, [cell.seconds_mean for cell in cells])
+
+
+def _mean(cells: Sequence[CellTraces]) -> Cell:
+    """Return the mean over benchmarks of the cells of one setting."""
+    return mean_cell([cell.cell for cell in cells])
+
+
+def _saving(cells: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Saving | None:
+    """Return what the cells of a setting cost beside the full cache; None where the memory of either is unknown."""
+    full_cells = [cell for cell in baselines if cell.setting == FULL and cell.stored]
+    if not full_cells:
         return None
-    memory = own / reference
+    chosen = _mean(cells)
+    full = _mean(full_cells)
+    kept, kept_by_full = kv_costs([chosen, full])
+    if kept is None or not kept_by_full:
+        return None
+    memory = kept / kept_by_full
     work = None
-    if cell.output_tokens_mean is not None and full.output_tokens_mean:
-        work = memory * cell.output_tokens_mean / full.output_tokens_mean
+    if chosen.output_tokens_mean is not None and full.output_tokens_mean:
+        work = memory * chosen.output_tokens_mean / full.output_tokens_mean
     return Saving(memory, work)
 
 
@@ -182,31 +205,37 @@ def choices_of_maps(
 
     None for models that have `earlier` ones. Levels of an axis that an effect proves to be worse are not chosen.
     """
-    made = []
-    worse = {(effect.axis, level) for effect in effects if effect.maps for level in effect.worse}
+    worse: set[tuple[str, Any]] = set()
+    for effect in effects:
+        # Only effects over maps without traces count maps.
+        if effect.maps:
+            worse.update((effect.axis, level) for level in effect.worse)
     chosen = {choice.model for choice in earlier}
+    found = []
     for map_ in maps:
         verdict = verdicts.get(map_.name)
-        if verdict is None or map_.model in chosen:
-            continue
-        names = [name for name, _ in map_.axes]
-        good = [coord for coord in verdict.plateau if not worse & set(zip(names, coord, strict=True))]
-        reason = None if map_.validity is None else map_.validity.reason
-        members = [map_.cells[coord] for coord in good] if reason is None else []
-        made.append(
-            Choice(
-                map_.model,
-                map_.benchmark,
-                len(map_.cells),
-                len(verdict.plateau),
-                by_memory=cheapest(members, kv_costs(members)),
-                by_time=cheapest(members, [cell.seconds_mean for cell in members]),
-                highest=max(cell.estimate.value for cell in map_.cells.values()),
-                may_lose={map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()},
-                vacuous=reason,
-            )
-        )
-    return made
+        if verdict is not None and map_.model not in chosen:
+            found.append(_choice_of_map(map_, verdict, worse))
+    return found
+
+
+def _choice_of_map(map_: Map, verdict: Verdict, worse: Set[tuple[str, Any]]) -> Choice:
+    """Return the choice from the plateau of a map, without the `worse` levels of the axes."""
+    axes = [name for name, _ in map_.axes]
+    good = [coord for coord in verdict.plateau if worse.isdisjoint(zip(axes, coord, strict=True))]
+    reason = None if map_.validity is None else map_.validity.reason
+    members = [map_.cells[coord] for coord in good] if reason is None else []
+    return Choice(
+        map_.model,
+        map_.benchmark,
+        len(map_.cells),
+        len(verdict.plateau),
+        by_memory=_least_memory(members),
+        by_time=_least_time(members),
+        highest=max(cell.estimate.value for cell in map_.cells.values()),
+        may_lose={map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()},
+        vacuous=reason,
+    )
 
 
 def kv_tokens_of(cell: Cell) -> float | None:
@@ -223,8 +252,8 @@ def kv_costs(cells: Sequence[Cell]) -> list[float | None]:
 def cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:
     """Return the member of least cost, of equal ones the best; None where a cost is unknown or there is no member."""
     ranked = []
-    for number, (cell, cost) in enumerate(zip(members, costs, strict=True)):
+    for index, (cell, cost) in enumerate(zip(members, costs, strict=True)):
         if not cost:
             return None
-        ranked.append((cost, -cell.estimate.value, number))
+        ranked.append((cost, -cell.estimate.value, index))
     return members[min(ranked)[2]] if ranked else None

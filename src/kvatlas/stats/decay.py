@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,8 @@ def fit(outcomes: Mapping[Any, Sequence[float]], depths: Mapping[Any, float]) ->
     Raises KvatlasError for no outcomes, values that are neither 0 nor 1, and depths that are not positive.
     """
     depth = np.array([float(depths[problem]) for problem in outcomes])
-    has_others = any(value not in (0, 1) for values in outcomes.values() for value in values)
-    if not outcomes or not (depth > 0).all() or has_others:
+    is_success = set(chain.from_iterable(outcomes.values())) <= {0, 1}
+    if not outcomes or not (depth > 0).all() or not is_success:
         raise KvatlasError("A decay needs outcomes that are 0 or 1, at depths above 0; others or none were given.")
     right = np.array([sum(values) for values in outcomes.values()], float)
     samples = np.array([len(values) for values in outcomes.values()], float)
@@ -69,16 +70,19 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def depth_curve(system: ModelSetting, by: str, *, decay: bool = False) -> DepthCurve:
-    """Estimates at each value, or in 8 bins of equally many problems; KvatlasError if no problem says a value."""
+    """Return the estimates at each value, or in 8 bins of equally many problems.
+
+    Raises KvatlasError if no problem says a value.
+    """
     levels = {key: float(system.about[key][by]) for key in system.outcomes if says(system, key, by)}
     if not levels:
         names = ", ".join(dict.fromkeys(benchmark for benchmark, _ in system.outcomes))
         raise KvatlasError(f"No benchmark of {system.model} says the {by} of its problems; there are: {names}.")
     outcomes = {key: list(system.outcomes[key].values()) for key in levels}
-    points = [
-        (math.fsum(levels[key] for key in keys) / len(keys), pass_at_1({str(key): outcomes[key] for key in keys}))
-        for keys in _bins(levels)
-    ]
+    points = []
+    for keys in _bins(levels):
+        mean_level = math.fsum(levels[key] for key in keys) / len(keys)
+        points.append((mean_level, pass_at_1({str(key): outcomes[key] for key in keys})))
     return DepthCurve(tuple(points), fit(outcomes, levels) if decay else None)
 
 
@@ -88,11 +92,12 @@ def says(system: ModelSetting, key: ProblemKey, by: str) -> bool:
 
 
 def _bins(levels: Mapping[ProblemKey, float]) -> list[list[ProblemKey]]:
-    """Problems with the same value together; where there are many values, in bins of about equal size."""
+    """Return the problems in bins: one for each value, or of about equal size where there are many values."""
     values = sorted(set(levels.values()))
     size = 0 if len(values) <= _BINS + 2 else len(levels) / _BINS
     bins: list[list[ProblemKey]] = []
     for value in values:
+        # A value stays in one bin; the next bin begins when the bins so far hold their share of the problems.
         if not bins or sum(map(len, bins)) >= size * len(bins):
             bins.append([])
         bins[-1] += [key for key, level in levels.items() if level == value]

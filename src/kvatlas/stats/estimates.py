@@ -19,7 +19,7 @@ BINOMIAL_NOTE = Note(
 
 
 def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
-    """The mean over problems of the mean over a problem's samples, with its standard error and interval.
+    """Return the mean over problems of the mean over a problem's samples, with its standard error and interval.
 
     `outcomes` holds for each problem the grades of its samples, each in [0, 1]. `se_clustered` is that of the problem
     means (Miller 2024, arXiv 2411.00640, section 2.2). Raises KvatlasError where a problem has no samples or a grade is
@@ -36,7 +36,7 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
 
 
 def estimates(tables: Sequence[Floats]) -> list[Estimate | None]:
-    """Pass@1 of tables of grades [problems, samples], NaN where one is missing; None where all are.
+    """Return Pass@1 of tables of grades [problems, samples], NaN where one is missing; None where all are.
 
     The same as `pass_at_1` of each, with the limits of tables with equally many problems computed at once.
     """
@@ -47,9 +47,10 @@ def estimates(tables: Sequence[Floats]) -> list[Estimate | None]:
         has_samples = samples > 0
         counts.append(samples[has_samples])
         means.append(np.nansum(table[has_samples], 1) / samples[has_samples])
-    found: list[Estimate | None] = [None] * len(tables)
+    found: list[Estimate | None] = [None for _ in tables]
+    # Tables with equally many problems at once.
     for size in {len(problem_means) for problem_means in means} - {0}:
-        places = [number for number, problem_means in enumerate(means) if len(problem_means) == size]
+        places = [index for index, problem_means in enumerate(means) if len(problem_means) == size]
         lows, highs = interval(np.stack([means[place] for place in places]))
         for place, low, high in zip(places, lows, highs, strict=True):
             found[place] = from_problem_means(means[place], counts[place].tolist(), low, high)
@@ -57,7 +58,7 @@ def estimates(tables: Sequence[Floats]) -> list[Estimate | None]:
 
 
 def from_problem_means(means: Floats, counts: Sequence[int], low: ArrayLike, high: ArrayLike) -> Estimate:
-    """The estimate from problem means in [0, 1], the number of samples of each problem, and the limits."""
+    """Return the estimate from problem means in [0, 1], the number of samples of each problem, and the limits."""
     problems = len(means)
     return Estimate(
         float(means.mean()),
@@ -70,22 +71,21 @@ def from_problem_means(means: Floats, counts: Sequence[int], low: ArrayLike, hig
 
 
 def common(values: Sequence[int | None]) -> int | None:
-    """The number that all of them are; None where they differ."""
+    """Return the number that all of them are; None where they differ."""
     return values[0] if len(set(values)) == 1 else None
 
 
 def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
-    """The plain mean over benchmarks, which are taken as fixed, with its 95 % interval.
+    """Return the plain mean over benchmarks, which are taken as fixed, with its 95 % interval.
 
     The benchmarks' problems are independent, so the distances from each value to its own limits add in squares, lower
     and upper side apart, and so do standard errors. Unknown where one of the benchmarks' is.
 
     Source: Zou and Donner (2008), Statistics in Medicine 27:1693-1702 (recovery of variances from intervals).
     """
-
     value = math.fsum(estimate.value for estimate in estimates) / len(estimates)
-    below = _error_of_mean([None if e.low is None else e.value - e.low for e in estimates])
-    above = _error_of_mean([None if e.high is None else e.high - e.value for e in estimates])
+    below = _error_of_mean([_distance(estimate.value, estimate.low) for estimate in estimates])
+    above = _error_of_mean([_distance(estimate.value, estimate.high) for estimate in estimates])
     problems = [estimate.problems for estimate in estimates]
     return Estimate(
         value,
@@ -95,6 +95,10 @@ def mean_over_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
         common([estimate.samples for estimate in estimates]),
         se_clustered=_error_of_mean([estimate.se_clustered for estimate in estimates]),
     )
+
+
+def _distance(value: float, limit: float | None) -> float | None:
+    return None if limit is None else abs(limit - value)
 
 
 def _error_of_mean(errors: Sequence[float | None]) -> float | None:

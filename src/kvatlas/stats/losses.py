@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from kvatlas.stats.numerics.planning import needed_problems
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
+from kvatlas.stats.validity import count_compressed
 
 #: The setting against which losses are counted.
 FULL = Setting.of("full")
@@ -118,13 +121,12 @@ class LossFamily:
         pilot = lost[has_value]
         strata = self.paired.strata[has_value]
         low, high = interval(pilot[None], -1.0, 1.0, normal_quantile(0.1), strata)
-        counts = [
+        # Of the loss, then of the ends of its 80 % interval.
+        count, at_low, at_high = [
             needed_problems(pilot, strata, value, self.margin, len(self.sequences))
             for value in (loss.value, float(low[0]), float(high[0]))
         ]
-        return RequiredProblems(
-            self.settings[setting], loss, len(pilot), counts[0], float(low[0]), counts[1], counts[2]
-        )
+        return RequiredProblems(self.settings[setting], loss, len(pilot), count, float(low[0]), at_low, at_high)
 
 
 def _problems_for_order(required: RequiredProblems) -> tuple[float, float, float]:
@@ -159,47 +161,46 @@ def losses_of(run: RunData) -> GridLosses:
     """
     full = {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell) and cell.measured}
     grid = grid_by_benchmark(run)
-    made: dict[tuple[str, frozenset[str]], LossFamily] = {}
+    families: dict[tuple[str, frozenset[str]], LossFamily] = {}
     for model, benchmarks in dict.fromkeys(map(family_of, with_means(run.groups).values())):
         names = [name for name in grid[model] if name in benchmarks]
         if all((model, name) in full for name in names):
             cells = [grid[model][name] for name in names]
-            made[model, benchmarks] = _family(cells, [full[model, name] for name in names], run.margin)
-    return made
+            families[model, benchmarks] = _family(cells, [full[model, name] for name in names], run.margin)
+    return families
 
 
 def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTraces], margin: float) -> LossFamily:
     """Return the losses of the settings of the cells of each benchmark against its full cache."""
-    cells = {cell.setting.id: cell for group in benchmarks for cell in group}
-    pairs: list[list[CellPair | None]] = []
-    for group, reference in zip(benchmarks, full, strict=True):
-        on_benchmark = {cell.setting.id: cell for cell in group}
-        pairs.append([(on_benchmark[id_], reference) if id_ in on_benchmark else None for id_ in cells])
+    cells = {cell.setting.id: cell for cell in chain.from_iterable(benchmarks)}
+    ids = list(cells)
+    pairs = [_pairs(group, reference, ids) for group, reference in zip(benchmarks, full, strict=True)]
     paired = paired_values(pairs)
     sequences = _sequences(list(cells.values()))
     by_setting = {}
     has_compressed = np.zeros(paired.values.shape, bool)
     for row, loss in enumerate(losses(paired.values, paired.strata, margin, sequences)):
-        own = [pair[0] for benchmark in pairs if (pair := benchmark[row]) is not None]
-        has_compressed[row] = _problems_with_compressed(own, paired)
+        pairs_of_setting = [of_benchmark[row] for of_benchmark in pairs]
+        of_setting = [pair[0] for pair in pairs_of_setting if pair is not None]
+        has_compressed[row] = _problems_with_compressed(of_setting, paired)
         if loss is not None:
-            traces, compressed = _count_compressed(own)
-            by_setting[list(cells)[row]] = SettingLoss(**vars(loss), traces=traces, compressed=compressed)
+            traces, compressed = count_compressed(of_setting)
+            by_setting[ids[row]] = SettingLoss(**vars(loss), traces=traces, compressed=compressed)
     return LossFamily(
         margin,
         by_setting,
         {setting: cell.setting for setting, cell in cells.items()},
-        [[list(cells)[row] for row in sequence] for sequence in sequences],
+        [list(map(ids.__getitem__, sequence)) for sequence in sequences],
         np.bincount(paired.strata).tolist(),
         paired,
         has_compressed,
     )
 
 
-def _count_compressed(cells: Sequence[CellTraces]) -> tuple[int, int]:
-    """Return the number of traces under a KV budget, and of the compressed ones among them."""
-    counts = [cell.traces["compressions"] for cell in cells if "kv_budget" in cell.setting.values]
-    return sum(int((own >= 0).sum()) for own in counts), sum(int((own > 0).sum()) for own in counts)
+def _pairs(group: Iterable[CellTraces], full: CellTraces, ids: Iterable[str]) -> list[CellPair | None]:
+    """Return the cells of a benchmark with its full cache, in the order of setting ids; None where there is no cell."""
+    by_id = {cell.setting.id: cell for cell in group}
+    return [(by_id[setting], full) if setting in by_id else None for setting in ids]
 
 
 def _problems_with_compressed(cells: Sequence[CellTraces], paired: PairedValues) -> Flags:
@@ -218,9 +219,9 @@ def _sequences(cells: Sequence[CellTraces]) -> list[list[int]]:
     From the one that keeps most KV bytes by its own numbers down, then those whose numbers do not say, as in the spec.
     """
     by_policy: dict[str, list[tuple[float, int]]] = {}
-    for number, cell in enumerate(cells):
-        by_policy.setdefault(cell.setting.policy, []).append((-nominal_bytes(cell), number))
-    return [[number for _, number in sorted(ordered)] for ordered in by_policy.values()]
+    for row, cell in enumerate(cells):
+        by_policy.setdefault(cell.setting.policy, []).append((-nominal_bytes(cell), row))
+    return [list(map(itemgetter(1), sorted(ordered))) for ordered in by_policy.values()]
 
 
 def nominal_bytes(cell: CellTraces) -> float:
@@ -228,25 +229,25 @@ def nominal_bytes(cell: CellTraces) -> float:
 
     Tokens where bytes are unknown. For a full cache of some bits, the bytes of one token.
     """
-    token, beside = cell.expected.kv_bytes or (1, 0)
+    token_bytes, tail_bytes = cell.expected.kv_bytes or (1, 0)
     if cell.setting.policy == FULL.policy:
-        return float(token)
-    kept = kept_by_rule(cell.setting, token, beside)
-    return -math.inf if kept is None else kept * token + beside
+        return float(token_bytes)
+    kept = kept_by_rule(cell.setting, token_bytes, tail_bytes)
+    return -math.inf if kept is None else kept * token_bytes + tail_bytes
 
 
-def kept_by_rule(setting: Setting, token: int = 0, beside: int = 0) -> float | None:
+def kept_by_rule(setting: Setting, token_bytes: int = 0, tail_bytes: int = 0) -> float | None:
     """Return the KV tokens that a compression leaves by the setting's own numbers; None where they do not say.
 
     That is local_window + floor(ratio * (kv_budget - local_window)) (arXiv 2601.18383), or the budget with `every`. A
-    budget in bytes holds tokens of `token` bytes, with `beside` bytes for each sequence.
+    budget in bytes holds tokens of `token_bytes` each, and `tail_bytes` for each sequence.
     """
     values = setting.values
     budget = values.get("kv_budget")
     window = values.get("local_window")
     ratio = values.get("ratio")
-    if isinstance(budget, str) and token > 1:
-        budget = tokens_of(budget, token, beside)
+    if isinstance(budget, str) and token_bytes > 1:
+        budget = tokens_of(budget, token_bytes, tail_bytes)
     if not isinstance(budget, int | float):
         return None
     if values.get("every") and values.get("budget_over") != "thinking":

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, grouped, mean_of
+from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, differing, grouped, mean_of
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces, missing, select
-from kvatlas.stats.validity import together, validity
+from kvatlas.stats.validity import merge_validity, validity
 
 #: Versions that decide which tokens are drawn.
 DECIDE = ("kvatlas", "torch", "transformers")
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 LOOKED_EARLY = Note(
     NoteKind.INTERVAL,
@@ -41,7 +42,7 @@ def with_means(maps: Mapping[MapName, T]) -> dict[MapName, list[T]]:
 
 
 def maps_of_run(run: RunData) -> list[Map]:
-    """One map for each model, benchmark and policy that varies both axes, in the manifest's order.
+    """Return one map for each model, benchmark and policy that varies both axes, in the manifest's order.
 
     Raises KvatlasError if the run does not have two axes, or if traces are missing and it is not `partial`. Cells
     without any trace are left out.
@@ -49,14 +50,14 @@ def maps_of_run(run: RunData) -> list[Map]:
     if not run.groups:
         raise KvatlasError(f"No policy of this run has two or more values of both {run.axes[0]} and {run.axes[1]}.")
     baselines = select(run.cells, baseline=True)
-    shown = [cell for group in run.groups.values() for cell in group]
+    shown = list(chain.from_iterable(run.groups.values()))
     check_complete(shown + baselines, run.partial)
     check_measured(shown, run.metric, run.partial)
-    return [
-        _map(name, run, group, select(baselines, model=name.model, benchmark=name.benchmark))
-        for name, group in run.groups.items()
-        if any(cell.measured for cell in group)
-    ]
+    maps = []
+    for name, group in run.groups.items():
+        if any(cell.measured for cell in group):
+            maps.append(_map(name, run, group, select(baselines, model=name.model, benchmark=name.benchmark)))
+    return maps
 
 
 def check_complete(cells: Sequence[CellTraces], partial: bool, what: str = "map") -> None:
@@ -72,7 +73,7 @@ def check_complete(cells: Sequence[CellTraces], partial: bool, what: str = "map"
 
 
 def partial_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
-    """A note where traces are missing."""
+    """Return a note if traces are missing."""
     traces, promised, among = missing(cells)
     if not traces:
         return ()
@@ -81,17 +82,19 @@ def partial_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
 
 
 def mixed_note(cells: Sequence[CellTraces]) -> tuple[Note, ...]:
-    """A warning where the traces were decoded by several versions of what decides their tokens."""
-    kinds = Counter[str]()
+    """Return a warning if the traces were decoded by several versions of what decides their tokens."""
+    traces_by = Counter[str]()
     for cell in cells:
-        kinds.update(cell.made_with)
-    versions = {text: json.loads(text or "{}") for text in kinds}
-    differing = [name for name in DECIDE if len({version.get(name) for version in versions.values()}) > 1]
-    if not differing:
+        traces_by.update(cell.made_with)
+    versions = {text: json.loads(text or "{}") for text in traces_by}
+    unlike = set(differing(versions.values()))
+    names = [name for name in DECIDE if name in unlike]
+    if not names:
         return ()
+    # Versions that differ in other packages count as one.
     counts = Counter[str]()
-    for text, count in kinds.items():
-        counts[", ".join(f"{name} {versions[text].get(name, 'unknown')}" for name in differing)] += count
+    for text, count in traces_by.items():
+        counts[", ".join(f"{name} {versions[text].get(name, 'unknown')}" for name in names)] += count
     listed = "; ".join(f"{count:,} traces by {text}" for text, count in sorted(counts.items()))
     return (Note(NoteKind.MIXED, f"MIXED: {listed}"),)
 
@@ -108,7 +111,7 @@ def check_measured(cells: Sequence[CellTraces], metric: str, partial: bool) -> N
 
 
 def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ...]:
-    """A note where the metric is unknown of some traces: of the same in all cells, which read the same ones."""
+    """Return a note if the metric is unknown of some traces: the same of all cells, which read the same ones."""
     most = max(cells, key=lambda cell: cell.unmeasured)
     if not most.unmeasured:
         return ()
@@ -118,36 +121,32 @@ def unmeasured_notes(cells: Sequence[CellTraces], metric: str) -> tuple[Note, ..
 
 def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Map:
     by_coord = {cell.coord(run.axes): cell for cell in group}
-    rows, columns = ascending(row for row, _ in by_coord), ascending(column for _, column in by_coord)
-    coords = [(r, c) for r in rows for c in columns if (r, c) in by_coord and by_coord[r, c].measured]
+    rows = ascending(row for row, _ in by_coord)
+    columns = ascending(column for _, column in by_coord)
+    measured = [coord for coord in product(rows, columns) if coord in by_coord and by_coord[coord].measured]
     return Map(
         name.model,
         name.benchmark,
         run.metric,
         name.policy,
         ((run.axes[0], rows), (run.axes[1], columns)),
-        {coord: by_coord[coord].cell for coord in coords},
-        _named(cell for cell in baselines if cell.measured),
+        {coord: by_coord[coord].cell for coord in measured},
+        _by_short_name(cell for cell in baselines if cell.measured),
         tuple(_notes(run, group, baselines)),
         validity(group),
     )
 
 
-def _named(cells: Iterable[CellTraces]) -> dict[str, Cell]:
-    """Cells by the short names of their settings."""
+def _by_short_name(cells: Iterable[CellTraces]) -> dict[str, Cell]:
+    """Return cells by the short names of their settings."""
     by_id = {cell.setting.id: cell for cell in cells}
     names = short_names(cell.setting for cell in by_id.values())
     return {names[setting]: cell.cell for setting, cell in by_id.items()}
 
 
 def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Iterator[Note]:
-    for name, value in run.fix.items():
-        yield Note(NoteKind.FIXED, f"{name}={value}")
-    # The terms of the budget: values beside the published rule that all cells share.
-    for name in ("budget_over", "every", "every_from"):
-        values = {cell.setting.values.get(name) for cell in group}
-        if len(values) == 1 and values != {None} and name not in run.fix:
-            yield Note(NoteKind.FIXED, f"{name}={values.pop()}")
+    """Yield the notes of a map on fixed values, missing traces, versions and kinds of sweeps."""
+    yield from _fixed_notes(run, group)
     yield from partial_note((*group, *baselines))
     yield from mixed_note((*group, *baselines))
     if any(cell.adaptive for cell in group):
@@ -162,12 +161,42 @@ def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTr
     yield from unmeasured_notes(group, run.metric)
 
 
+def _fixed_notes(run: RunData, group: Sequence[CellTraces]) -> Iterator[Note]:
+    """Yield the values that the run fixes, and those beside the published rule that all cells of a map share."""
+    for name, value in run.fix.items():
+        yield Note(NoteKind.FIXED, f"{name}={value}")
+    # The terms of the budget.
+    for name in ("budget_over", "every", "every_from"):
+        values = {cell.setting.values.get(name) for cell in group}
+        if len(values) == 1 and values != {None} and name not in run.fix:
+            yield Note(NoteKind.FIXED, f"{name}={values.pop()}")
+
+
 def mean_map(maps: Sequence[Map]) -> Map:
-    """The mean of one model's and policy's maps over their benchmarks, cell by cell, named `mean of N`.
+    """Return the mean of one model's and policy's maps over their benchmarks, cell by cell, named `mean of N`.
 
     Cells and baselines that not all maps have are left out, and the notes say so. Raises KvatlasError for maps of
     unlike model, policy, metric or axes, and for a benchmark that comes twice.
     """
+    _check_averaged(maps)
+    first = maps[0]
+    cells = _mean_cells([map_.cells for map_ in maps])
+    return Map(
+        first.model,
+        mean_of(len(maps)),
+        first.metric,
+        first.policy,
+        first.axes,
+        cells,
+        _mean_cells([map_.baselines for map_ in maps]),
+        _notes_of_mean(maps, cells=len(cells)),
+        merge_validity([map_.validity for map_ in maps]),
+        averaged=len(maps),
+    )
+
+
+def _check_averaged(maps: Sequence[Map]) -> None:
+    """Raise KvatlasError unless a mean of these maps makes sense."""
     if not maps:
         raise KvatlasError("A mean map needs at least one map; none was given.")
     first = maps[0]
@@ -177,63 +206,86 @@ def mean_map(maps: Sequence[Map]) -> Map:
                 raise KvatlasError(
                     f"A mean needs maps of equal {noun}; those of {first.benchmark} and {other.benchmark} differ."
                 )
-    if len({map_.benchmark for map_ in maps}) < len(maps):
-        raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(m.benchmark for m in maps)}.")
-    cells, baselines = _means([map_.cells for map_ in maps]), _means([map_.baselines for map_ in maps])
-    partial = Note(NoteKind.PARTIAL, "PARTIAL: some of the averaged maps lack traces")
-    notes = dict.fromkeys(partial if n.kind is NoteKind.PARTIAL else n for map_ in maps for n in map_.notes)
-    if any(len(map_.cells) > len(cells) for map_ in maps):
+    benchmarks = [map_.benchmark for map_ in maps]
+    if len(set(benchmarks)) < len(benchmarks):
+        raise KvatlasError(f"A mean counts every benchmark once; given were {', '.join(benchmarks)}.")
+
+
+def _notes_of_mean(maps: Sequence[Map], cells: int) -> tuple[Note, ...]:
+    """Return the notes of a mean map of so many `cells`, from those of its maps."""
+    notes: dict[Note, None] = {}
+    for note in chain.from_iterable(map_.notes for map_ in maps):
+        # The maps lack different traces, so the mean gives no numbers.
+        if note.kind is NoteKind.PARTIAL:
+            note = Note(NoteKind.PARTIAL, "PARTIAL: some of the averaged maps lack traces")
+        notes[note] = None
+    if any(len(map_.cells) > cells for map_ in maps):
         notes[Note(NoteKind.LEFT_OUT, "cells that not every benchmark has are left out")] = None
-    return Map(
-        first.model,
-        mean_of(len(maps)),
-        first.metric,
-        first.policy,
-        first.axes,
-        cells,
-        baselines,
-        tuple(notes),
-        together([map_.validity for map_ in maps]),
-        averaged=len(maps),
-    )
+    return tuple(notes)
 
 
-def _means(parts: Sequence[Mapping[T, Cell]]) -> dict[T, Cell]:
-    """The mean of each cell that all parts have."""
-    return {key: mean_cell([part[key] for part in parts]) for key in parts[0] if all(key in part for part in parts)}
+def _mean_cells(benchmarks: Sequence[Mapping[T, Cell]]) -> dict[T, Cell]:
+    """Return the mean of each cell that all benchmarks have."""
+    means = {}
+    for key in benchmarks[0]:
+        cells = [of_benchmark[key] for of_benchmark in benchmarks if key in of_benchmark]
+        if len(cells) == len(benchmarks):
+            means[key] = mean_cell(cells)
+    return means
 
 
 def mean_maps(maps: Sequence[Map]) -> list[Map]:
-    """The mean map of every model, policy and metric that has two or more benchmarks, else the mean that was given."""
+    """Return the mean map of every model, policy and metric with two or more benchmarks, else the mean that is given.
+
+    The means over several benchmarks come first.
+    """
     names = attrgetter("model", "policy", "metric")
-    given = grouped((map_ for map_ in maps if map_.is_mean), names)
     single = grouped((map_ for map_ in maps if not map_.is_mean), names)
-    made = {name: mean_map(group) for name, group in single.items() if len(group) > 1}
-    return list((made | {name: means[0] for name, means in given.items() if name not in made}).values())
+    means = {name: mean_map(group) for name, group in single.items() if len(group) > 1}
+    for map_ in maps:
+        if map_.is_mean:
+            means.setdefault(names(map_), map_)
+    return list(means.values())
 
 
 def mean_cell(cells: Sequence[Cell]) -> Cell:
-    """One setting over several benchmarks; costs are known where all of them know theirs."""
-    audits = [cell.audit for cell in cells if cell.audit is not None]
-    shares = {name: sum(getattr(own, name) for own in audits) / len(cells) for name in ("median", "none", "no_choice")}
-    problems, worst = sum(own.problems for own in audits), min((own.worst for own in audits), default=0)
-    rules: dict[Callable[..., Any], tuple[str, ...]] = {
-        max: ("peak_kv_tokens", "peak_kv_bytes"),
-        sum: ("truncated", "unmeasured"),
-        _mean: ("mean_kv_tokens", "mean_kv_bytes", "output_tokens_mean", "seconds_mean"),
-    }
-    costs: dict[str, Any] = {
-        name: rule(values)
-        for rule, names in rules.items()
-        for name in names
-        if None not in (values := [getattr(cell, name) for cell in cells])
-    }
+    """Return the mean of the cells of one setting over several benchmarks.
+
+    A cost is known if it is known of all of them.
+    """
     return Cell(
         cells[0].setting,
         mean_over_benchmarks([cell.estimate for cell in cells]),
-        audit=BudgetAudit(problems=problems, worst=worst, **shares) if len(audits) == len(cells) else None,
-        **costs,
+        mean_kv_tokens=_merge(_mean, [cell.mean_kv_tokens for cell in cells]),
+        peak_kv_tokens=_merge(max, [cell.peak_kv_tokens for cell in cells]),
+        mean_kv_bytes=_merge(_mean, [cell.mean_kv_bytes for cell in cells]),
+        peak_kv_bytes=_merge(max, [cell.peak_kv_bytes for cell in cells]),
+        output_tokens_mean=_merge(_mean, [cell.output_tokens_mean for cell in cells]),
+        truncated=_merge(sum, [cell.truncated for cell in cells]),
+        seconds_mean=_merge(_mean, [cell.seconds_mean for cell in cells]),
+        unmeasured=_merge(sum, [cell.unmeasured for cell in cells]),
+        audit=_mean_audit([cell.audit for cell in cells]),
     )
+
+
+def _mean_audit(audits: Sequence[BudgetAudit | None]) -> BudgetAudit | None:
+    """Return the audit over all benchmarks, which weigh equally; None if one is unknown."""
+    known_audits = [audit for audit in audits if audit is not None]
+    if len(known_audits) < len(audits):
+        return None
+    return BudgetAudit(
+        problems=sum(audit.problems for audit in known_audits),
+        median=_mean([audit.median for audit in known_audits]),
+        worst=min(audit.worst for audit in known_audits),
+        none=_mean([audit.none for audit in known_audits]),
+        no_choice=_mean([audit.no_choice for audit in known_audits]),
+    )
+
+
+def _merge(rule: Callable[[list[N]], N], values: Sequence[N | None]) -> N | None:
+    """Apply a rule to the values; None if one is unknown."""
+    known_values = [value for value in values if value is not None]
+    return rule(known_values) if len(known_values) == len(values) else None
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -245,35 +297,70 @@ POLICY = "policy"
 
 
 def curves_of_run(run: RunData) -> list[Map]:
-    """One map for each model and benchmark of a run with one axis: a row for each policy, a curve over its values.
+    """Return one map for each model and benchmark of a run with one axis: a curve over its values for each policy.
 
-    Without an axis the settings are the rows of a single column. Raises KvatlasError as `maps_of_run` does, and for a
-    run that varies two parameters or more.
+    Policies are the rows. Without an axis the settings are the rows of a single column. Raises KvatlasError as
+    `maps_of_run` does, and for a run that varies two parameters or more.
     """
     if not run.is_line:
         raise KvatlasError(f"A curve has one axis and this run varies {len(run.varied)} ({', '.join(run.varied)}).")
     cells = [cell for cell in run.cells if run.fits(cell)]
     check_complete(cells, run.partial, "curve")
     check_measured(cells, run.metric, run.partial)
-    notes = partial_note(cells) + mixed_note(cells) + (SCREEN_NOTE,) * run.manifest.screened
-    axis = next(iter(run.varied), "")
+    notes = [*partial_note(cells), *mixed_note(cells)]
+    if run.manifest.screened:
+        notes.append(SCREEN_NOTE)
     measured = [cell for cell in cells if cell.measured]
-    on_axis = [cell for cell in measured if not axis or (not cell.baseline and axis in cell.setting.on_axes)]
+    if not run.varied:
+        groups = grouped(measured, lambda cell: (cell.model, cell.benchmark))
+        return [_points(run.metric, group, notes) for group in groups.values()]
+    axis = run.varied[0]
+    baselines = select(measured, baseline=True)
+    on_axis = [cell for cell in measured if not cell.baseline and axis in cell.setting.on_axes]
     curves = []
     for (model, benchmark), group in grouped(on_axis, lambda cell: (cell.model, cell.benchmark)).items():
-        policies = grouped(group, lambda cell: cell.setting.policy if axis else "")
-        reasons = [checked.reason for own in policies.values() if (checked := validity(own)) is not None]
-        vacuous = [Note(NoteKind.VACUOUS, f"VACUOUS: {reason}") for reason in reasons if reason]
-        unmeasured = [note for own in policies.values() for note in unmeasured_notes(own, run.metric)]
-        if axis:
-            at = {(cell.setting.policy, cell.setting.on_axes[axis]): cell for cell in group}
-            values = ascending(value for _, value in at)
-            points = {coord: at[coord].cell for coord in product(policies, values) if coord in at}
-            beside = _named(select(measured, model=model, benchmark=benchmark, baseline=True))
-            axes = ((POLICY, tuple(policies)), (axis, values))
-        else:
-            points, beside = {(name, run.metric): cell for name, cell in _named(group).items()}, {}
-            axes = ((POLICY, tuple(name for name, _ in points)), ("", (run.metric,)))
-        every = tuple(dict.fromkeys((*vacuous, *notes, *unmeasured)))
-        curves.append(Map(model, benchmark, run.metric, "", axes, points, beside, every))
+        beside_grid = select(baselines, model=model, benchmark=benchmark)
+        curves.append(_curves(run.metric, axis, group, beside_grid, notes))
     return curves
+
+
+def _curves(
+    metric: str, axis: str, group: Sequence[CellTraces], baselines: Sequence[CellTraces], notes: Sequence[Note]
+) -> Map:
+    """Return the curves of a model on a benchmark over the values of an axis."""
+    policies = grouped(group, lambda cell: cell.setting.policy)
+    by_coord = {(cell.setting.policy, cell.setting.on_axes[axis]): cell for cell in group}
+    values = ascending(value for _, value in by_coord)
+    return Map(
+        group[0].model,
+        group[0].benchmark,
+        metric,
+        "",
+        ((POLICY, tuple(policies)), (axis, values)),
+        {coord: by_coord[coord].cell for coord in product(policies, values) if coord in by_coord},
+        _by_short_name(baselines),
+        _notes_of_curves(metric, list(policies.values()), notes),
+    )
+
+
+def _points(metric: str, group: Sequence[CellTraces], notes: Sequence[Note]) -> Map:
+    """Return the settings of a model on a benchmark as the rows of a single column."""
+    points = {(name, metric): cell for name, cell in _by_short_name(group).items()}
+    return Map(
+        group[0].model,
+        group[0].benchmark,
+        metric,
+        "",
+        ((POLICY, tuple(name for name, _ in points)), ("", (metric,))),
+        points,
+        {},
+        _notes_of_curves(metric, [group], notes),
+    )
+
+
+def _notes_of_curves(metric: str, curves: Sequence[Sequence[CellTraces]], notes: Sequence[Note]) -> tuple[Note, ...]:
+    """Return the notes of the run between those of its curves: what cannot be compared first, unknown traces last."""
+    reasons = [checked.reason for checked in map(validity, curves) if checked is not None]
+    vacuous = [Note(NoteKind.VACUOUS, f"VACUOUS: {reason}") for reason in reasons if reason]
+    unmeasured = chain.from_iterable(unmeasured_notes(cells, metric) for cells in curves)
+    return tuple(dict.fromkeys((*vacuous, *notes, *unmeasured)))

@@ -40,12 +40,13 @@ class Rule:
     k: int
 
     def values(self, grades: Sequence[Sequence[float]], votes: Sequence[Sequence[Hashable]]) -> Floats:
-        """[problems] in [0, 1]: the share of the subsets of k samples that hold a right one, or whose majority is.
+        """Return [problems]: the share of the subsets of k samples that hold a right one, or whose majority is right.
 
         Source: Chen et al. (2021), arXiv 2107.03374, section 2.1, equation 1. Raises KvatlasError where a problem has
         fewer than k samples.
         """
-        k, fewest = self.k, min(map(len, grades), default=0)
+        k = self.k
+        fewest = min(map(len, grades), default=0)
         if fewest < k:
             raise KvatlasError(
                 f"{self.kind}@{k} needs {k} samples of every problem; the fewest that one has is {fewest}."
@@ -56,7 +57,7 @@ class Rule:
         return np.array([1 - math.comb(samples - right, k) / math.comb(samples, k) for samples, right in counts])
 
     def estimate(self, grades: Sequence[Sequence[float]], votes: Sequence[Sequence[Hashable]]) -> Estimate:
-        """The metric with its interval; KvatlasError where a problem has fewer than k samples."""
+        """Return the metric with its interval; KvatlasError where a problem has fewer than k samples."""
         # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
         groups = [len(samples) // self.k for samples in grades]
         means = self.values(grades, votes)
@@ -64,33 +65,41 @@ class Rule:
 
 
 def rule(metric: str) -> Rule | None:
-    """The rule of `pass@K` or `maj@K`; None for any other name, `pass@1` included."""
+    """Return the rule of `pass@K` or `maj@K`; None for any other name, `pass@1` included."""
     match = re.fullmatch(r"(pass|maj)@([1-9]\d{0,5})", metric)
     return None if match is None or metric == "pass@1" else Rule(match[1], int(match[2]))
 
 
 def majority(votes: Sequence[Hashable], k: int) -> float:
-    """The share of the subsets of k votes in which `RIGHT` has most votes; a tie among t answers counts 1 / t.
+    """Return the share of the subsets of k votes in which `RIGHT` has most votes; a tie among t answers counts 1 / t.
 
     A sample without an answer (None) has no vote; a subset without any vote is wrong. Subsets are counted by generating
-    functions, a power for the votes used and one for the ties. Source: Wang et al. (2023), arXiv 2203.11171.
+    functions in two powers: the votes used, and the answers that are tied with the right one.
+
+    Source: Wang et al. (2023), arXiv 2203.11171.
     """
     counts = Counter(vote for vote in votes if vote is not None)
     right = counts.pop(RIGHT, 0)
     silent = sum(vote is None for vote in votes)
     won = 0.0
-    for mine in range(1, min(right, k) + 1):
-        ways = {(0, 0): math.comb(right, mine)}
-        for other in counts.values():
-            ways = _with(ways, [(used, math.comb(other, used), used == mine) for used in range(min(other, mine) + 1)])
-        ways = _with(ways, [(used, math.comb(silent, used), False) for used in range(silent + 1)])
-        won += sum(number / (ties + 1) for (used, ties), number in ways.items() if used == k - mine)
+    # The right answer has `right_votes` in a subset, so no other one may have more.
+    for right_votes in range(1, min(right, k) + 1):
+        ways = {(0, 0): math.comb(right, right_votes)}
+        for votes_of_answer in counts.values():
+            most = min(votes_of_answer, right_votes)
+            terms = [(used, math.comb(votes_of_answer, used), used == right_votes) for used in range(most + 1)]
+            ways = _multiplied(ways, terms)
+        ways = _multiplied(ways, [(used, math.comb(silent, used), False) for used in range(silent + 1)])
+        won += sum(count / (ties + 1) for (used, ties), count in ways.items() if used == k - right_votes)
     return won / math.comb(len(votes), k)
 
 
-def _with(ways: Mapping[tuple[int, int], int], terms: Sequence[tuple[int, int, bool]]) -> dict[tuple[int, int], int]:
+def _multiplied(
+    ways: Mapping[tuple[int, int], int], terms: Sequence[tuple[int, int, bool]]
+) -> dict[tuple[int, int], int]:
+    """Return the product of a generating function and another one of `terms`: votes, choices, and whether it ties."""
     product: Counter[tuple[int, int]] = Counter()
-    for (used, ties), number in ways.items():
-        for more, choices, tied in terms:
-            product[used + more, ties + tied] += number * choices
+    for (used, ties), count in ways.items():
+        for more, choices, is_tied in terms:
+            product[used + more, ties + is_tied] += count * choices
     return dict(product)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, complete_groups, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_difference, mean_differences
 from kvatlas.stats.numerics.planning import needed_problems
-from kvatlas.stats.table import CellTraces, ProblemKey
+from kvatlas.stats.table import CellTraces, ProblemKey, check_pairs
 
 #: Grades by problem and sample.
 Outcomes = Mapping[ProblemKey, Mapping[int, float]]
@@ -134,7 +135,7 @@ class PairedValues:
 
     def contrasts(self) -> list[Contrast | None]:
         """Return the mean over benchmarks of each pair, with its own interval; None without a problem of each."""
-        found: list[Contrast | None] = [None] * len(self.values)
+        found: list[Contrast | None] = [None for _ in self.values]
         if not self.problems:
             return found
         for rows, values, strata in complete_groups(self.values, self.strata):
@@ -147,24 +148,27 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValu
     """Compare pairs of cells on the problems and samples of both.
 
     Each benchmark has the same pairs in the same order, None where it lacks one. A problem's value is the mean over the
-    samples of both.
+    samples of both. Raises KvatlasError for cells that cannot be compared in pairs.
     """
-    parts = []
+    values = []
     keys: list[ProblemKey] = []
     sizes = []
     for pairs in benchmarks:
-        cells = [cell for pair in pairs for cell in pair or ()]
-        problems = dict.fromkeys(problem for cell in cells for problem in cell.place)
+        cells = list(chain.from_iterable(pair for pair in pairs if pair is not None))
+        check_pairs(cells)
+        problems = dict.fromkeys(chain.from_iterable(cell.place for cell in cells))
         keys += [(cells[0].benchmark, problem) for problem in problems]
         sizes.append(len(problems))
-        parts.append(_paired_on_problems(pairs, tuple(problems)))
-    return PairedValues(np.concatenate(parts, axis=1), tuple(keys), strata_of_sizes(sizes))
+        values.append(_paired_on_problems(pairs, tuple(problems)))
+    return PairedValues(np.concatenate(values, axis=1), tuple(keys), strata_of_sizes(sizes))
 
 
 def _paired_on_problems(pairs: Sequence[CellPair | None], problems: Sequence[str]) -> Floats:
+    """Return first minus second of the pairs of one benchmark, [pairs, problems]."""
     values = np.full((len(pairs), len(problems)), math.nan)
+    # A full cache is in every pair, so its values are put in order once.
     in_order: dict[int, Floats] = {}
-    for number, pair in enumerate(pairs):
+    for row, pair in enumerate(pairs):
         if pair is None:
             continue
         for cell in pair:
@@ -173,11 +177,11 @@ def _paired_on_problems(pairs: Sequence[CellPair | None], problems: Sequence[str
         first = in_order[id(pair[0])]
         second = in_order[id(pair[1])]
         samples = min(first.shape[1], second.shape[1])
-        values[number] = _mean_of_known(first[:, :samples] - second[:, :samples])
+        values[row] = _mean_of_known(first[:, :samples] - second[:, :samples])
     return values
 
 
 def _mean_of_known(values: Floats) -> Floats:
     """Return the means of the rows over the values that are known; NaN where none is."""
-    known = (~np.isnan(values)).sum(1)
-    return np.where(known > 0, np.nansum(values, axis=1) / np.maximum(known, 1), math.nan)
+    count = (~np.isnan(values)).sum(1)
+    return np.where(count > 0, np.nansum(values, axis=1) / np.maximum(count, 1), math.nan)

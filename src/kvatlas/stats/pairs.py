@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations, product
 
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName
 from kvatlas.stats.maps import with_means
-from kvatlas.stats.numerics.arrays import Contrast, Floats
+from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
-from kvatlas.stats.paired import Difference, paired_values, strata_of
+from kvatlas.stats.paired import CellPair, Difference, paired_values, strata_of
 from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces, ProblemKey, aligned, select
 
@@ -63,7 +63,7 @@ def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     policies: dict[ModelPolicy, list[CellTraces]] = {}
     for name, group in run.groups.items():
         policies.setdefault((name.model, name.policy), []).extend(group)
-    mapped = {id(cell) for group in policies.values() for cell in group}
+    mapped = set(map(id, chain.from_iterable(policies.values())))
     for cell in run.cells:
         is_alone = not cell.baseline and id(cell) not in mapped
         if is_alone and run.fits(cell) and set(run.axes) & set(cell.setting.values):
@@ -78,19 +78,19 @@ def _over_cells(
 
     A problem's difference is the mean over all its samples in all pairs of cells. None where they share no trace.
     """
-    pairs = [(cell, other) for cell in policies[first] for other in policies[second] if _agree(cell, other)]
-    by_problem: dict[ProblemKey, list[Floats]] = {}
+    pairs = [pair for pair in product(policies[first], policies[second]) if _agree(*pair)]
+    by_problem: dict[ProblemKey, list[float]] = {}
     for cell, other in pairs:
         problems, values = aligned([cell, other])
         differences = values[:, 0] - values[:, 1]
         for problem, row in zip(problems, differences, strict=True):
-            by_problem.setdefault((cell.benchmark, problem), []).append(row[~np.isnan(row)])
-    joined = {key: np.concatenate(rows) for key, rows in by_problem.items()}
-    joined = {key: row for key, row in joined.items() if len(row)}
-    if not joined:
+            by_problem.setdefault((cell.benchmark, problem), []).extend(row[~np.isnan(row)].tolist())
+    by_problem = {problem: values for problem, values in by_problem.items() if values}
+    if not by_problem:
         return None
-    contrast = mean_difference(np.array([row.mean() for row in joined.values()]), strata_of(joined))
-    difference = Difference(**vars(contrast), problems=len(joined), pairs=sum(map(len, joined.values())))
+    means = np.array([np.mean(values) for values in by_problem.values()])
+    contrast = mean_difference(means, strata_of(by_problem))
+    difference = Difference(**vars(contrast), problems=len(means), pairs=sum(map(len, by_problem.values())))
     benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
     if first[0] == second[0]:
@@ -126,8 +126,8 @@ class CellDifference(Contrast):
 #: Cell minus what it is compared with, in [-1, 1], by map and place on its axes.
 Differences = Mapping[MapName, Mapping[CellCoord, CellDifference]]
 
-#: The cells of a map with their places, each beside what it is compared with.
-_Sides = Sequence[tuple[CellCoord, CellTraces, CellTraces]]
+#: The cells of a map by their places, each with what it is compared with.
+_Sides = dict[CellCoord, CellPair]
 
 
 def differences_of_run(run: RunData, baseline: str) -> Differences:
@@ -138,18 +138,20 @@ def differences_of_run(run: RunData, baseline: str) -> Differences:
     """
     baselines = [cell for cell in select(run.cells, baseline=True) if cell.measured]
     names = short_names(cell.setting for cell in baselines)
-    on = {(cell.model, cell.benchmark): cell for cell in baselines if names[cell.setting.id] == baseline}
-    return _differences(run, lambda name, _: on.get((name.model, name.benchmark)))
+    found = {(cell.model, cell.benchmark): cell for cell in baselines if names[cell.setting.id] == baseline}
+    return _differences(run, lambda name, _: found.get((name.model, name.benchmark)))
 
 
 def differences_of_runs(run: RunData, other: RunData, partner: Callable[[MapName], MapName]) -> Differences:
-    """Return cell minus the same cell of a map of `other`, the `partner` of the cell's map; else as the above.
+    """Return cell minus the same cell of a map of another run, the `partner` of the cell's map.
 
-    Nothing where the two runs have unlike axes.
+    Else as `differences_of_run`. Empty if the two runs have unlike axes.
     """
     if other.axes != run.axes:
         return {}
-    cells = {(name, cell.coord(run.axes)): cell for name, group in _fixed(other).groups.items() for cell in group}
+    cells: dict[tuple[MapName, CellCoord], CellTraces] = {}
+    for name, group in _fixed(other).groups.items():
+        cells |= {(name, cell.coord(run.axes)): cell for cell in group}
 
     def same_cell(name: MapName, coord: CellCoord) -> CellTraces | None:
         if other is run and partner(name) == name:
@@ -163,15 +165,15 @@ def _differences(run: RunData, partner: Callable[[MapName, CellCoord], CellTrace
     """Return each cell minus its `partner`, which is found by its map and place."""
     sides: dict[MapName, _Sides] = {}
     for name, group in _fixed(run).groups.items():
-        own = []
+        of_map: _Sides = {}
         for cell in group:
             coord = cell.coord(run.axes)
             other = partner(name, coord)
             if other is not None:
-                own.append((coord, cell, other))
-        if own:
-            sides[name] = own
-    return {name: _contrasts(parts) for name, parts in with_means(sides).items()}
+                of_map[coord] = (cell, other)
+        if of_map:
+            sides[name] = of_map
+    return {name: _contrasts(benchmarks) for name, benchmarks in with_means(sides).items()}
 
 
 def _fixed(run: RunData) -> RunData:
@@ -181,12 +183,13 @@ def _fixed(run: RunData) -> RunData:
 
 def _contrasts(benchmarks: Sequence[_Sides]) -> dict[CellCoord, CellDifference]:
     """Return the differences over one or more benchmarks, of the places that all of them have."""
-    by_place = [{coord: (cell, other) for coord, cell, other in sides} for sides in benchmarks]
-    coords = [coord for coord in by_place[0] if all(coord in pairs for pairs in by_place)]
+    shared = set(benchmarks[0]).intersection(*benchmarks[1:])
+    coords = [coord for coord in benchmarks[0] if coord in shared]
     if not coords:
         return {}
-    found = paired_values([[pairs[coord] for coord in coords] for pairs in by_place]).contrasts()
-    known = {coord: contrast for coord, contrast in zip(coords, found, strict=True) if contrast is not None}
-    adjusted_p = holm([contrast.p for contrast in known.values()])
-    rows = zip(known.items(), adjusted_p, strict=True)
+    paired = paired_values([list(map(sides.__getitem__, coords)) for sides in benchmarks])
+    found = zip(coords, paired.contrasts(), strict=True)
+    contrasts = {coord: contrast for coord, contrast in found if contrast is not None}
+    adjusted_p = holm([contrast.p for contrast in contrasts.values()])
+    rows = zip(contrasts.items(), adjusted_p, strict=True)
     return {coord: CellDifference(**vars(contrast), p_holm=p) for (coord, contrast), p in rows}

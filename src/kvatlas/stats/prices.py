@@ -50,46 +50,51 @@ def prices(run: RunData) -> list[Price]:
     for of_model in grouped(cells, lambda cell: cell.model).values():
         by_setting = grouped(of_model, lambda cell: cell.setting)
         full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
-        for own in by_setting.values():
-            if {cell.benchmark for cell in own} == full.keys():
-                found += _prices(own, [full[cell.benchmark] for cell in own])
+        for of_setting in by_setting.values():
+            if {cell.benchmark for cell in of_setting} == full.keys():
+                found += _prices(of_setting, [full[cell.benchmark] for cell in of_setting])
     return found
 
 
 def _prices(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Price]:
     """Return the prices of the cells of a setting, each beside the full cache's cell of its benchmark."""
-    pairs = [_SharedProblems(cell, other) for cell, other in zip(cells, full, strict=True)]
+    pairs = list(map(_SharedProblems, cells, full))
     if not all(pair.count for pair in pairs):
         return []
-    shares = share_ratio([pair.right(pair.cell) for pair in pairs], [pair.right(pair.full) for pair in pairs])
+    right = [pair.right(pair.cell) for pair in pairs]
+    shares = share_ratio(right, [pair.right(pair.full) for pair in pairs])
     if shares is None:
         return []
-    if cells[0].setting == FULL:
-        shares = Contrast(1.0, 1.0, 1.0)
+    problems = sum(pair.count for pair in pairs)
     found = []
     for cost in COSTS:
-        costs = [(pair.mean_cost(pair.cell, cost), pair.mean_cost(pair.full, cost)) for pair in pairs]
-        if any(np.isnan(own).any() or np.isnan(other).any() for own, other in costs):
-            continue
-        ratio = cost_ratio(costs, shares)
-        can_be_said = ratio.low > 0 and ratio.high < math.inf
-        found.append(
-            Price(
-                cells[0].model,
-                cells[0].setting,
-                cost,
-                _mean_of_means([own for own, _ in costs]) / _mean_of_means([pair.right(pair.cell) for pair in pairs]),
-                ratio.value,
-                ratio.low if can_be_said else None,
-                ratio.high if can_be_said else None,
-                sum(pair.count for pair in pairs),
-            )
-        )
+        costs = [pair.mean_costs(cost) for pair in pairs]
+        if not np.isnan(np.concatenate(costs, axis=1)).any():
+            value = _mean_over_benchmarks([cost_of_cell for cost_of_cell, _ in costs]) / _mean_over_benchmarks(right)
+            # The full cache's ratio to itself is 1, without uncertainty.
+            ratio = Contrast(1.0, 1.0, 1.0) if cells[0].setting == FULL else cost_ratio(costs, shares)
+            found.append(_price(cells[0], cost, value, ratio, problems))
     return found
 
 
-def _mean_of_means(parts: Sequence[Floats]) -> float:
-    return math.fsum(float(part.mean()) for part in parts) / len(parts)
+def _price(cell: CellTraces, cost: str, value: float, ratio: Contrast, problems: int) -> Price:
+    """Return a price; the ends of the ratio's interval are given only where both of them are known."""
+    has_ends = ratio.low > 0 and ratio.high < math.inf
+    return Price(
+        cell.model,
+        cell.setting,
+        cost,
+        value,
+        ratio.value,
+        ratio.low if has_ends else None,
+        ratio.high if has_ends else None,
+        problems,
+    )
+
+
+def _mean_over_benchmarks(values: Sequence[Floats]) -> float:
+    """Return the mean over benchmarks of the means over their problems."""
+    return math.fsum(float(of_benchmark.mean()) for of_benchmark in values) / len(values)
 
 
 class _SharedProblems:
@@ -107,12 +112,15 @@ class _SharedProblems:
         """Return the share of right answers of one of the two cells, by problem."""
         return self._in_order(cell, _mean_of_graded(cell, cell.grades))[self._chosen]
 
-    def mean_cost(self, cell: CellTraces, cost: str) -> Floats:
-        """Return the mean cost of a sample of one of the two cells, by problem; NaN where it is unknown."""
+    def mean_costs(self, cost: str) -> tuple[Floats, Floats]:
+        """Return the mean cost of a sample of the cell and of the full cache, by problem; NaN where it is unknown."""
+        return self._mean_cost(self.cell, cost), self._mean_cost(self.full, cost)
+
+    def _mean_cost(self, cell: CellTraces, cost: str) -> Floats:
         values = cell.traces["output_tokens" if cost == "byte_steps" else cost].astype(float)
         if cost == "byte_steps":
-            token, beside = cell.expected.kv_bytes or (math.nan, math.nan)
-            values = values * (cell.traces["mean_kv_tokens"] * token + beside)
+            token_bytes, tail_bytes = cell.expected.kv_bytes or (math.nan, math.nan)
+            values = values * (cell.traces["mean_kv_tokens"] * token_bytes + tail_bytes)
         return self._in_order(cell, _mean_of_graded(cell, values))[self._chosen]
 
     def _in_order(self, cell: CellTraces, by_problem: Floats) -> Floats:

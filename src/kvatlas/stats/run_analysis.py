@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 from kvatlas.core import Map, MapName, grouped
 from kvatlas.stats.adaptive import Standings, adaptive_choices, adaptive_verdicts, standings
-from kvatlas.stats.bare_maps import verdicts_of_maps
 from kvatlas.stats.choice import Choice, choices, choices_of_maps
+from kvatlas.stats.csv_tests import verdicts_of_maps
 from kvatlas.stats.losses import GridLosses, losses_of
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
@@ -23,22 +24,22 @@ from kvatlas.stats.verdicts import Verdict, verdicts
 class RunAnalysis:
     """Maps, their tests, recommendations, and paired comparisons of one run, each computed on first use.
 
-    An adaptive run has only parts that are valid at any stop. `whole` has the losses of the run that these cells are a
-    part of. Raises KvatlasError as `maps_of_run` does.
+    An adaptive run has only parts that are valid at any stop. `run_losses` are the losses of the full run, if these
+    cells are a subset of it. Raises KvatlasError as `maps_of_run` does.
     """
 
     run: RunData
-    whole: GridLosses | None = None
+    run_losses: GridLosses | None = None
 
     @cached_property
-    def bare(self) -> list[Map]:
+    def untested_maps(self) -> list[Map]:
         """The run's maps without tests."""
         return maps_of_run(self.run)
 
     @cached_property
     def maps(self) -> list[Map]:
         """The run's maps, each with its plateau and the cells that keep the margin."""
-        return with_regions(self.bare, self.verdicts, self.run.margin)
+        return with_regions(self.untested_maps, self.verdicts, self.run.margin)
 
     @cached_property
     def means(self) -> list[Map]:
@@ -49,10 +50,12 @@ class RunAnalysis:
     def verdicts(self) -> Mapping[MapName, Verdict]:
         """The tests by map, means over benchmarks included; without a full cache with the plateau of the bound."""
         if self.is_adaptive:
-            return adaptive_verdicts(self._standings, self.bare)
+            return adaptive_verdicts(self._standings, self.untested_maps)
         found = verdicts(self.run, self.losses)
-        bare = verdicts_of_maps([map_ for map_ in self.bare if map_.name in found and found[map_.name].losses is None])
-        for name, bound in bare.items():
+        tested = [map_ for map_ in self.untested_maps if map_.name in found]
+        without_full = [map_ for map_ in tested if found[map_.name].losses is None]
+        for name, bound in verdicts_of_maps(without_full).items():
+            # Where no difference is proven all cells are tied.
             plateau = bound.plateau if found[name].evidence else tuple(bound.may_lose)
             found[name] = replace(found[name], plateau=plateau, p_best=bound.p_best, may_lose=bound.may_lose)
         return found
@@ -60,15 +63,15 @@ class RunAnalysis:
     @cached_property
     def losses(self) -> GridLosses:
         """Losses against the full cache, in which maps, frames, tables and recommendations look up theirs."""
-        return losses_of(self.run) if self.whole is None else self.whole
+        return losses_of(self.run) if self.run_losses is None else self.run_losses
 
     @cached_property
     def choices(self) -> Sequence[Choice]:
         """The recommendation for each model; without a full cache for each model and policy."""
         if self.is_adaptive:
             return adaptive_choices(self._standings, self.run.cells, self.run.margin)
-        made = choices(self.run, self.losses)
-        return made + choices_of_maps(grids(self.maps, self.means), self.verdicts, made)
+        by_loss = choices(self.run, self.losses)
+        return by_loss + choices_of_maps(grids(self.maps, self.means), self.verdicts, by_loss)
 
     @cached_property
     def comparisons(self) -> Sequence[Comparison]:
@@ -78,16 +81,16 @@ class RunAnalysis:
     @cached_property
     def differences(self) -> Differences:
         """Cells minus the first baseline of the maps, in pairs; empty without one."""
-        baseline = next((name for map_ in self.maps for name in map_.baselines), None)
+        baseline = next(chain.from_iterable(map_.baselines for map_ in self.maps), None)
         return differences_of_run(self.run, baseline) if baseline else {}
 
     def cells_of(self, policy: str | None) -> list[CellTraces]:
-        """The cells of a policy with the baselines; all cells without one."""
+        """Return the cells of a policy with the baselines; all cells for None."""
         name = (policy or "").partition("(")[0]
         return [cell for cell in self.run.cells if policy is None or cell.baseline or cell.setting.policy == name]
 
     def of_policy(self, policy: str) -> RunAnalysis:
-        """The same of one policy alone, whose losses are still those of the whole run."""
+        """Return the analysis of one policy alone, whose losses are still those of the whole run."""
         return RunAnalysis(self.run.with_cells(self.cells_of(policy)), self.losses)
 
     @property
@@ -101,30 +104,35 @@ class RunAnalysis:
 
 
 def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
-    """One map for each model and policy: the mean over benchmarks, else the only one."""
+    """Return one map for each model and policy: the mean over benchmarks, else the only one."""
     single = [map_ for map_ in maps if not map_.is_mean]
     alone = Counter((map_.model, map_.policy) for map_ in single)
     return [*means, *(map_ for map_ in single if alone[map_.model, map_.policy] == 1)]
 
 
-def joined(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
-    """Adaptive runs as they are, others with the same axes as one."""
-    by_axes = grouped((run for run in runs if not run.is_adaptive), lambda run: run.run.axes)
-    whole = [run for run in runs if run.is_adaptive]
-    for first, *others in by_axes.values():
-        cells = [cell for run in (first, *others) for cell in run.run.cells]
-        whole.append(RunAnalysis(first.run.with_cells(cells)) if others else first)
-    return whole
+def group_by_axes(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
+    """Return adaptive runs as they are, and the others with those of the same axes as one."""
+    groups = [run for run in runs if run.is_adaptive]
+    fixed = [run for run in runs if not run.is_adaptive]
+    for of_axes in grouped(fixed, lambda run: run.run.axes).values():
+        first = of_axes[0]
+        if len(of_axes) == 1:
+            groups.append(first)
+        else:
+            cells = list(chain.from_iterable(run.run.cells for run in of_axes))
+            groups.append(RunAnalysis(first.run.with_cells(cells)))
+    return groups
 
 
 def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:
-    """The maps with the regions of their verdicts: the plateau, and the cells shown to keep the margin."""
+    """Return the maps with the regions of their verdicts: the plateau, and the cells shown to keep the margin."""
     framed = []
     for map_ in maps:
         verdict = by_map.get(map_.name)
         if verdict is not None:
-            losses = verdict.losses
-            keeps = None if losses is None else frozenset(coord for coord, loss in losses.items() if loss.is_kept)
+            keeps = None
+            if verdict.losses is not None:
+                keeps = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_kept)
             map_ = replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)
         framed.append(map_)
     return framed

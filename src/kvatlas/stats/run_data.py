@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, MapName, Setting, Trace, differing, grouped
+from kvatlas.core import LOSE_AT_MOST, KvatlasError, MapName, Setting, Trace, differing, grouped
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.table import CellTraces, TraceTable
-from kvatlas.text import spelled
+from kvatlas.text import parse_yaml
 
 Axes = tuple[str, str]
 #: The cells of one map-to-be.
@@ -20,7 +21,7 @@ Groups = dict[MapName, list[CellTraces]]
 
 
 def short_names(settings: Iterable[Setting]) -> dict[str, str]:
-    """Settings by id, each with its policy and those parameters alone in which the policy's settings differ."""
+    """Return names by id: the policy with those parameters alone in which the policy's settings differ."""
     distinct = {setting.id: setting for setting in settings}
     names: dict[str, str] = {}
     for policy, group in grouped(distinct.values(), lambda setting: setting.policy).items():
@@ -29,10 +30,6 @@ def short_names(settings: Iterable[Setting]) -> dict[str, str]:
             values = {name: value for name, value in setting.parameters if name in parameters}
             names[setting.id] = str(Setting.of(policy, **values))
     return names
-
-
-#: Points that a setting may lose against the full cache, where nothing else is asked for.
-LOSE_AT_MOST = 3.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class RunData:
         fix: Mapping[str, Any] | None = None,
         lose_at_most: float | None = None,
     ) -> RunData:
-        """The run in a folder; without a metric with its usual one. KvatlasError for a folder without a run."""
+        """Open the run in a folder; without a metric with its usual one. KvatlasError for a folder without a run."""
         with Store.open(Path(folder)) as store:
             manifest = store.manifest()
             table = TraceTable(manifest, store.columns())
@@ -71,11 +68,11 @@ class RunData:
 
     def __post_init__(self) -> None:
         values = dict(self.manifest.axes)
-        # A command line writes every value as text.
-        fixed = {
-            name: spelled(value) if isinstance(value, str) and value not in values.get(name, ()) else value
-            for name, value in self.fix.items()
-        }
+        fixed = dict(self.fix)
+        for name, value in self.fix.items():
+            # A command line writes every value as text.
+            if isinstance(value, str) and value not in values.get(name, ()):
+                fixed[name] = parse_yaml(value)
         object.__setattr__(self, "fix", fixed)
         if not isinstance(self.traces, TraceTable):
             object.__setattr__(self, "traces", TraceTable(self.manifest, [TraceColumns.of(self.traces)]))
@@ -87,7 +84,7 @@ class RunData:
         return self.traces
 
     def store(self) -> Store:
-        """The store with the whole traces; KvatlasError if the run is not from a folder."""
+        """Open the store with the whole traces; KvatlasError if the run is not from a folder."""
         if self.folder is None:
             raise KvatlasError("This shows traces, so it needs a run that is stored in a folder.")
         return Store.open(self.folder)
@@ -111,11 +108,13 @@ class RunData:
         values = dict(self.manifest.axes)
         for name, value in self.fix.items():
             if value not in values.get(name, ()):
-                there = "; ".join(f"{axis}: {', '.join(map(str, known))}" for axis, known in values.items())
-                raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {there or 'no axes'}.")
+                axes = "; ".join(f"{axis}: {', '.join(map(str, levels))}" for axis, levels in values.items())
+                raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {axes or 'no axes'}.")
         names = self.varied
         if len(names) != 2:
-            more = f"; fix all but two, for example {names[-1]}={values[names[-1]][0]}" if len(names) > 2 else ""
+            more = ""
+            if len(names) > 2:
+                more = f"; fix all but two, for example {names[-1]}={values[names[-1]][0]}"
             listed = ", ".join(names) or "none"
             raise KvatlasError(f"A map needs two axes with at least two values each; this run varies {listed}{more}.")
         return names[0], names[1]
@@ -126,26 +125,31 @@ class RunData:
 
         A policy with several values of another parameter gives several groups, with that parameter in the label.
         """
-        cells, axes = self.cells, self.axes
+        # An unknown metric is refused before axes are.
+        cells = self.cells
+        axes = set(self.axes)
+        on_grid = [cell for cell in cells if not cell.baseline and axes <= cell.setting.on_axes.keys()]
+        by_rest = grouped(filter(self.fits, on_grid), self._without_axes)
+        settings = grouped(by_rest, lambda key: key[0])
+        names = {model: short_names(map(itemgetter(2), keys)) for model, keys in settings.items()}
+        groups = {}
+        for (model, benchmark, setting), group in by_rest.items():
+            rows, columns = map(set, zip(*(cell.coord(self.axes) for cell in group), strict=True))
+            if len(rows) > 1 and len(columns) > 1:
+                groups[MapName(model, benchmark, names[model][setting.id])] = group
+        return groups
 
-        def rest(cell: CellTraces) -> tuple[str, str, Setting]:
-            others = {name: value for name, value in cell.setting.parameters if name not in axes}
-            return cell.model, cell.benchmark, Setting.of(cell.setting.policy, **others)
-
-        on_grid = [cell for cell in cells if not cell.baseline and cell.setting.on_axes.keys() >= set(axes)]
-        by_rest = grouped(filter(self.fits, on_grid), rest)
-        by_model = grouped(by_rest, lambda key: key[0])
-        names = {model: short_names(setting for _, _, setting in keys) for model, keys in by_model.items()}
-        return {
-            MapName(model, benchmark, names[model][setting.id]): group
-            for (model, benchmark, setting), group in by_rest.items()
-            if all(len({cell.setting.on_axes[axis] for cell in group}) > 1 for axis in axes)
-        }
+    def _without_axes(self, cell: CellTraces) -> tuple[str, str, Setting]:
+        """Return model, benchmark, and the setting without its values on the axes: equal for the cells of a map."""
+        others = {name: value for name, value in cell.setting.parameters if name not in self.axes}
+        return cell.model, cell.benchmark, Setting.of(cell.setting.policy, **others)
 
     @property
     def margin(self) -> float:
         """The loss against the full cache that a setting may have, in (0, 1)."""
-        return margin_of(self.manifest.spec.get("lose_at_most") if self.lose_at_most is None else self.lose_at_most)
+        if self.lose_at_most is not None:
+            return margin_from_points(self.lose_at_most)
+        return margin_from_points(self.manifest.spec.get("lose_at_most"))
 
     @property
     def is_line(self) -> bool:
@@ -159,12 +163,12 @@ class RunData:
         return all(values.get(name, value) == value for name, value in self.fix.items())
 
     def with_cells(self, cells: Sequence[CellTraces]) -> RunData:
-        """The same, of these cells alone; they may come from other runs with the same axes."""
+        """Return the same of these cells alone; they may come from other runs with the same axes."""
         return replace(self, chosen=cells)
 
 
-def margin_of(lose_at_most: Any) -> float:
-    """The margin in (0, 1) of so many points, 3 for None. Raises KvatlasError for a value out of range."""
+def margin_from_points(lose_at_most: Any) -> float:
+    """Return points as a share, 3 points for None. Raises KvatlasError for a value out of range."""
     points = LOSE_AT_MOST if lose_at_most is None else lose_at_most
     if not isinstance(points, int | float) or not 0 < points < 100:
         raise KvatlasError(f"lose_at_most is a number of points above 0 and below 100; {points} was given.")

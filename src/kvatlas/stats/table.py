@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, grouped
 from kvatlas.policies.audit import audit_setting
-from kvatlas.results import Key, Manifest, TraceColumns
+from kvatlas.results import Expected, Key, Manifest, TraceColumns
+from kvatlas.results.manifest import changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.estimates import estimates, pass_at_1
 from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, SCREENED, Rule, rule
-from kvatlas.stats.numerics.arrays import Floats, Ints
+from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, strata_of_sizes
 
 #: A problem of a benchmark.
 ProblemKey = tuple[str, str]
@@ -30,7 +31,7 @@ Estimates = Callable[[], list[Estimate | None]]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
 _COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "written")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
-_STATUSES = {number: status for status, number in STATUS.items()}
+_STATUSES = {code: status for status, code in STATUS.items()}
 
 
 class TraceTable:
@@ -42,72 +43,83 @@ class TraceTable:
     where it is no number.
     """
 
-    def __init__(self, manifest: Manifest, parts: Iterable[TraceColumns] = ()) -> None:
+    def __init__(self, manifest: Manifest, stored: Iterable[TraceColumns] = ()) -> None:
         self.manifest = manifest
-        orders = {
-            problems: {problem: number for number, problem in enumerate(sorted(set(problems)))}
-            for problems in {cell.problems for cell in manifest.expected}
-        }
-        self.orders = [orders[cell.problems] for cell in manifest.expected]
-        self.shapes = [(len(order), cell.samples) for order, cell in zip(self.orders, manifest.expected, strict=True)]
+        cells = manifest.expected
+        self.orders = _problem_orders(cells)
+        self.shapes = [(len(order), cell.samples) for order, cell in zip(self.orders, cells, strict=True)]
         ends = list(accumulate(map(math.prod, self.shapes), initial=0))
         self.spans = [slice(begin, end) for begin, end in pairwise(ends)]
-        keys = [(cell.run_key, cell.setting.id, cell.benchmark) for cell in manifest.expected]
-        self._cells_of = grouped(range(len(keys)), keys.__getitem__)
+        # Several promised cells may share a key; a trace fills all of them.
+        keys = [(cell.run_key, cell.setting.id, cell.benchmark) for cell in cells]
+        self._cells_of_key = grouped(range(len(keys)), keys.__getitem__)
         self.records: NDArray[np.void] = np.zeros(ends[-1], _PLACE)
         for name in ("progress", *TRACE_COSTS):
             self.records[name] = math.nan
         self.measured: dict[str, Floats] = {}
         self.versions: dict[str, int] = {}
         self.kinds: dict[str, int] = {}
-        for columns in parts:
+        for columns in stored:
             self.append(columns)
 
     def append(self, columns: TraceColumns) -> None:
         """Add traces, in place of earlier ones of the same places, except those that are not promised."""
-        rows, places = self._placed(columns)
+        rows, places = self._rows_and_places(columns)
         records = columns.records[rows]
         for name in _COPIED:
             self.records[name][places] = records[name]
+        # The columns have codes of their own, so their texts get the codes of the table.
         for name, codes in (("made_with", self.versions), ("metrics", self.kinds)):
-            texts, which = np.unique(records[name], return_inverse=True)
-            known = [codes.setdefault(columns.names[text], len(codes)) for text in texts]
-            self.records[name][places] = np.array(known, int)[which]
+            texts, text_of_row = np.unique(records[name], return_inverse=True)
+            table_codes = [codes.setdefault(columns.names[text], len(codes)) for text in texts]
+            self.records[name][places] = np.array(table_codes, int)[text_of_row]
+        # A trace that replaces an earlier one may lack some of its metrics.
         for values in self.measured.values():
             values[places] = math.nan
         for name, values in columns.metrics().items():
-            own = self.measured.setdefault(name, np.full(len(self.records), math.nan))
-            own[places] = values[rows]
+            if name not in self.measured:
+                self.measured[name] = np.full(len(self.records), math.nan)
+            self.measured[name][places] = values[rows]
 
-    def _placed(self, columns: TraceColumns) -> tuple[Ints, Ints]:
-        """The rows of the promised traces, and the place of each."""
-        rows, places = [np.zeros(0, int)], [np.zeros(0, int)]
-        orders: dict[int, Ints] = {}
-        problems, samples = columns.records["problem"], columns.records["sample"]
-        for key, own in columns.by_cell().items():
-            for number in self._cells_of.get(key, ()):
-                order, width = self.orders[number], self.manifest.expected[number].samples
-                if id(order) not in orders:
-                    orders[id(order)] = np.array([order.get(name, -1) for name in columns.names])
-                problem, sample = orders[id(order)][problems[own]], samples[own]
-                promised = (problem >= 0) & (sample >= 0) & (sample < width)
-                rows.append(own[promised])
-                places.append(self.spans[number].start + problem[promised] * width + sample[promised])
+    def _rows_and_places(self, columns: TraceColumns) -> tuple[Ints, Ints]:
+        """Return the rows of the promised traces, and the place of each."""
+        rows = [np.zeros(0, int)]
+        places = [np.zeros(0, int)]
+        problems = columns.records["problem"]
+        samples = columns.records["sample"]
+        # The number of each name of the columns in an order of problems, -1 for other names. Cells share orders, so
+        # they are told apart by identity.
+        number_of_name: dict[int, Ints] = {}
+        for key, cell_rows in columns.by_cell().items():
+            for index in self._cells_of_key.get(key, ()):
+                order = self.orders[index]
+                width = self.manifest.expected[index].samples
+                if id(order) not in number_of_name:
+                    number_of_name[id(order)] = np.array([order.get(name, -1) for name in columns.names])
+                problem = number_of_name[id(order)][problems[cell_rows]]
+                sample = samples[cell_rows]
+                is_promised = (problem >= 0) & (sample >= 0) & (sample < width)
+                rows.append(cell_rows[is_promised])
+                places.append(self.spans[index].start + problem[is_promised] * width + sample[is_promised])
         return np.concatenate(rows), np.concatenate(places)
 
     def cells(self, metric: str = "pass@1") -> list[CellTraces]:
-        """The promised cells in the manifest's order, with the traces so far.
+        """Return the promised cells in the manifest's order, with the traces so far.
 
         Raises KvatlasError for a metric that the run does not have.
         """
         self.check(metric)
         values = self._grades(metric)
         grades = [values[span].reshape(shape) for span, shape in zip(self.spans, self.shapes, strict=True)]
-        known = cache(lambda: estimates(grades))
-        return [CellTraces(self, number, metric, own, known) for number, own in enumerate(grades)]
+        # The limits of all cells at once are faster than one by one; they are computed when a cell first asks.
+        estimates_once = cache(lambda: estimates(grades))
+        return [CellTraces(self, index, metric, of_cell, estimates_once) for index, of_cell in enumerate(grades)]
 
     def _grades(self, metric: str) -> Floats:
-        """[places]: the metric in [0, 1]; NaN where it is unknown. Without an answer a benchmark's own metric is 0."""
+        """Return [places]: the metric in [0, 1]; NaN where it is unknown.
+
+        A trace without an answer has 0 of a benchmark's own metric.
+        """
         status = self.records["status"]
         if metric == "progress":
             values = self.records["progress"]
@@ -115,60 +127,108 @@ class TraceTable:
             values = (self.records["correct"] > 0) & (status == STATUS[Status.OK])
         else:
             values = self.measured.get(metric, np.full(len(status), math.nan))
-            values = values if self.manifest.screened else np.nan_to_num(values)
+            if not self.manifest.screened:
+                values = np.nan_to_num(values)
         return np.where(status > 0, values, math.nan)
 
     def check(self, metric: str, among: Sequence[TraceTable] = ()) -> None:
         """Raise KvatlasError if not all traces have this metric as a share; it names the metrics of all the tables."""
-        screened = self.manifest.screened
-        if metric in SCREENED if screened else metric in {*METRICS, *self._own_metrics()} or rule(metric):
-            return
-        tables = among or [self]
-        samples = min((cell.samples for table in tables for cell in table.manifest.expected), default=1)
-        several = [f"pass@K, maj@K (K up to {samples})"] if samples > 1 else []
-        own = set.intersection(*(table._own_metrics() for table in tables))
-        valid = SCREENED if screened else [*METRICS, *several, *sorted(own)]
-        unknown = f"This run is a screen, which knows no {metric!r}" if screened else f"Unknown metric {metric!r}"
+        if self.manifest.screened:
+            if metric in SCREENED:
+                return
+            unknown = f"This run is a screen, which knows no {metric!r}"
+            valid = list(SCREENED)
+        else:
+            if metric in METRICS or metric in self._benchmark_metrics() or rule(metric) is not None:
+                return
+            unknown = f"Unknown metric {metric!r}"
+            valid = _valid_metrics(among or [self])
         raise KvatlasError(f"{unknown}; expected: {', '.join(valid)}, and for maps the costs {', '.join(COSTS)}.")
 
-    def _own_metrics(self) -> set[str]:
-        """The benchmark's metrics that all answered traces have as a number from 0 to 1."""
+    def _benchmark_metrics(self) -> set[str]:
+        """Return the benchmark's metrics that all answered traces have as a number from 0 to 1."""
+        # By kind of trace: its metrics, and whether each is a text.
         kinds: list[Mapping[str, bool]] = [json.loads(text) for text in self.kinds]
-        status, codes = self.records["status"], self.records["metrics"]
+        status = self.records["status"]
+        kind_of_trace = self.records["metrics"]
         is_answered = np.isin(status, [STATUS[status] for status in Status if status.answered])
-        own = set(self.measured).intersection(*(kinds[code] for code in np.unique(codes[is_answered])))
-        texts = {name for code in np.unique(codes[status > 0]) for name, is_text in kinds[code].items() if is_text}
-        return {name for name in own - texts if not ((self.measured[name] < 0) | (self.measured[name] > 1)).any()}
+        found = set(self.measured)
+        for kind in np.unique(kind_of_trace[is_answered]):
+            found.intersection_update(kinds[kind])
+        for kind in np.unique(kind_of_trace[status > 0]):
+            found.difference_update(name for name, is_text in kinds[kind].items() if is_text)
+        return {name for name in found if not ((self.measured[name] < 0) | (self.measured[name] > 1)).any()}
+
+
+def _problem_orders(cells: Iterable[Expected]) -> list[dict[str, int]]:
+    """Return the number of each problem of each cell, by name; cells with the same problems share one dictionary."""
+    by_problems: dict[tuple[str, ...], dict[str, int]] = {}
+    orders = []
+    for cell in cells:
+        order = by_problems.get(cell.problems)
+        if order is None:
+            order = {problem: index for index, problem in enumerate(sorted(set(cell.problems)))}
+            by_problems[cell.problems] = order
+        orders.append(order)
+    return orders
+
+
+def _valid_metrics(tables: Sequence[TraceTable]) -> list[str]:
+    """Return the metrics that all of some tables have, as an error lists them."""
+    valid = list(METRICS)
+    promised = chain.from_iterable(table.manifest.expected for table in tables)
+    samples = min((cell.samples for cell in promised), default=1)
+    if samples > 1:
+        valid.append(f"pass@K, maj@K (K up to {samples})")
+    of_benchmarks = set.intersection(*(table._benchmark_metrics() for table in tables))
+    return valid + sorted(of_benchmarks)
 
 
 class CellTraces:
     """The traces of one promised cell of a table, as arrays [problem, sample], graded by a metric.
 
-    `place` numbers the `problems` in the order of their names. `traces` are the cell's part of the table's `records`,
+    `place` numbers the `problems` in the order of their names. `traces` are the cell's rows of the table's `records`,
     `grades` the metric, NaN where a trace is missing or its metric unknown.
     With a `rule` the metric is made of a problem's samples together. In an `adaptive` sweep the number of problems of a
     cell depends on their outcomes.
     """
 
-    def __init__(self, table: TraceTable, number: int, metric: str, grades: Floats, known: Estimates) -> None:
-        self.table, self.number, self.metric, self.grades, self._known_estimates = table, number, metric, grades, known
-        self.expected = expected = table.manifest.expected[number]
-        self.model, self.benchmark, self.setting = expected.model, expected.benchmark, expected.setting
-        self.baseline = expected.baseline
-        self.place = table.orders[number]
+    def __init__(self, table: TraceTable, index: int, metric: str, grades: Floats, all_estimates: Estimates) -> None:
+        self.table = table
+        self.metric = metric
+        self.grades = grades
+        self.expected = table.manifest.expected[index]
+        self.model = self.expected.model
+        self.benchmark = self.expected.benchmark
+        self.setting = self.expected.setting
+        self.baseline = self.expected.baseline
+        self.place = table.orders[index]
         self.problems = tuple(self.place)
-        self.adaptive, self.screened = bool(table.manifest.allocation), table.manifest.screened
+        self.adaptive = bool(table.manifest.allocation)
+        self.screened = table.manifest.screened
         self.rule: Rule | None = None if self.screened else rule(metric)
-        self.traces = table.records[table.spans[number]].reshape(grades.shape)
+        self.traces = table.records[table.spans[index]].reshape(grades.shape)
+        self._index = index
+        self._all_estimates = all_estimates
 
     @property
-    def there(self) -> NDArray[np.bool_]:
-        """True for each trace that is there."""
+    def contents(self) -> Mapping[str, str]:
+        """The digests of the contents of its problems by name; empty in runs of earlier versions."""
+        return self.table.manifest.contents.get(self.benchmark, {})
+
+    @property
+    def is_stored(self) -> Flags:
+        """True for each trace that is stored."""
         return np.asarray(self.traces["status"] > 0)
 
     @property
+    def token_digest(self) -> NDArray[np.void]:
+        """The digest of the tokens of each trace; zeros where they are unknown."""
+        return self.traces["written"]
+
+    @property
     def stored(self) -> int:
-        """Number of traces of this cell that are there."""
+        """Number of stored traces of this cell."""
         return int(np.count_nonzero(self.traces["status"]))
 
     @property
@@ -184,7 +244,7 @@ class CellTraces:
     @property
     def unmeasured(self) -> int:
         """Of how many traces the metric is unknown: they count in costs and in no grade."""
-        return int(np.count_nonzero(self.there & np.isnan(self.grades)))
+        return int(np.count_nonzero(self.is_stored & np.isnan(self.grades)))
 
     @cached_property
     def verdicts(self) -> Counter[Outcome]:
@@ -192,6 +252,7 @@ class CellTraces:
         codes, counts = np.unique(2 * self.traces["status"] + self.traces["correct"], return_counts=True)
         found = Counter[Outcome]()
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            # Status 0 is a missing trace.
             if code > 1:
                 found[Grade(bool(code % 2), 0.0, None, _STATUSES[code // 2]).verdict] += count
         return found
@@ -199,45 +260,52 @@ class CellTraces:
     @property
     def made_with(self) -> Counter[str]:
         """The number of traces by the versions that decoded them."""
-        counts = np.bincount(self.traces["made_with"][self.there], minlength=len(self.table.versions))
-        return Counter({text: n for text, n in zip(self.table.versions, counts.tolist(), strict=True) if n})
+        counts = np.bincount(self.traces["made_with"][self.is_stored], minlength=len(self.table.versions))
+        return Counter({text: count for text, count in zip(self.table.versions, counts.tolist(), strict=True) if count})
 
     @property
     def prompts(self) -> dict[str, int]:
-        """The lengths of the problems' prompts where they are known."""
+        """The lengths of the problems' prompts that are known."""
         lengths = np.nan_to_num(self.traces["prompt_tokens"], nan=-1).max(1).tolist()
         return {problem: int(length) for problem, length in zip(self.place, lengths, strict=True) if length >= 0}
 
     def key(self, problem: str, sample: int) -> Key:
-        """The key of a trace in the store."""
+        """Return the key of a trace in the store."""
         return self.expected.run_key, self.setting.id, self.benchmark, problem, sample
 
     def stored_keys(self) -> list[Key]:
-        """The keys in the store of the traces that are there."""
+        """Return the keys of the stored traces."""
         problems = self.problems
-        return [self.key(problems[problem], sample) for problem, sample in np.argwhere(self.there).tolist()]
+        return [self.key(problems[problem], sample) for problem, sample in np.argwhere(self.is_stored).tolist()]
 
     def coord(self, axes: tuple[str, str]) -> CellCoord:
-        """Its values on the vertical and the horizontal axis."""
+        """Return its values on the vertical and the horizontal axis."""
         values = self.setting.on_axes
         return values[axes[0]], values[axes[1]]
 
     @cached_property
     def cell(self) -> Cell:
         """The cell on the map; KvatlasError if nothing of it is measured, or a problem has too few samples."""
-        peak = max(self._known("peak_kv_tokens"), default=None)
         if self.rule is None:
-            estimate = self._known_estimates()[self.number] or pass_at_1({})
+            estimate = self._all_estimates()[self._index] or pass_at_1({})
         else:
             estimate = self.rule.estimate(*self._samples())
-        mean, (token, beside) = self._mean("mean_kv_tokens"), self.expected.kv_bytes or (0, 0)
+        mean = self._mean("mean_kv_tokens")
+        peak = max(self._costs("peak_kv_tokens"), default=None)
+        mean_bytes = None
+        peak_bytes = None
+        token_bytes, tail_bytes = self.expected.kv_bytes or (0, 0)
+        if token_bytes and mean is not None:
+            mean_bytes = mean * token_bytes + tail_bytes
+        if token_bytes and peak is not None:
+            peak_bytes = int(peak) * token_bytes + tail_bytes
         return Cell(
             self.setting,
             estimate,
             mean_kv_tokens=mean,
             peak_kv_tokens=None if peak is None else int(peak),
-            mean_kv_bytes=mean * token + beside if token and mean is not None else None,
-            peak_kv_bytes=int(peak) * token + beside if token and peak is not None else None,
+            mean_kv_bytes=mean_bytes,
+            peak_kv_bytes=peak_bytes,
             output_tokens_mean=self._mean("output_tokens"),
             truncated=self.verdicts[Outcome.TRUNCATED],
             seconds_mean=self._mean("seconds"),
@@ -245,13 +313,13 @@ class CellTraces:
             audit=self.audit,
         )
 
-    def _known(self, cost: str) -> list[float]:
-        """A cost of every trace; nothing where it is unknown of one."""
-        values = self.traces[cost][self.there]
+    def _costs(self, cost: str) -> list[float]:
+        """Return a cost of every stored trace; nothing if it is unknown of one."""
+        values = self.traces[cost][self.is_stored]
         return [] if np.isnan(values).any() else values.tolist()
 
     def _mean(self, cost: str) -> float | None:
-        values = self._known(cost)
+        values = self._costs(cost)
         return math.fsum(values) / len(values) if values else None
 
     @cached_property
@@ -260,7 +328,7 @@ class CellTraces:
         return audit_setting(self.setting, self.prompts.values())
 
     def values(self) -> Floats:
-        """The values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule."""
+        """Return the values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule."""
         if self.rule is None:
             return self.grades
         values = np.full((len(self.place), 1), math.nan)
@@ -268,16 +336,23 @@ class CellTraces:
         return values
 
     def in_order(self, table: NDArray[Any], problems: Iterable[str], missing: object = math.nan) -> NDArray[Any]:
-        """The rows of a table [problem, ...] of this cell for these problems; `missing` for those it does not have."""
+        """Return the rows of a table [problem, ...] of this cell for these problems; `missing` for other problems."""
+        # Index -1 takes the last row, which is the missing one.
         rows = np.concatenate([table, np.full((1, *table.shape[1:]), missing, table.dtype)])
         return rows[[self.place.get(problem, -1) for problem in problems]]
 
     def _samples(self) -> tuple[list[list[float]], list[list[Hashable]]]:
-        """The known grades of each problem that has any, and their votes: answers as codes, `RIGHT`, or None."""
-        rows = zip(~np.isnan(self.grades), self.grades, self.traces["answer"], strict=True)
-        known = [(grades[there].tolist(), answers[there].tolist()) for there, grades, answers in rows if there.any()]
-        votes = [[RIGHT if right else answer or None for right, answer in zip(*own, strict=True)] for own in known]
-        return [grades for grades, _ in known], votes
+        """Return the known grades of each problem that has any, and their votes: answers as codes, `RIGHT`, or None."""
+        grades: list[list[float]] = []
+        votes: list[list[Hashable]] = []
+        for row, answers in zip(self.grades, self.traces["answer"], strict=True):
+            is_known = ~np.isnan(row)
+            if is_known.any():
+                grades.append(row[is_known].tolist())
+                pairs = zip(grades[-1], answers[is_known].tolist(), strict=True)
+                # All right answers are one vote, however they are written. Code 0 is no answer.
+                votes.append([RIGHT if right else answer or None for right, answer in pairs])
+        return grades, votes
 
 
 # -- several cells -----------------------------------------------------------------------------------------------------
@@ -291,13 +366,17 @@ def select(
     setting: Setting | None = None,
     baseline: bool | None = None,
 ) -> list[CellTraces]:
-    """The cells with these values."""
+    """Return the cells with these values; None matches all."""
+    found = list(cells)
     values = {"model": model, "benchmark": benchmark, "setting": setting, "baseline": baseline}
-    return [cell for cell in cells if all(v is None or getattr(cell, name) == v for name, v in values.items())]
+    for name, value in values.items():
+        if value is not None:
+            found = [cell for cell in found if getattr(cell, name) == value]
+    return found
 
 
 def missing(cells: Sequence[CellTraces]) -> tuple[int, int, int]:
-    """The number of missing traces of some cells, that of the promised ones, and that of the cells that lack any."""
+    """Return the numbers of missing traces, of promised traces, and of cells that lack any."""
     lacking = [cell.promised - cell.stored for cell in cells]
     return sum(lacking), sum(cell.promised for cell in cells), sum(count > 0 for count in lacking)
 
@@ -306,22 +385,53 @@ def check_distinct(cells: Iterable[CellTraces]) -> None:
     """Raise KvatlasError where two runs hold the same trace."""
     earlier: dict[Hashable, set[tuple[str, int]]] = {}
     for cell in cells:
-        own = {key[-2:] for key in cell.stored_keys()}
-        for problem, sample in sorted(own & earlier.setdefault(cell.expected.name, set()))[:1]:
+        of_name = earlier.setdefault(cell.expected.name, set())
+        stored = {key[-2:] for key in cell.stored_keys()}
+        for problem, sample in sorted(stored & of_name)[:1]:
             raise KvatlasError(
                 f"Two of the runs hold sample {sample} of {problem} for {cell.model} under {cell.setting}; compare "
                 "runs that do not overlap."
             )
-        earlier[cell.expected.name] |= own
+        of_name |= stored
+
+
+def check_same_problems(cells: Iterable[CellTraces]) -> None:
+    """Raise KvatlasError where a problem of one run has another content in another run."""
+    seen: dict[str, tuple[set[int], dict[str, str]]] = {}
+    for cell in cells:
+        manifests, contents = seen.setdefault(cell.benchmark, (set(), {}))
+        if id(cell.table.manifest) in manifests:
+            continue
+        manifests.add(id(cell.table.manifest))
+        changed = changed_problems(cell.benchmark, cell.contents, {**cell.contents, **contents})
+        if changed:
+            raise KvatlasError(f"The runs have other contents of {changed}; compare runs of the same problems.")
+        contents.update(cell.contents)
+
+
+def check_pairs(cells: Iterable[CellTraces]) -> None:
+    """Raise KvatlasError for cells that cannot be compared in pairs: of adaptive sweeps, and of unlike problems."""
+    cells = list(cells)
+    adaptive = next((cell for cell in cells if cell.adaptive), None)
+    if adaptive is not None:
+        raise KvatlasError(
+            f"{adaptive.model} under {adaptive.setting} cannot be compared in pairs: in an adaptive sweep the problems "
+            "that two settings share depend on their outcomes."
+        )
+    check_same_problems(cells)
 
 
 def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
-    """Cells of one benchmark side by side: problems, and their values [problem, cell, sample], NaN where unknown."""
+    """Return the problems of cells of one benchmark, and their values [problem, cell, sample], NaN where unknown.
+
+    Raises KvatlasError for cells that cannot be compared in pairs.
+    """
+    check_pairs(cells)
     tables = [cell.values() for cell in cells]
-    problems = tuple(dict.fromkeys(problem for cell in cells for problem in cell.place))
+    problems = tuple(dict.fromkeys(chain.from_iterable(cell.place for cell in cells)))
     values = np.full((len(problems), len(cells), max(table.shape[1] for table in tables)), math.nan)
-    for number, (cell, table) in enumerate(zip(cells, tables, strict=True)):
-        values[:, number, : table.shape[1]] = cell.in_order(table, problems)
+    for column, (cell, table) in enumerate(zip(cells, tables, strict=True)):
+        values[:, column, : table.shape[1]] = cell.in_order(table, problems)
     return problems, values
 
 
@@ -341,20 +451,34 @@ class GradeMatrix:
 
 
 def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix | None:
-    """The cells of one or more benchmarks by the columns that all have; None if they share no problem and sample."""
-    measured = [{column: cell for column, cell in cells.items() if cell.measured} for cells in benchmarks]
-    columns = [name for name in measured[0] if all(name in others for others in measured[1:])] if measured else []
-    rows: list[Floats] = []
-    strata: list[int] = []
+    """Return the cells of one or more benchmarks by the columns that all have.
+
+    None if they share no column, or no problem and sample of some benchmark.
+    """
+    columns = _columns_of_all(benchmarks)
+    means: list[Floats] = []
+    sizes: list[int] = []
+    fewest: list[int] = []
     left_out = 0
-    for number, cells in enumerate(measured if columns else ()):
+    for cells in benchmarks if columns else ():
         _, values = aligned([cells[name] for name in columns])
-        known = ~np.isnan(values)
-        shared = np.asarray(known.all(1))
-        rows += [row[:, samples] for row, samples in zip(values, shared, strict=True) if samples.any()]
-        strata += [number] * int(shared.any(1).sum())
-        left_out += int((known.any((1, 2)) & ~shared.any(1)).sum())
-    if not rows or len(set(strata)) < len(measured):
+        is_known = ~np.isnan(values)
+        # [problem, sample] that all cells have.
+        is_shared = np.asarray(is_known.all(1))
+        has_shared = is_shared.any(1)
+        for row, of_all in zip(values[has_shared], is_shared[has_shared], strict=True):
+            means.append(row[:, of_all].mean(1))
+            fewest.append(int(of_all.sum()))
+        sizes.append(int(has_shared.sum()))
+        left_out += int((is_known.any((1, 2)) & ~has_shared).sum())
+    if not means or 0 in sizes:
         return None
-    means = np.array([row.mean(1) for row in rows])
-    return GradeMatrix(tuple(columns), means, np.array(strata), min(row.shape[1] for row in rows), left_out)
+    return GradeMatrix(tuple(columns), np.array(means), strata_of_sizes(sizes), min(fewest), left_out)
+
+
+def _columns_of_all(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> list[Hashable]:
+    """Return the columns that have a measured cell on every benchmark."""
+    columns = list(benchmarks[0]) if benchmarks else []
+    for cells in benchmarks:
+        columns = [name for name in columns if name in cells and cells[name].measured]
+    return columns

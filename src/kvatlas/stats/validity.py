@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 import numpy as np
 
@@ -23,8 +24,8 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Limit:
-    """Something that limits what a run can show; model and benchmark are empty where it is about several."""
+class Limitation:
+    """A limitation of what a run can show; model and benchmark are empty if it concerns several."""
 
     kind: Kind
     model: str
@@ -33,82 +34,129 @@ class Limit:
 
 
 def validity(cells: Iterable[CellTraces]) -> Validity | None:
-    """The conclusions that the traces of these cells allow, over all benchmarks; None without traces, and for a screen.
+    """Return the conclusions that the traces of these cells allow, over all benchmarks.
 
-    Settings are identical if they are so on all benchmarks.
+    Settings are identical if they are so on all benchmarks. None without traces, and for a screen.
     """
-    kept = [cell for cell in cells if cell.stored and not cell.screened]
-    if not kept:
+    stored = [cell for cell in cells if cell.stored and not cell.screened]
+    if not stored:
         return None
-    bounded = [cell for cell in kept if "kv_budget" in cell.setting.values]
-    groups, compressing = _identical(kept), {cell.setting.id for cell in bounded}
+    settings = {cell.setting.id for cell in stored if has_budget(cell)}
+    identical = _identical(stored)
+    bounded, compressed = count_compressed(stored)
     return Validity(
-        traces=sum(cell.stored for cell in kept),
-        bounded=sum(int((cell.traces["compressions"] >= 0).sum()) for cell in bounded),
-        compressed=sum(int((cell.traces["compressions"] > 0).sum()) for cell in bounded),
-        no_answer=sum(cell.verdicts[Outcome.NO_ANSWER] for cell in kept),
-        truncated=sum(cell.verdicts[Outcome.TRUNCATED] for cell in kept),
-        settings=len(compressing),
-        identical=groups,
-        same=len(compressing) > 1 and any(compressing <= set(group) for group in groups),
+        traces=sum(cell.stored for cell in stored),
+        bounded=bounded,
+        compressed=compressed,
+        no_answer=sum(cell.verdicts[Outcome.NO_ANSWER] for cell in stored),
+        truncated=sum(cell.verdicts[Outcome.TRUNCATED] for cell in stored),
+        settings=len(settings),
+        identical=identical,
+        same=len(settings) > 1 and any(settings <= set(group) for group in identical),
     )
+
+
+def has_budget(cell: CellTraces) -> bool:
+    """Return whether the setting of a cell bounds the cache."""
+    return "kv_budget" in cell.setting.values
+
+
+def count_compressed(cells: Iterable[CellTraces]) -> tuple[int, int]:
+    """Return the number of traces under a KV budget, and of the compressed ones among them."""
+    traces = 0
+    compressed = 0
+    for cell in filter(has_budget, cells):
+        # Unknown numbers of compressions are NaN and count in neither.
+        traces += int((cell.traces["compressions"] >= 0).sum())
+        compressed += int((cell.traces["compressions"] > 0).sum())
+    return traces, compressed
 
 
 def _identical(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], ...]:
-    """Groups of two or more settings whose traces are all there, known, and the same."""
-    written: dict[str, Hashable] = {}
-    for setting, own in grouped(cells, lambda cell: cell.setting.id).items():
-        texts = [(cell, cell.traces["written"]) for cell in own]
-        if all(cell.stored == cell.promised and (row != np.zeros(1, row.dtype)).all() for cell, row in texts):
-            written[setting] = frozenset(
-                (cell.model, cell.benchmark, problem, row.tobytes())
-                for cell, rows in texts
-                for problem, row in zip(cell.problems, rows, strict=True)
-            )
-    return tuple(tuple(group) for group in grouped(written, written.__getitem__).values() if len(group) > 1)
+    """Return the groups of two or more settings with the same tokens in every trace.
+
+    Settings that lack a trace, or the digest of one, are in no group.
+    """
+    texts: dict[str, Hashable] = {}
+    for setting, of_setting in grouped(cells, lambda cell: cell.setting.id).items():
+        if all(map(_is_digest_complete, of_setting)):
+            texts[setting] = frozenset(chain.from_iterable(map(_digests, of_setting)))
+    return _shared_by_several(grouped(texts, texts.__getitem__).values())
+
+
+def _is_digest_complete(cell: CellTraces) -> bool:
+    """Return whether all promised traces of a cell are stored with the digest of their tokens."""
+    unknown = np.zeros(1, cell.token_digest.dtype)
+    return cell.stored == cell.promised and bool((cell.token_digest != unknown).all())
+
+
+def _digests(cell: CellTraces) -> list[tuple[str, str, str, bytes]]:
+    """Return the digests of the samples of each problem of a cell, with its name."""
+    rows = zip(cell.problems, cell.token_digest, strict=True)
+    return [(cell.model, cell.benchmark, problem, digests.tobytes()) for problem, digests in rows]
+
+
+def _shared_by_several(groups: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(group) for group in groups if len(group) > 1)
 
 
 def validities(cells: Iterable[CellTraces]) -> dict[tuple[str, str], Validity]:
-    """By model and benchmark, over all their settings, baselines included."""
-    groups = grouped(cells, lambda cell: (cell.model, cell.benchmark))
-    return {name: known for name, group in groups.items() if (known := validity(group)) is not None}
+    """Return the validity by model and benchmark, over all their settings, baselines included."""
+    found = {}
+    for name, group in grouped(cells, lambda cell: (cell.model, cell.benchmark)).items():
+        checked = validity(group)
+        if checked is not None:
+            found[name] = checked
+    return found
 
 
-def together(parts: Sequence[Validity | None]) -> Validity | None:
-    """The validity of the same settings on several benchmarks, from that on each; None where one is not known."""
-    checked = [part for part in parts if part is not None]
-    if not checked or len(checked) < len(parts):
+def merge_validity(benchmarks: Sequence[Validity | None]) -> Validity | None:
+    """Return the validity of the same settings on several benchmarks, from that on each; None if one is unknown."""
+    checked = [validity for validity in benchmarks if validity is not None]
+    if not checked or len(checked) < len(benchmarks):
         return None
-    # Settings are identical on all benchmarks if they share a group on each.
-    places = [{setting: n for n, group in enumerate(part.identical) for setting in group} for part in checked]
-    shared = [setting for setting in places[0] if all(setting in own for own in places)]
-    groups = grouped(shared, lambda setting: tuple(own[setting] for own in places))
-    counts = ("traces", "bounded", "compressed", "no_answer", "truncated")
+    counts = {}
+    for name in ("traces", "bounded", "compressed", "no_answer", "truncated"):
+        counts[name] = sum(getattr(validity, name) for validity in checked)
     return Validity(
-        **{name: sum(getattr(part, name) for part in checked) for name in counts},
-        settings=max(part.settings for part in checked),
-        identical=tuple(tuple(group) for group in groups.values() if len(group) > 1),
-        same=all(part.same for part in checked),
+        **counts,
+        settings=max(validity.settings for validity in checked),
+        identical=_identical_on_all(checked),
+        same=all(validity.same for validity in checked),
     )
 
 
-def findings(cells: Sequence[CellTraces]) -> list[Limit]:
-    """The limits of the gathered traces of a run, the gravest first."""
-    checked = validities(cells)
-    several = len({model for model, _ in checked}) > 1
-    made = [
-        Limit(kind, model, benchmark, f"{f'{model} on {benchmark}' if several else benchmark}: {text}")
-        for (model, benchmark), validity in checked.items()
-        for kind, text in _limits(validity)
-    ]
+def _identical_on_all(benchmarks: Sequence[Validity]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of settings that share a group on each benchmark."""
+    groups_of_setting: dict[str, list[int]] = {}
+    for validity in benchmarks:
+        for index, group in enumerate(validity.identical):
+            for setting in group:
+                groups_of_setting.setdefault(setting, []).append(index)
+    # A setting without a group on some benchmark is like no other.
+    shared = {setting: tuple(groups) for setting, groups in groups_of_setting.items() if len(groups) == len(benchmarks)}
+    return _shared_by_several(grouped(shared, shared.__getitem__).values())
+
+
+def findings(cells: Sequence[CellTraces]) -> list[Limitation]:
+    """Return the limitations of the gathered traces of a run, the gravest first."""
+    by_name = validities(cells)
+    has_models = len({model for model, _ in by_name}) > 1
+    found = []
+    for (model, benchmark), checked in by_name.items():
+        subject = f"{model} on {benchmark}" if has_models else benchmark
+        found += [Limitation(kind, model, benchmark, f"{subject}: {text}") for kind, text in _limitations(checked)]
     audits = [(cell, cell.audit) for cell in cells]
-    sentence = no_choice_sentence([AuditedCell(c.model, c.benchmark, c.setting, audit) for c, audit in audits if audit])
+    sentence = no_choice_sentence(
+        [AuditedCell(cell.model, cell.benchmark, cell.setting, audit) for cell, audit in audits if audit is not None]
+    )
     if sentence:
-        made.append(Limit(Kind.NO_CHOICE, "", "", sentence))
-    return sorted(made, key=lambda finding: list(Kind).index(finding.kind))
+        found.append(Limitation(Kind.NO_CHOICE, "", "", sentence))
+    return sorted(found, key=lambda finding: list(Kind).index(finding.kind))
 
 
-def _limits(checked: Validity) -> Iterator[tuple[Kind, str]]:
+def _limitations(checked: Validity) -> Iterator[tuple[Kind, str]]:
+    """Yield the limitations of a model's traces on a benchmark, with their sentences."""
     if 2 * checked.unanswered > checked.traces:
         yield (
             Kind.UNANSWERED,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, weights
 from kvatlas.stats.numerics.levels import average_levels, permute_levels
 from kvatlas.stats.run_data import Axes, RunData
-from kvatlas.stats.table import GradeMatrix, matrix
+from kvatlas.stats.table import CellTraces, GradeMatrix, matrix
 
 #: Random orders of all cells of a problem; those of the levels of an axis are more (`levels.DRAWS`).
 _CELL_DRAWS = 999
@@ -118,16 +119,22 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
     """
     by_map: dict[MapName, Verdict] = {}
     for name, groups in with_means(run.groups).items():
-        cells = matrix([{cell.coord(run.axes): cell for cell in group} for group in groups])
+        by_coord = partial(_by_coord, axes=run.axes)
+        cells = matrix(list(map(by_coord, groups)))
         if cells is None:
             continue
+        found = verdict(cells, run.axes)
         family = losses.get(family_of(groups))
-        own = None
         if family is not None:
             coords = {cell.setting.id: cell.coord(run.axes) for cell in groups[0]}
-            own = {coords[id_]: loss for id_, loss in family.by_setting.items() if id_ in coords}
-        by_map[name] = replace(verdict(cells, run.axes), losses=own)
+            of_map = {coords[id_]: loss for id_, loss in family.by_setting.items() if id_ in coords}
+            found = replace(found, losses=of_map)
+        by_map[name] = found
     return by_map
+
+
+def _by_coord(cells: Sequence[CellTraces], axes: Axes) -> dict[Hashable, CellTraces]:
+    return {cell.coord(axes): cell for cell in cells}
 
 
 def verdict(cells: GradeMatrix, axes: Axes) -> Verdict:
@@ -157,11 +164,11 @@ def verdict(cells: GradeMatrix, axes: Axes) -> Verdict:
 
 def _spread_and_noise(cells: GradeMatrix) -> tuple[float, float]:
     """Return the standard deviation over cells, and that expected if the cells of each problem were in random order."""
-    own_weights = weights(cells.strata)
-    values = own_weights @ cells.means
+    weight = weights(cells.strata)
+    values = weight @ cells.means
     if len(values) < 2:
         return 0.0, 0.0
-    noise = math.sqrt(float(own_weights**2 @ cells.means.var(1, ddof=1)))
+    noise = math.sqrt(float(weight**2 @ cells.means.var(1, ddof=1)))
     return float(np.std(values, ddof=1)), noise
 
 
@@ -170,14 +177,14 @@ def levels_of(places: Sequence[CellCoord], axes: Axes) -> list[tuple[str, list[A
 
     None unless every level of one axis meets every level of the other, so that effects are not mixed.
     """
-    levels = [list(dict.fromkeys(coord[side] for coord in places)) for side in (0, 1)]
-    if len(places) < len(levels[0]) * len(levels[1]):
+    rows = list(dict.fromkeys(row for row, _ in places))
+    columns = list(dict.fromkeys(column for _, column in places))
+    if len(places) < len(rows) * len(columns):
         return []
     found = []
-    for side, axis in enumerate(axes):
-        ranks = levels[side]
-        if all(isinstance(level, int | float) for level in ranks):
-            ranks = sorted(ranks)
-        if len(ranks) > 1:
-            found.append((axis, ranks, [ranks.index(coord[side]) for coord in places]))
+    for side, levels in enumerate((rows, columns)):
+        if all(isinstance(level, int | float) for level in levels):
+            levels = sorted(levels)
+        if len(levels) > 1:
+            found.append((axes[side], levels, [levels.index(coord[side]) for coord in places]))
     return found

@@ -11,9 +11,9 @@ from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.stats.adaptive import known
-from kvatlas.stats.numerics.sequential import Decision, begin, block_of_problems, is_complete, look
-from kvatlas.stats.run_data import margin_of
+from kvatlas.stats.adaptive import observed_differences
+from kvatlas.stats.numerics.sequential import Decision, begin, block_slice, is_complete, look
+from kvatlas.stats.run_data import margin_from_points
 from kvatlas.stats.table import TraceTable, select
 from kvatlas.sweeps.plan import Plan
 
@@ -76,10 +76,10 @@ class Adaptive:
             self.decode(model, promise.expected)
             table = TraceTable(self.plan.manifest(), self.store.columns())
             own = select(table.cells(), model=model.name)
-            settings, seen = known(own, self.orders, self.sizes, self.blocks)
+            settings, seen = observed_differences(own, self.orders, self.sizes, self.blocks)
             if not is_complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
-            state = look(state, seen, margin_of(spec.lose_at_most))
+            state = look(state, seen, margin_from_points(spec.lose_at_most))
             reason = self._reason(state)
             if reason is not None:
                 self.stopped[model.name] = reason
@@ -103,9 +103,7 @@ class Adaptive:
         """Return the manifest so far: each cell has the problems of its blocks."""
         whole, expected = self.plan.manifest(), []
         for cell in whole.expected:
-            last = block_of_problems(
-                self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1
-            )
+            last = block_slice(self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1)
             expected.append(replace(cell, problems=self.orders[cell.benchmark][: last.stop]))
         allocation = {"kind": "adaptive", "blocks": self.blocks, "problems": self.sizes, "stopped": dict(self.stopped)}
         return replace(whole, expected=tuple(expected), allocation=allocation)

@@ -14,12 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, models, native, policies
+from kvatlas.benchmarks.reading import HARMONY, NEXT_MESSAGE, PUBLISHED
 from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting, reason
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import check_tokenizer
 from kvatlas.models.options import Options
-from kvatlas.models.thinking import TAGS
 from kvatlas.noise import stream_key
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ PROBE = (
 OWN = "CHAIN8"
 #: The answer in a test conversation; the template writes the end of a turn after it.
 _ANSWER = "the answer of a test conversation"
+_THOUGHT = "the thinking of a test conversation"
 
 
 def check_machine(where: str = "auto") -> Iterator[Finding]:
@@ -167,6 +168,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         _model(handle),
         Finding("layers", Check.OK, layers),
         *check_tokenizer(handle, prompts),
+        *_template_values(handle),
         _tags(handle),
         _stops(handle),
     ]
@@ -189,6 +191,17 @@ def _model(model: ModelHandle) -> Finding:
     return Finding("model", Check.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
 
 
+def _template_values(model: ModelHandle) -> Iterator[Finding]:
+    """Yield the variables of the chat template that the user sets, and those left to the template."""
+    values = dict(model.options.template_values)
+    unset = sorted(model.template_variables - set(values))
+    texts = [f"{name}={value}" for name, value in values.items()]
+    if unset:
+        texts.append(f"not set, left to the template: {', '.join(unset)}")
+    if texts:
+        yield Finding("template values", Check.OK, "; ".join(texts))
+
+
 def _tags(model: ModelHandle) -> Finding:
     name, tags = "think tags", model.thinking
     if not tags.close:
@@ -198,15 +211,21 @@ def _tags(model: ModelHandle) -> Finding:
         message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
         return Finding(name, Check.FAILED, message, "name the text that ends thinking with think_close")
     how = "one token" if tags.token is not None else "found in the text"
+    message = f"{tags.open!r} to {tags.close!r} ({how})"
+    if model.prompt("x").rstrip().endswith(tags.close):
+        variables = ", ".join(sorted(model.template_variables))
+        advice = f"template_values set what the template reads: {variables}" if variables else ""
+        status = Check.OK if model.options.template_values else Check.WARNING
+        return Finding(name, status, f"{message}, closed by the prompt: the model does not think", advice)
     opened = "opened by the prompt" if model.opens_thinking else "to be opened by the model"
-    return Finding(name, Check.OK, f"{tags.open!r} to {tags.close!r} ({how}), {opened}")
+    return Finding(name, Check.OK, f"{message}, {opened}")
 
 
 def _stops(model: ModelHandle) -> Finding:
     name, tokenizer = "stop tokens", model.tokenizer
     texts = [str(tokenizer.decode([token])) for token in sorted(model.stops)]
     turn = _end_of_turn(model)
-    if turn is not None and turn not in model.stops:
+    if turn is not None and turn not in model.stops and not _ends_messages(model, turn):
         message = f"{' '.join(texts)}, but the chat template ends a turn with {tokenizer.decode([turn])}"
         advice = f"add {turn} to eos_token_id in generation_config.json if answers run on"
         return Finding(name, Check.WARNING, message, advice)
@@ -215,14 +234,28 @@ def _stops(model: ModelHandle) -> Finding:
 
 def _end_of_turn(model: ModelHandle) -> int | None:
     """Return the special token that the template writes after an answer, or None."""
-    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER}]
-    try:
-        text = model.rendered(turns, answering=False)
-    except KvatlasError:
-        return None
-    after = model.tokens(text.partition(_ANSWER)[2].lstrip())
+    after = model.tokens(_test_turn(model).partition(_ANSWER)[2].lstrip())
     special = set(model.tokenizer.all_special_ids) | set(model.tokenizer.added_tokens_decoder)
     return after[0] if after and after[0] in special else None
+
+
+def _ends_messages(model: ModelHandle, token: int) -> bool:
+    """Return True if a token also ends a message inside a turn: as a stop token it would end traces after thinking."""
+    between = _test_turn(model).partition(_THOUGHT)[2].partition(_ANSWER)[0]
+    if model.thinking.close == HARMONY[1]:
+        between += NEXT_MESSAGE
+    return str(model.tokenizer.decode([token])) in between
+
+
+def _test_turn(model: ModelHandle) -> str:
+    """Return a conversation with thinking and answer, as the template writes it; empty if it refuses."""
+    # Templates know thinking by several names.
+    thought = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _THOUGHT)
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER, **thought}]
+    try:
+        return model.rendered(turns, answering=False)
+    except KvatlasError:
+        return ""
 
 
 def _generate(
@@ -273,7 +306,7 @@ def _step(
 def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
     name, tags, text = "generation", model.thinking, model.text(generation.tokens)
     count = len(generation.tokens)
-    other = [tag for pair in TAGS for tag in pair if tag in text and tag not in (tags.open, tags.close.strip())]
+    other = [tag for pair in PUBLISHED for tag in pair if tag in text and tag not in (tags.open, tags.close.strip())]
     if other:
         advice = f"name the text that ends thinking with think_close, {other[-1]!r} perhaps"
         return Finding(name, Check.WARNING, f"it wrote {other[0]!r}, which is not one of its think tags", advice)

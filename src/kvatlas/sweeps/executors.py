@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, described
 from kvatlas.machine import free_memory
 from kvatlas.sweeps.worker import Finished, Job, decode
 
@@ -196,5 +196,5 @@ def messages(job: Job, claims: Iterable[int]) -> Iterator[Finished | str]:
         yield from decode(job, claims)
     except KvatlasError as error:
         yield str(error)
-    except Exception as error:
-        yield f"A worker failed ({type(error).__name__}: {error}); finished traces are kept."
+    except (Exception, SystemExit) as error:
+        yield f"A worker failed ({described(error)}); finished traces are kept."

@@ -76,7 +76,7 @@ def learn(
     `options` are those of the sweep of the traces.
     """
     from kvatlas.policies.dynts import Layout
-    from kvatlas.predictor import HeadLoss, evaluate, save_head, train
+    from kvatlas.predictor import HeadLoss, save_head, train
 
     form = _word(Layout, "layout", layout)
     aim = _word(HeadLoss, "loss", loss or ("ranked" if form is Layout.OURS else "scaled"))
@@ -93,7 +93,7 @@ def learn(
         "traces": int(data.trace[-1]) + 1,
         "tokens": data.label.numel(),
         "left_out": left_out,
-        "held_out": asdict(evaluate(head, others[0])) | {"left_out": others[1]} if others else None,
+        "held_out": _quality(head, *others) if others else None,
     }
     save_head(out, head, provenance)
     return provenance
@@ -105,14 +105,21 @@ def judge(head: Path, material: Material, work: Path, **options: Any) -> dict[st
     `options` are those of the sweep of these traces.
     """
     from kvatlas.policies.dynts import load_head
-    from kvatlas.predictor import evaluate
 
     weights = load_head(str(head))
     plan = material.plan()
     sweep(plan, work / "run", replace=True, **options)
     whole = replace(material, tokens_per_trace=0)
     data, left_out = _examples(whole, plan, work, held_out=False)
-    return asdict(evaluate(weights, data)) | {"left_out": left_out}
+    return _quality(weights, data, left_out)
+
+
+def _quality(head: dict[str, Tensor], data: Examples, left_out: dict[str, int]) -> dict[str, Any]:
+    """Return the quality of a head, with the traces that were left out before and in the evaluation."""
+    from kvatlas.predictor import evaluate
+
+    quality = asdict(evaluate(head, data))
+    return quality | {"left_out": left_out | {"one_label": quality.pop("one_label")}}
 
 
 def left_out_as_text(left_out: dict[str, int]) -> str:
@@ -122,6 +129,7 @@ def left_out_as_text(left_out: dict[str, int]) -> str:
         "no_answer": "without an answer",
         "wrong": "wrong",
         "no_thinking": "without thinking",
+        "one_label": "with one label for all tokens",
     }
     return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
 

@@ -16,11 +16,12 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
-from kvatlas.models.checks import Claims, notes_for
+from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
+from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -121,7 +122,11 @@ class Plan:
             for model, benchmark, policy, baseline in self.cells
         )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
-        identities = {"benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks]}
+        identities = {
+            "benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks],
+            # Traces are read with them where the models are not.
+            "tags": {model.name: asdict(model.tags) for model in self.models},
+        }
         # Numbers and texts about problems: difficulties, seeds of permuted choices.
         about: dict[str, dict[str, dict[str, Any]]] = {}
         for name, problems in self.problems.items():
@@ -130,7 +135,9 @@ class Plan:
                 if plain:
                     about.setdefault(name, {})[problem.id] = plain
         spec = self.spec.model_dump(mode="json")
-        return Manifest(axes, expected, spec, {**provenance(), **identities}, about, screened=self.screened)
+        contents = {name: contents_of(problems) for name, problems in self.problems.items()}
+        recorded = {**provenance(), **identities}
+        return Manifest(axes, expected, spec, recorded, about, screened=self.screened, contents=contents)
 
     def units(self, cells: Iterable[Expected], done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
         """Return the work that one model's promised `cells` lack; `done` are the stored samples (`Store.samples`).
@@ -215,6 +222,8 @@ class Plan:
                     f"every setting: {', '.join(counted)}."
                 )
             sentences += [self._uncompressed(model, benchmark) for benchmark in self.benchmarks]
+            if any(policy.storage.key_bits < 16 for policy, _ in self.policies):
+                sentences.append(key_bias_warning(model))
         return [sentence for sentence in sentences if sentence]
 
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:
@@ -280,7 +289,7 @@ def make_plan(spec: Spec) -> Plan:
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
     for benchmark in found_benchmarks:
-        notes += notes_on(benchmark)
+        notes += notes_on(benchmark, spec.problems)
         if not type(benchmark).__module__.startswith("kvatlas."):
             # A third party's grade that cannot be stored is refused before decoding.
             if not problems[benchmark.name]:
@@ -335,7 +344,7 @@ def _tree(policies_: Sequence[Policy], prompt: int, output: int) -> int:
 
 def _first_fires(policy: Policy, prompt: int) -> int | None:
     """Return the cache length of the first compression after a prompt of this length, or None."""
-    return policy.budget.due(prompt, prompt, prompt) if policy.budget else None
+    return policy.budget.first(prompt) if policy.budget else None
 
 
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
@@ -355,6 +364,8 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
 
 def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:
     """Return the versioned hash of everything that can change an answer, besides setting, problem and sample."""
+    # Logits tie in short types: then the treatment of ties is part of the key.
+    ties = {} if model.dtype == "float32" else {"top_k_ties": "kept"}
     return digest(
         {
             "version": RUN_KEY_VERSION,
@@ -364,10 +375,11 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
             "prompt_format": [PROMPT_FORMAT, model.prompt_identity],
             "stops": sorted(model.stops),
             "thinking": [model.thinking.open, model.thinking.close],
-            "benchmark": benchmarks.rules(benchmark),
+            "benchmark": benchmarks.identity(benchmark),
             "sampling": spec.sampling.model_dump(),
             "seed": spec.seed,
             "policy": policy.identity(model),
+            **ties,
         }
     )[:32]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
-from kvatlas.benchmarks import for_model
-from kvatlas.core import KvatlasError, Trace, digest
+from kvatlas.benchmarks import Benchmark, for_model
+from kvatlas.core import KvatlasError, Setting, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
@@ -117,6 +117,7 @@ def sweep(
     folder: Path,
     *,
     replace: bool = False,
+    allow_code: bool = False,
     promise: Manifest | None = None,
     executor: str = "local",
     workers: int | None = None,
@@ -128,19 +129,20 @@ def sweep(
 ) -> None:
     """Run or resume a sweep into `folder`, or add it to the run there; return when all traces of the plan are stored.
 
-    With `replace` the manifest has this plan alone; other traces stay in the store. A `promise` replaces both
-    manifests. By default the executor chooses the number of `workers`, and each worker the largest `batch_size` that
-    fits into its memory. `address` is that of a cluster. A `pool` replaces both, and keeps its workers for the next
-    sweep. `on_message` gets the notes of the plan and, in an adaptive sweep, a sentence for each block and the reason
-    to stop. Only this process writes the store. Raises KvatlasError if the folder or the cluster cannot be used, if
-    the run there is of other models, benchmarks or sampling, or if workers die repeatedly.
+    With `replace` the manifest has this plan alone; other traces stay in the store. With `allow_code` the files of
+    policies that only the run there names may be run. A `promise` replaces both manifests. By default the executor
+    chooses the number of `workers`, and each worker the largest `batch_size` that fits into its memory. `address` is
+    that of a cluster. A `pool` replaces both, and keeps its workers for the next sweep. `on_message` gets the notes of
+    the plan and, in an adaptive sweep, a sentence for each block and the reason to stop. Only this process writes the
+    store. Raises KvatlasError if the folder or the cluster cannot be used, if the run there is of other models,
+    benchmarks, problems or sampling, or if workers die repeatedly.
     """
     for sentence in plan.notes:
         on_message(sentence)
     run = executor_of(executor)
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
-        promise = promise or promised(plan, store, replace)
+        promise = promise or promised(plan, store, replace, allow_code)
         store.set_aside(plan.contents_by_key)
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = Driver(plan, store, run, pool, batch_size, on_trace, on_message)
@@ -155,13 +157,17 @@ def sweep(
             driver.decode(model, plan.manifest().expected)
 
 
-def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
+def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = False) -> Manifest:
     """Return the manifest of a run with the plan added to it, or with the plan `alone`.
 
-    Raises KvatlasError with the differences if both cannot be one run, and for a damaged manifest.
+    Raises KvatlasError with the differences if both cannot be one run, for a damaged manifest, and, unless
+    `allow_code`, for a policy of the run whose file the plan does not name.
     """
     now = plan.manifest()
     earlier = now if alone else store.manifest(empty=now)
+    changed = ", ".join(filter(None, (_changed(plan, benchmark, earlier) for benchmark in plan.benchmarks)))
+    if changed:
+        raise _other_run(store, f"{changed} that this spec lacks or changes")
     cells = [{(cell.run_key, cell.setting.id, cell.benchmark) for cell in each.expected} for each in (now, earlier)]
     if cells[0] == cells[1] and not {cell.name for cell in now.expected} & {cell.name for cell in earlier.expected}:
         # The model was moved; the cells are the same.
@@ -174,15 +180,45 @@ def promised(plan: Plan, store: Store, alone: bool = False) -> Manifest:
         unlike = "other settings, and an adaptive sweep decides on all of them together"
     if not unlike and others:
         settings = dict.fromkeys(cell.setting for cell in others)
+        if not allow_code:
+            _check_code(plan, settings, store)
         keys = replace(plan, policies=tuple((policies.of(setting), False) for setting in settings)).keys
-        changed = [cell for cell in others if keys.get(cell.name) != cell.run_key]
-        unlike = f"{changed[0].setting} of other weights, problems, prompts or versions" if changed else ""
+        rekeyed = [cell for cell in others if keys.get(cell.name) != cell.run_key]
+        unlike = f"{rekeyed[0].setting} of other weights, prompts or versions" if rekeyed else ""
     if unlike:
-        raise KvatlasError(
-            f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or replace its settings by this "
-            "spec with --replace (its traces stay in the store)."
-        )
+        raise _other_run(store, unlike)
     return now.joined(earlier)
+
+
+def _changed(plan: Plan, benchmark: Benchmark, earlier: Manifest) -> str:
+    """Return number and names of the problems of an earlier sweep that the benchmark lacks or changes, or ""."""
+    problems = plan.problems[benchmark.name]
+    count = len(earlier.contents.get(benchmark.name, ()))
+    # The earlier sweep may have asked for more problems.
+    if count > len(problems):
+        problems = benchmark.problems(count)
+    return earlier.changed_problems(benchmark.name, problems)
+
+
+def _other_run(store: Store, unlike: str) -> KvatlasError:
+    return KvatlasError(
+        f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or replace its settings by this "
+        "spec with --replace (its traces stay in the store)."
+    )
+
+
+def _check_code(plan: Plan, settings: Iterable[Setting], store: Store) -> None:
+    """Raise KvatlasError if finding these settings of a run would run a file that the plan does not name."""
+    named = [policies.file_of(policy.setting.policy) for policy, _ in plan.policies]
+    own = {file.resolve() for file in named if file is not None}
+    for setting in settings:
+        file = policies.file_of(setting.policy)
+        if file is not None and file.resolve() not in own:
+            raise KvatlasError(
+                f"The run in {str(store.path.parent)!r} has settings of {setting.policy!r}, and adding to it runs the "
+                f"code of the file {str(file)!r}; if you trust that file add --allow-code (in Python allow_code=True), "
+                "else name another folder."
+            )
 
 
 @dataclass

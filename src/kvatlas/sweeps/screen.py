@@ -40,15 +40,16 @@ def screen(
     *,
     traces: Path | None = None,
     replace: bool = False,
+    allow_code: bool = False,
     on_trace: Callable[[Progress], None] = lambda _: None,
     on_message: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> None:
     """Screen the settings of a `screening` plan into `folder`, resume it, or add to the screen there.
 
-    `replace` and `options` are those of a sweep. Full-cache traces are copied from the run `traces` if it has them,
-    else decoded. `on_message` gets the notes of the plan, and a sentence on traces to decode. Raises KvatlasError for
-    a folder that holds a sweep, and for a run whose traces have other weights, prompts or sampling.
+    `replace`, `allow_code` and `options` are those of a sweep. Full-cache traces are copied from the run `traces` if it
+    has them, else decoded. `on_message` gets the notes of the plan, and a sentence on traces to decode. Raises
+    KvatlasError for a folder that holds a sweep, and for a run whose traces have other weights, prompts or sampling.
     """
     if not replace and (folder / FILE).is_file():
         with Store.open(folder) as store:
@@ -60,7 +61,7 @@ def screen(
     for sentence in plan.notes:
         on_message(sentence)
     with Store.create(folder) as store:
-        promise = promised(plan, store, replace)
+        promise = promised(plan, store, replace, allow_code)
         store.set_aside(plan.full_cache.contents_by_key)
         if traces is not None:
             _copy_traces(plan.full_cache, traces, store)

@@ -15,11 +15,10 @@ from pydantic.functional_validators import BeforeValidator, field_validator, mod
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
-from kvatlas.core import KvatlasError, Sampling, Setting, canonical, reason
+from kvatlas.core import LOSE_AT_MOST, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
 from kvatlas.policies import policies
-from kvatlas.stats.run_data import LOSE_AT_MOST
-from kvatlas.text import number, read_value
+from kvatlas.text import number, read_value, scalar
 
 Value = int | float | str | bool
 #: Limits of a sweep: problems of a benchmark, samples, settings, traces of all.
@@ -96,6 +95,14 @@ class ModelSpec(BaseModel):
 
     model: str
     name: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _typed(cls, data: Any, info: ValidationInfo) -> Any:
+        values = data.get("template_values") if isinstance(data, dict) else None
+        if info.context != _FILE or not isinstance(values, dict):
+            return data
+        return {**data, "template_values": {name: scalar(value) for name, value in values.items()}}
 
     def find(self) -> ModelHandle:
         """Return the model without loading weights."""

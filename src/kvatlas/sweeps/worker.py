@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
-from kvatlas.benchmarks import Benchmark, judge
-from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status, Trace, digest
+from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.reading import grade, read_tokens
+from kvatlas.core import Grade, KvatlasError, Sampling, Setting, Status, Trace, digest
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
@@ -95,8 +96,8 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     """Decode and grade, or screen, the units with the numbers `claims`, which are pulled as rows become free.
 
     Yields every trace as it finishes. Settings that need the answer of the full-cache trace come last. A screened
-    setting gives a record: a trace without tokens whose metrics are the `measures`, and whose status is the `outcome`
-    of the full-cache trace.
+    setting gives a record: a trace without tokens whose metrics are the `measures`, and whose status is that of the
+    full-cache trace.
     """
     import torch
 
@@ -107,7 +108,9 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     handle, model, settings = job.model, job.model.load(), job.policies()
     by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
     chosen = tuple(dict.fromkeys([*settings.values(), FULL]))
-    size = max(1, (job.batch_size or fitting(job, chosen)) >> job.halvings)
+    # A larger batch than all rows that there are would be allocated for nothing.
+    rows = sum(len(unit.settings) + 1 for unit in job.units)
+    size = max(1, min(job.batch_size or fitting(job, chosen), rows) >> job.halvings)
     size = max(2, size) if job.screened else size
     engine = Engine(handle, model, chosen, job.sampling, size)
     late: dict[int, Request[int]] = {}
@@ -157,11 +160,11 @@ def reference(
     """Return the attention of a full-cache trace's answer from a second pass over it; None without an answer."""
     from kvatlas.predictor import answer_attention
 
-    split = handle.split(tokens)
-    if split is None or split[1] >= len(tokens):
+    span = read_tokens(handle, tokens).span
+    if span is None or span[1] >= len(tokens):
         return None
     whole = prompt + tokens
-    attention, _ = answer_attention(model, list(whole), len(prompt) + split[1])
+    attention, _ = answer_attention(model, list(whole), len(prompt) + span[1])
     return ReferenceTrace(whole, attention)
 
 
@@ -170,11 +173,12 @@ def _finished(job: Job, by_name: Mapping[str, Benchmark], generation: Generation
     unit, model, tokens = job.units[generation.key], job.model, generation.tokens
     if job.screened:
         assert generation.likeness is not None
-        status = outcome(model, unit.script)
-        measured = measures(generation.likeness, len(unit.script), answered=status is Status.OK)
-        verdict = Grade(bool(measured["unchanged"]), measured["agreed"], None, status, measured)
+        full = read_tokens(model, unit.script, unit.script[-1] in model.stops)
+        answered = full.status is Status.OK and full.span is not None
+        measured = measures(generation.likeness, len(unit.script), answered)
+        verdict = Grade(bool(measured["unchanged"]), measured["agreed"], None, full.status, measured)
     else:
-        verdict = grade(model, by_name[unit.benchmark], unit.problem, tokens, generation.finished)
+        verdict = grade(by_name[unit.benchmark], unit.problem, read_tokens(model, tokens, generation.finished))
     trace = Trace(
         model=model.name,
         benchmark=unit.benchmark,
@@ -196,23 +200,6 @@ def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float
         return {}
     differ = (n for n, (own, other) in enumerate(zip(tokens, full, strict=False)) if own != other)
     return {"departs_at": next(differ, min(len(tokens), len(full)))}
-
-
-def grade(model: ModelHandle, benchmark: Benchmark, problem: Problem, tokens: tuple[int, ...], finished: bool) -> Grade:
-    """Return the grade of new tokens; the answer is the text after thinking, an unfinished trace is wrong."""
-    if not finished:
-        return Grade(False, 0.0, None, Status.TRUNCATED)
-    answer = model.answer(tokens)
-    return Grade(False, 0.0, None, Status.NO_ANSWER) if answer is None else judge(benchmark, problem, answer)
-
-
-def outcome(model: ModelHandle, tokens: tuple[int, ...]) -> Status:
-    """Return the status of a full-cache trace: `ok` with an answer, else `truncated` or `no_answer`."""
-    if tokens[-1] not in model.stops:
-        return Status.TRUNCATED
-    split = model.split(tokens)
-    answer = "" if split is None else model.text(tokens[split[1] :])
-    return Status.OK if answer.strip() else Status.NO_ANSWER
 
 
 def measures(likeness: Likeness, tokens: int, answered: bool = True) -> dict[str, float]:

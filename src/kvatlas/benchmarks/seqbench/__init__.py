@@ -37,7 +37,7 @@ from kvatlas.benchmarks.seqbench import plans
 from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Instance, MazeShape, draw
 from kvatlas.benchmarks.seqbench.plans import Maze, Plan, follow, format_plan, judge, parse_plan, read_maze
 from kvatlas.benchmarks.tables import Row, read_rows
-from kvatlas.core import Grade, KvatlasError, Problem, Status, digest
+from kvatlas.core import Grade, KvatlasError, Problem, Status
 
 __all__ = ["Instance", "Maze", "MazeShape", "Plan", "SeqBench", "draw", "follow", "format_plan", "judge"]
 __all__ += ["parse_plan", "read_maze"]
@@ -193,7 +193,6 @@ class Published(_Graded):
 
     file: str
     version: ClassVar[int] = 1
-    rules_identity: ClassVar[tuple[()]] = ()
 
     @property
     def name(self) -> str:
@@ -202,10 +201,6 @@ class Published(_Graded):
     @property
     def typical_output_tokens(self) -> int:
         return 24 * sum(int(problem.about["L"]) for problem in self._problems) // len(self._problems)
-
-    @property
-    def identity(self) -> list[Any]:
-        return [digest([[problem.id, problem.question, problem.answer] for problem in self._problems])]
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         """Return the first `limit` mazes. Raises KvatlasError with the number of a line that holds no maze."""

@@ -83,7 +83,7 @@ def maps_of(analysis: RunAnalysis, tested: bool = True) -> list[Map]:
     """
     if analysis.run.is_line:
         return curves_of_run(analysis.run)
-    return analysis.maps if tested else analysis.bare
+    return analysis.maps if tested else analysis.untested_maps
 
 
 def run_document(analysis: RunAnalysis, maps: Sequence[Map], tested: bool) -> Json:

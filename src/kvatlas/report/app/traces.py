@@ -54,7 +54,11 @@ class Sources:
         for benchmark_spec in spec.benchmarks:
             with suppress(KvatlasError):
                 benchmark = benchmark_spec.find()
-                problems[benchmark.name] = {problem.id: problem for problem in benchmark.problems(spec.problems)}
+                problems[benchmark.name] = {
+                    problem.id: problem
+                    for problem in benchmark.problems(spec.problems)
+                    if manifest.has_problem(benchmark.name, problem)
+                }
                 benchmarks[benchmark.name] = benchmark
         return cls(models, benchmarks, problems)
 

@@ -62,12 +62,12 @@ def standard_error(values: Floats, strata: Ints) -> Floats:
     Infinite where a benchmark has a single problem, since its variance is unknown.
     """
     total = np.zeros(values.shape[:-1])
-    parts = groups(strata)
-    for part in parts:
-        if len(part) < 2:
+    benchmarks = groups(strata)
+    for problems in benchmarks:
+        if len(problems) < 2:
             return np.full(values.shape[:-1], np.inf)
-        total = total + values[..., part].var(-1, ddof=1) / len(part)
-    return np.asarray(np.sqrt(total) / len(parts), float)
+        total = total + values[..., problems].var(-1, ddof=1) / len(problems)
+    return np.asarray(np.sqrt(total) / len(benchmarks), float)
 
 
 def complete_groups(values: Floats, strata: Ints) -> Iterator[tuple[list[int], Floats, Ints]]:
@@ -78,8 +78,8 @@ def complete_groups(values: Floats, strata: Ints) -> Iterator[tuple[list[int], F
     """
     benchmarks = len(np.unique(strata))
     patterns, pattern_of_row = np.unique(~np.isnan(values), axis=0, return_inverse=True)
-    for number, has_value in enumerate(patterns):
-        own_strata = strata[has_value]
-        if len(np.unique(own_strata)) == benchmarks:
-            rows = np.flatnonzero(pattern_of_row.ravel() == number)
-            yield rows.tolist(), values[rows][:, has_value], own_strata
+    for pattern, has_value in enumerate(patterns):
+        strata_of_values = strata[has_value]
+        if len(np.unique(strata_of_values)) == benchmarks:
+            rows = np.flatnonzero(pattern_of_row.ravel() == pattern)
+            yield rows.tolist(), values[rows][:, has_value], strata_of_values

@@ -92,7 +92,7 @@ def mean_difference(differences: Floats, strata: Ints | None = None) -> Contrast
 
 
 def mean_differences(differences: Floats, strata: Ints) -> list[Contrast]:
-    """Return the same for each row of `differences` [rows, problems]; each interval speaks of its own row."""
+    """Return the same for each row of `differences` [rows, problems]; each interval holds for its own row alone."""
     bottom, top = interval(differences, -1.0, 1.0, Z, strata)
     p = p_value(score(differences, 0.0, -1.0, 1.0, strata))
     means = differences @ weights(strata)
@@ -137,10 +137,10 @@ class _Side:
         rows = np.clip((flat - origin[:, None]) / width[:, None], 0.0, 1.0)
         if strata is None or int(strata.max()) == 0:
             return cls(rows, np.ones(rows.shape[1]), origin, width)
-        parts = groups(strata)
-        sizes = np.array([len(part) for part in parts])
-        shares = len(strata) / len(parts) / sizes[strata]
-        means = np.stack([rows[:, part].mean(1) for part in parts], axis=1)
+        benchmarks = groups(strata)
+        sizes = np.array([len(problems) for problems in benchmarks])
+        shares = len(strata) / len(benchmarks) / sizes[strata]
+        means = np.stack([rows[:, problems].mean(1) for problems in benchmarks], axis=1)
         # The benchmark of the highest mean stays in place; the others are lifted to its level.
         highest = means.max(1)
         lifts = highest[:, None] - means

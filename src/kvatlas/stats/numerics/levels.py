@@ -123,25 +123,27 @@ class _Statistic:
     def means(self, deviations: Floats) -> Floats:
         """Return [draws, levels]: the mean over benchmarks."""
         total = np.zeros((len(deviations), deviations.shape[2]))
-        for size, part in self._parts():
-            total += deviations[:, part].sum(1) / size
+        for size, problems in self._benchmarks():
+            total += deviations[:, problems].sum(1) / size
         return total / len(self.sizes)
 
     def errors(self, deviations: Floats) -> Floats:
         """Return [draws, levels]: the standard error of the means."""
         total = np.zeros((len(deviations), deviations.shape[2]))
-        for size, part in self._parts():
-            own = deviations[:, part]
-            mean = own.sum(1) / size
-            squares = np.einsum("dpl,dpl->dl", own, own)
+        for size, problems in self._benchmarks():
+            of_benchmark = deviations[:, problems]
+            mean = of_benchmark.sum(1) / size
+            squares = np.einsum("dpl,dpl->dl", of_benchmark, of_benchmark)
+            # Problems that are not varied are counted by `size` and add 0 to the squares.
             variance = (squares - size * mean**2) / max(size - 1, 1)
             total += np.maximum(variance, 0.0) / size
         return np.asarray(np.sqrt(total) / len(self.sizes))
 
-    def _parts(self) -> list[tuple[int, Ints | slice]]:
+    def _benchmarks(self) -> list[tuple[int, Ints | slice]]:
         """Return the size of each benchmark with the places of its varied problems."""
         if len(self.sizes) == 1:
             return [(int(self.sizes[0]), slice(None))]
+        # A problem of the last benchmark is added for a moment, so that benchmarks without a varied one are there too.
         places = groups(np.append(self.strata, len(self.sizes) - 1))
         places[-1] = places[-1][:-1]
-        return [(int(size), own) for size, own in zip(self.sizes, places, strict=True)]
+        return list(zip(self.sizes.tolist(), places, strict=True))

@@ -54,17 +54,18 @@ def losses(differences: Floats, strata: Ints, margin: float, sequences: Sequence
     """
     z = normal_quantile(LEVEL / max(len(sequences), 1))
     joint_z = normal_quantile(LEVEL / max(len(differences), 1))
-    found: list[Loss | None] = [None] * len(differences)
+    found: list[Loss | None] = [None for _ in differences]
     # The p-value of "it loses at most the margin"; 1 where nothing is known.
     p_broken = np.ones(len(differences))
-    for rows, lost, own_strata in complete_groups(-differences, strata):
-        limits = upper_limit(lost, -1.0, 1.0, z, own_strata).tolist()
-        joint_limits = upper_limit(lost, -1.0, 1.0, joint_z, own_strata).tolist()
-        p_broken[rows] = special.ndtr(-score(lost, margin, -1.0, 1.0, own_strata))
-        contrasts = mean_differences(lost, own_strata)
+    for rows, lost, lost_strata in complete_groups(-differences, strata):
+        limits = upper_limit(lost, -1.0, 1.0, z, lost_strata).tolist()
+        joint_limits = upper_limit(lost, -1.0, 1.0, joint_z, lost_strata).tolist()
+        p_broken[rows] = special.ndtr(-score(lost, margin, -1.0, 1.0, lost_strata))
+        contrasts = mean_differences(lost, lost_strata)
         for row, contrast, limit, joint in zip(rows, contrasts, limits, joint_limits, strict=True):
             found[row] = Loss(**vars(contrast), limit=limit, joint_limit=joint)
     for sequence in sequences:
+        # The first setting that is not proven ends its sequence.
         for row in sequence:
             loss = found[row]
             if loss is None or loss.limit > margin:

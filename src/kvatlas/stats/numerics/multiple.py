@@ -14,7 +14,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
     Source: Holm (1979), Scandinavian Journal of Statistics 6:65-70.
     """
-    adjusted = [0.0] * len(p)
+    adjusted = list(p)
     so_far = 0.0
     for rank, index in enumerate(np.argsort(p, kind="stable").tolist()):
         so_far = max(so_far, min(1.0, (len(p) - rank) * p[index]))

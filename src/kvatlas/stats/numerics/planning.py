@@ -82,16 +82,16 @@ def needed_problems(
     sizes = np.bincount(strata).tolist()
     z = normal_quantile(LEVEL / sequences)
     shift = loss - float(pilot @ weights(strata))
-    tilted = [_tilted(pilot[part], float(pilot[part].mean()) + shift) for part in groups(strata)]
+    tilted = [_tilted(pilot[problems], float(pilot[problems].mean()) + shift) for problems in groups(strata)]
     generator = np.random.default_rng(seed)
 
     def power(factor: float) -> float:
-        own_sizes = scaled_sizes(sizes, factor)
+        scaled = scaled_sizes(sizes, factor)
         runs = [
             generator.choice(values, size=(_RUNS, size), p=chances)
-            for (values, chances), size in zip(tilted, own_sizes, strict=True)
+            for (values, chances), size in zip(tilted, scaled, strict=True)
         ]
-        limits = upper_limit(np.concatenate(runs, axis=1), -1.0, 1.0, z, strata_of_sizes(own_sizes))
+        limits = upper_limit(np.concatenate(runs, axis=1), -1.0, 1.0, z, strata_of_sizes(scaled))
         return float((limits <= margin).mean())
 
     # By the normal distribution at first; the distance of a limit grows with the root of the number of problems.

@@ -1,13 +1,14 @@
 """The ratio of two costs of a right answer, paired by problem.
 
 A cost of a right answer is the mean cost divided by the share of right answers. Of the ratio of two such costs, the
-shares are what is uncertain: a few right answers decide. Their ratio f has the limits at which the mean of
+shares are most uncertain: a few right answers decide. Their ratio f has the limits at which the mean of
 (second share - f * first share), a bounded value of each problem, is told from 0 (`bounded`). This is Fieller's idea
-with bounded limits; where there are too few right answers, it has no end. The ratio of the mean costs has Student's
-limits by the delta method, and the distances of both add in squares on the scale of logarithms.
+with bounded limits; where there are too few right answers, it has no end. The ratio of the mean costs has the same
+limits: the imagined problem costs as much as the dearest one seen, under one setting alone. The distances of both
+ratios add in squares on the scale of logarithms.
 
 Source: Fieller (1954), J. Royal Statistical Society B 16:175-185; Zou and Donner (2008), Statistics in Medicine
-27:1693-1702 (recovery of variances from intervals); Casella and Berger (2002), section 5.5.4 (delta method).
+27:1693-1702 (recovery of variances from intervals).
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Z, strata_of_sizes
+from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, Z, strata_of_sizes, weights
 from kvatlas.stats.numerics.bounded import score
 
-#: Ratios that are looked at lie between 1 / this and this; beyond it nothing can be said.
+#: Limits that lie more than so many times away from the ratio are no limits: nothing can be said.
 LARGEST_RATIO = 20.0
 _LOOKS = 121
 
@@ -30,17 +30,50 @@ def share_ratio(first: Sequence[Floats], second: Sequence[Floats]) -> Contrast |
     """Return the ratio of the mean share `second` to that of `first` with its 95 % limits.
 
     Each benchmark is an array of shares in [0, 1] by problem. None where either has no right answer. The lower limit is
-    0 and the upper one infinite where they lie beyond 20.
+    0 and the upper one infinite where they lie more than 20 times away.
     """
-    means = [sum(float(part.mean()) for part in shares) / len(shares) for shares in (first, second)]
-    if not all(means):
+    strata = strata_of_sizes([len(shares) for shares in first])
+    problem_weights = weights(strata)
+    all_first = np.concatenate(first)
+    all_second = np.concatenate(second)
+    if not all_first @ problem_weights or not all_second @ problem_weights:
         return None
-    strata = strata_of_sizes([len(part) for part in first])
-    ratios = np.exp(np.linspace(-math.log(LARGEST_RATIO), math.log(LARGEST_RATIO), _LOOKS))
-    values = np.concatenate(second)[None] - ratios[:, None] * np.concatenate(first)[None]
+    return _ratio(all_second, all_first, strata, 1.0)
+
+
+def cost_ratio(costs: Sequence[tuple[Floats, Floats]], shares: Contrast) -> Contrast:
+    """Return the ratio of the costs of a right answer.
+
+    `costs` are those of a setting and of the reference by problem, for each benchmark; `shares` is the ratio of the
+    reference's share of right answers to the setting's.
+    """
+    strata = strata_of_sizes([len(cost) for cost, _ in costs])
+    setting_costs = np.concatenate([cost for cost, _ in costs])
+    reference_costs = np.concatenate([cost for _, cost in costs])
+    dearest = float(max(setting_costs.max(), reference_costs.max()))
+    cost = _ratio(setting_costs, reference_costs, strata, dearest)
+    ratio = cost.value * shares.value
+    low = ratio * math.exp(-math.hypot(_distance(cost.low, cost.value), _distance(shares.low, shares.value)))
+    above = math.hypot(_distance(cost.value, cost.high), _distance(shares.value, shares.high))
+    return Contrast(ratio, low, ratio * math.exp(above) if above < math.inf else math.inf)
+
+
+def _distance(smaller: float, larger: float) -> float:
+    """Return the distance of two numbers on the scale of logarithms; infinite from 0, and to infinity."""
+    if smaller <= 0 or larger == math.inf:
+        return math.inf
+    return math.log(larger / smaller)
+
+
+def _ratio(first: Floats, second: Floats, strata: Ints, largest: float) -> Contrast:
+    """Return the ratio of the means of `first` and `second` [problems], which lie between 0 and the `largest`."""
+    problem_weights = weights(strata)
+    value = float(first @ problem_weights) / float(second @ problem_weights)
+    ratios = value * np.exp(np.linspace(-math.log(LARGEST_RATIO), math.log(LARGEST_RATIO), _LOOKS))
+    differences = first[None] - ratios[:, None] * second[None]
     # Falls as the ratio rises, from above Z to below -Z.
-    scores = score(values, 0.0, -ratios, 1.0, strata)
-    return Contrast(means[1] / means[0], _crossing(ratios, scores, Z), _crossing(ratios, scores, -Z))
+    scores = score(differences, 0.0, -ratios * largest, largest, strata)
+    return Contrast(value, _crossing(ratios, scores, Z), _crossing(ratios, scores, -Z))
 
 
 def _crossing(ratios: Floats, scores: Floats, level: float) -> float:
@@ -50,21 +83,3 @@ def _crossing(ratios: Floats, scores: Floats, level: float) -> float:
     if scores[-1] > level:
         return math.inf
     return float(np.exp(np.interp(-level, -scores, np.log(ratios))))
-
-
-def cost_ratio(costs: Sequence[tuple[Floats, Floats]], shares: Contrast) -> Contrast:
-    """Return the ratio of the costs of a right answer.
-
-    `costs` are those of a setting and of the reference by problem, for each benchmark; `shares` is the ratio of the
-    reference's share of right answers to the setting's.
-    """
-    own = sum(float(cost.mean()) for cost, _ in costs) / len(costs)
-    reference = sum(float(cost.mean()) for _, cost in costs) / len(costs)
-    errors = [cost / own - other / reference for cost, other in costs]
-    variance = sum(float(error.var(ddof=1)) / len(error) for error in errors if len(error) > 1) / len(costs) ** 2
-    freedom = max(1, sum(map(len, errors)) - len(errors))
-    reach = float(special.stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
-    ratio = own / reference * shares.value
-    below = math.hypot(math.log(shares.value / shares.low), reach) if shares.low > 0 else math.inf
-    above = math.hypot(math.log(shares.high / shares.value), reach) if shares.high < math.inf else math.inf
-    return Contrast(ratio, ratio * math.exp(-below), ratio * math.exp(above) if above < math.inf else math.inf)

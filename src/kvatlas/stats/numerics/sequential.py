@@ -29,8 +29,8 @@ ENOUGH = 0.8
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The traces so far: `differences` [settings, problems] to the full cache, NaN where not yet.
+class TracesSoFar:
+    """The traces so far: `differences` [settings, problems] to the full cache, NaN for problems yet to come.
 
     Problems stand in the order in which they come; `strata` and `block` [problems] number their benchmarks and blocks
     from 0. `sizes` are the problems of each benchmark in all, `looks` the number of blocks, `costs` those of settings.
@@ -80,32 +80,32 @@ def begin(settings: int) -> Decision:
     return Decision(unknown, -ones, ones, ones, none.astype(int), every.astype(int), none, none, none, every, None)
 
 
-def look(before: Decision, seen: Seen, margin: float) -> Decision:
+def look(before: Decision, traces: TracesSoFar, margin: float) -> Decision:
     """Return the decision from the blocks up to the `goal` of each setting."""
     blocks = before.goal
     value = before.value.copy()
     low = before.low.copy()
     high = before.high.copy()
     chance = before.chance.copy()
-    final = last_quantile(len(blocks), seen.looks)
+    final = last_quantile(len(blocks), traces.looks)
     for count in np.unique(blocks[before.next]):
         rows = before.next & (blocks == count)
-        is_seen = seen.block < count
-        share = count / seen.looks
-        lost = -seen.differences[rows][:, is_seen]
-        strata = seen.strata[is_seen]
+        is_seen = traces.block < count
+        share = count / traces.looks
+        lost = -traces.differences[rows][:, is_seen]
+        strata = traces.strata[is_seen]
         low[rows], high[rows] = interval(lost, -1.0, 1.0, final / math.sqrt(share), strata)
         value[rows] = lost @ weights(strata)
-        chance[rows] = _chance(lost, strata, seen.sizes, final, share, margin)
+        chance[rows] = _chance(lost, strata, traces.sizes, final, share, margin)
     kept = before.kept | (high <= margin)
     broken = before.broken | (low > margin)
     hopeless = before.hopeless | (~kept & ~broken & (chance < HOPELESS))
     open_ = ~kept & ~broken & ~hopeless
     recommended = None
     if kept.any():
-        recommended = int(np.where(kept, seen.costs, np.inf).argmin())
-        open_ &= seen.costs < seen.costs[recommended]
-    goal = _next_goal(blocks, open_, chance, seen.costs)
+        recommended = int(np.where(kept, traces.costs, np.inf).argmin())
+        open_ &= traces.costs < traces.costs[recommended]
+    goal = _next_goal(blocks, open_, chance, traces.costs)
     return Decision(value, low, high, chance, blocks, goal, kept, broken, hopeless, open_, recommended)
 
 
@@ -120,26 +120,28 @@ def _next_goal(blocks: Ints, open_: Flags, chance: Floats, costs: Floats) -> Int
     return np.asarray(blocks + more * (open_ & (cheaper < ENOUGH)))
 
 
-def decisions(seen: Seen, margin: float) -> Iterator[Decision]:
+def decisions(traces: TracesSoFar, margin: float) -> Iterator[Decision]:
     """Yield look after look, as far as the problems go; first the state before any."""
-    state = begin(len(seen.differences))
+    state = begin(len(traces.differences))
     yield state
-    while state.next.any() and is_complete(state, seen):
-        state = look(state, seen, margin)
+    while state.next.any() and is_complete(state, traces):
+        state = look(state, traces, margin)
         yield state
 
 
-def is_complete(state: Decision, seen: Seen) -> bool:
+def is_complete(state: Decision, traces: TracesSoFar) -> bool:
     """Return whether the settings that come next have all of their blocks."""
-    return not bool(np.isnan(seen.differences[seen.block < state.goal[:, None]]).any())
+    return not bool(np.isnan(traces.differences[traces.block < state.goal[:, None]]).any())
 
 
 def _chance(lost: Floats, strata: Ints, sizes: Sequence[int], final: float, share: float, margin: float) -> Floats:
-    """Return the predictive chance that the last look keeps a setting, were the problems left like those seen."""
+    """Return the predictive chance that the last look keeps a setting, if the remaining problems are like these."""
     if share > 1 - 1e-9:
         return np.zeros(len(lost))
-    parts = groups(strata)
-    places = [part[np.arange(size) * len(part) // size] for part, size in zip(parts, sizes, strict=True)]
+    # The problems so far, repeated evenly up to the size of each benchmark.
+    places = []
+    for problems, size in zip(groups(strata), sizes, strict=True):
+        places.append(problems[np.arange(size) * len(problems) // size])
     like_all = lost[:, np.concatenate(places)]
     whole = strata_of_sizes(sizes)
     limit = upper_limit(like_all, -1.0, 1.0, final, whole)
@@ -174,35 +176,37 @@ def _normal_density(x: Floats, deviation: float) -> Floats:
     return np.asarray(np.exp(-((x / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi)), float)
 
 
-def block_of_problems(problems: int, blocks: int, number: int) -> slice:
-    """Return the places of the problems of one benchmark that come in block `number`, from 0."""
-    return slice(problems * number // blocks, problems * (number + 1) // blocks)
+def block_slice(problems: int, blocks: int, block: int) -> slice:
+    """Return the places of the problems of one benchmark that come in a block, counted from 0."""
+    return slice(problems * block // blocks, problems * (block + 1) // blocks)
 
 
-def in_order(differences: Floats, orders: Sequence[Ints], costs: Floats, looks: int) -> tuple[Seen, Ints]:
+def in_order(differences: Floats, orders: Sequence[Ints], costs: Floats, looks: int) -> tuple[TracesSoFar, Ints]:
     """Return stored differences [settings, problems] as a sweep would see them, and the places of its problems.
 
     `orders` are the places of each benchmark's problems in the order in which they come.
     """
     places: list[Ints] = []
-    strata: list[int] = []
-    blocks: list[int] = []
+    strata: list[Ints] = []
+    blocks: list[Ints] = []
     for block in range(looks):
         for stratum, order in enumerate(orders):
-            own = order[block_of_problems(len(order), looks, block)]
-            places.append(own)
-            strata += [stratum] * len(own)
-            blocks += [block] * len(own)
+            in_block = order[block_slice(len(order), looks, block)]
+            places.append(in_block)
+            strata.append(np.full(len(in_block), stratum))
+            blocks.append(np.full(len(in_block), block))
     sizes = [len(order) for order in orders]
     order_of_all = np.concatenate(places)
-    seen = Seen(differences[:, order_of_all], np.array(strata), np.array(blocks), sizes, looks, costs)
-    return seen, order_of_all
+    traces = TracesSoFar(
+        differences[:, order_of_all], np.concatenate(strata), np.concatenate(blocks), sizes, looks, costs
+    )
+    return traces, order_of_all
 
 
 def replay(
     differences: Floats, orders: Sequence[Ints], costs: Floats, margin: float, looks: int
 ) -> tuple[Decision, Ints]:
     """Return the last decision of a whole sweep on stored differences, and the problems that each setting took."""
-    seen, _ = in_order(differences, orders, costs, looks)
-    *_, state = decisions(seen, margin)
-    return state, np.searchsorted(seen.block, state.blocks)
+    traces, _ = in_order(differences, orders, costs, looks)
+    *_, state = decisions(traces, margin)
+    return state, np.searchsorted(traces.block, state.blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, grouped
 from kvatlas.stats.estimates import common
 from kvatlas.stats.maps import mean_map, with_means
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats
 from kvatlas.stats.numerics.averages import behind_best, chi_square, level_contrasts, permute_benchmarks
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.verdicts import Basis, Effect, Test, TestMethod, Verdict, levels_of
@@ -38,12 +39,13 @@ def variance(map_: Map) -> float | None:
 def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """Return the verdict by the bound of each map whose problems are known, and of each model's mean."""
     by_map: dict[MapName, Verdict] = {}
-    for name, parts in with_means({map_.name: map_ for map_ in maps if not map_.is_mean}).items():
-        variances = [largest for largest in map(variance, parts) if largest is not None]
-        if len(variances) == len(parts) and len({part.axes for part in parts}) == 1:
-            map_ = parts[0] if len(parts) == 1 else mean_map(parts)
-            samples = common([cell.estimate.samples for part in parts for cell in part.cells.values()])
-            by_map[name] = bound_verdict(map_, math.fsum(variances) / len(parts) ** 2, samples)
+    for name, averaged in with_means({map_.name: map_ for map_ in maps if not map_.is_mean}).items():
+        variances = [largest for largest in map(variance, averaged) if largest is not None]
+        if len(variances) == len(averaged) and len({map_.axes for map_ in averaged}) == 1:
+            map_ = averaged[0] if len(averaged) == 1 else mean_map(averaged)
+            cells = chain.from_iterable(each.cells.values() for each in averaged)
+            samples = common([cell.estimate.samples for cell in cells])
+            by_map[name] = bound_verdict(map_, math.fsum(variances) / len(averaged) ** 2, samples)
     return by_map
 
 
@@ -62,10 +64,10 @@ def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:
     tied = p_best >= (LEVEL if p_equal <= LEVEL else 0)
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
     axes = (map_.axes[0][0], map_.axes[1][0])
-    effects = [
-        Effect(axis, tuple(zip(levels, level_contrasts(values, level_of_cell, deviation), strict=True)))
-        for axis, levels, level_of_cell in levels_of(places, axes)
-    ]
+    effects = []
+    for axis, levels, level_of_cell in levels_of(places, axes):
+        contrasts = level_contrasts(values, level_of_cell, deviation)
+        effects.append(Effect(axis, tuple(zip(levels, contrasts, strict=True))))
     return Verdict(
         Basis.BOUND,
         Test(statistic, p_equal, TestMethod.CHI_SQUARE),
@@ -103,7 +105,7 @@ class PooledEffect(Effect):
     @property
     def strongest(self) -> tuple[int, Any, Contrast]:
         """The level of the smallest p-value, after its number; of equal ones that which differs most."""
-        numbered = [(number, level, contrast) for number, (level, contrast) in enumerate(self.levels)]
+        numbered = [(index, level, contrast) for index, (level, contrast) in enumerate(self.levels)]
         return min(numbered, key=lambda item: (item[2].p, -abs(item[2].value)))
 
     @property
@@ -127,18 +129,25 @@ def pooled_effects(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> 
     Those of each model and policy with traces, over its benchmarks; and of bare maps with the same axes, over
     benchmarks and models.
     """
-    # The mean over benchmarks stands for those of a model and policy.
-    families = with_means({map_.name: map_ for map_ in maps if not map_.is_mean})
-    made = []
-    for name in {(name.model, name.policy): name for name in families}.values():
+    effects = _effects_of_traces(maps, verdicts)
+    for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
+        effects += [_permuted(group, side) for side in (0, 1)]
+    adjusted = holm([effect.p for effect in effects])
+    return [replace(effect, adjusted_p=p) for effect, p in zip(effects, adjusted, strict=True)]
+
+
+def _effects_of_traces(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
+    """Return the effects of each model and policy whose verdict rests on traces."""
+    names = with_means({map_.name: map_ for map_ in maps if not map_.is_mean})
+    # The last name of a model and policy is that of the mean, which stands for its benchmarks.
+    by_policy = {(name.model, name.policy): name for name in names}
+    effects = []
+    for name in by_policy.values():
         verdict = verdicts.get(name)
         if verdict is not None and verdict.basis is Basis.TRACES:
             over = f"{name.model} | {name.benchmark} | {name.policy}"
-            made += [PooledEffect(effect.axis, effect.levels, effect.hidden, over) for effect in verdict.effects]
-    for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
-        made += [_permuted(group, side) for side in (0, 1)]
-    adjusted = holm([effect.p for effect in made])
-    return [replace(effect, adjusted_p=p) for effect, p in zip(made, adjusted, strict=True)]
+            effects += [PooledEffect(effect.axis, effect.levels, effect.hidden, over) for effect in verdict.effects]
+    return effects
 
 
 def _is_bare(map_: Map) -> bool:
@@ -159,5 +168,7 @@ def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
     return PooledEffect(axis, tuple(zip(levels, contrasts, strict=True)), None, over, len(group), tuple(below))
 
 
-def _table(map_: Map, rows: Sequence[Any], columns: Sequence[Any]) -> list[list[float]]:
-    return [[map_.cells[row, column].estimate.value for column in columns] for row in rows]
+def _table(map_: Map, rows: Sequence[Any], columns: Sequence[Any]) -> Floats:
+    """Return the values of a map, [rows, columns]."""
+    values = [map_.cells[coord].estimate.value for coord in product(rows, columns)]
+    return np.reshape(values, (len(rows), len(columns)))

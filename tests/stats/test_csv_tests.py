@@ -7,7 +7,7 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.bare_maps import ONE_SAMPLE, bound_verdict, variance, verdicts_of_maps
+from kvatlas.stats.csv_tests import ONE_SAMPLE, bound_verdict, variance, verdicts_of_maps
 from kvatlas.stats.numerics.averages import permute_benchmarks
 from kvatlas.stats.numerics.planning import detectable, problems_for
 from kvatlas.stats.power import designs

@@ -1,0 +1,61 @@
+"""Policies of files: loading FILE.py, and the code that decides their choices."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
+from modulefinder import ModuleFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kvatlas.core import KvatlasError
+
+
+@cache
+def load(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
+    """Run a Python file once; return its module, and the digests of its code by path, its own first.
+
+    Raises KvatlasError if it is no Python file, and whatever its code raises.
+    """
+    spec = spec_from_file_location(f"kvatlas_policy_{Path(file).stem}", file)
+    if spec is None or spec.loader is None:
+        raise KvatlasError(f"{file!r} is not a Python file.")
+    digests = {path: _digest(path) for path in _sources(Path(file))}
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, digests
+
+
+def code_of(file: str) -> dict[str, Any]:
+    """Return digests of a loaded file, and of the modules of its own folder that it imports: part of the run key.
+
+    Raises KvatlasError if one of them was changed after it was loaded.
+    """
+    digests = load(file)[1]
+    for path, loaded in digests.items():
+        if _digest(path) != loaded:
+            raise KvatlasError(f"The file {str(path)!r} of a policy was changed after it was loaded; start again.")
+    folder = Path(file).parent
+    modules = {path.relative_to(folder).as_posix(): content for path, content in digests.items()}
+    own = modules.pop(Path(file).name)
+    return {"code": own, **({"modules": modules} if modules else {})}
+
+
+def _digest(path: Path) -> str:
+    try:
+        return sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise KvatlasError(f"The file {str(path)!r} of a policy cannot be read ({error}).") from error
+
+
+def _sources(file: Path) -> list[Path]:
+    """Return the file, and the modules of its folder that it imports, also inside functions and by other modules."""
+    # Modules elsewhere belong to packages, which have versions.
+    finder = ModuleFinder([str(file.parent)], excludes=["kvatlas"])
+    finder.run_script(str(file))
+    paths = (getattr(module, "__file__", None) for module in finder.modules.values())
+    return [file, *sorted({Path(path) for path in paths if path} - {file})]

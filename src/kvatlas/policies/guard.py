@@ -1,0 +1,58 @@
+"""The guard of a policy's methods, which are the code of its author: an error becomes one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from kvatlas.core import KvatlasError, canonical, described
+from kvatlas.machine import out_of_memory
+
+#: The methods that the author of a policy may write.
+AUTHORED = ("on", "check", "check_prompt", "identity", "observe", "filled", "score")
+
+
+def guard_methods(policy: type) -> None:
+    """Guard the methods that a class of policies defines itself."""
+    for name in AUTHORED:
+        method = vars(policy).get(name)
+        if callable(method):
+            setattr(policy, name, _guarded(method))
+
+
+def _checked(policy: Any, name: str, result: Any) -> Any:
+    """Return the result of a method; KvatlasError if nothing can be done with it."""
+    expected = ""
+    if name == "on" and not isinstance(result, type(policy)):
+        expected = f"an object of {type(policy).__name__}"
+    if name == "identity" and not (isinstance(result, dict) and _is_plain(result)):
+        expected = "a dictionary of numbers and texts"
+    if expected:
+        raise KvatlasError(f"The policy {policy.name!r} returned {result!r} from {name}; expected {expected}.")
+    return result
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        canonical(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(policy: Any, *values: Any, **named: Any) -> Any:
+        try:
+            return _checked(policy, method.__name__, method(policy, *values, **named))
+        except (KvatlasError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            # The engine halves its batch when memory runs out.
+            if out_of_memory(error):
+                raise
+            fault = described(error)
+            raise KvatlasError(f"The policy {policy.name!r} failed in {method.__name__} ({fault}).") from error
+
+    return call

@@ -1,0 +1,225 @@
+"""Policies of others: their errors, and their calls of sys.exit, become sentences wherever a policy is used."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import kvatlas as package
+from kvatlas.core import KvatlasError, Sampling
+from kvatlas.models import ModelHandle
+from kvatlas.serve.service import ClosedError, GenerationRequest, Service, find_policy
+from tests.command_line import Call
+from tests.stored import traces_of
+
+#: Statements of a plug-in, with the exception that the sentence names.
+FAULTS = {
+    "sys.exit(0)": "SystemExit: it called sys.exit(0)",
+    "sys.exit(3)": "SystemExit: it called sys.exit(3)",
+    "raise SystemExit": "SystemExit: it called sys.exit(None)",
+    "raise ValueError('boom \\x1b[31m')": "ValueError: boom",
+    "raise KeyError('words')": "KeyError: 'words'",
+}
+#: The methods of a policy that its author may write.
+METHODS = {
+    "score": "cached",
+    "observe": "step",
+    "filled": "cached, protected, chosen",
+    "check": "model",
+    "on": "model",
+    "identity": "model",
+    "check_prompt": "prompt_length, where",
+}
+CELL = ("--kv-budget", 96, "--local-window", 8, "--ratio", 0.5)
+SETTING: dict[str, Any] = {"kv_budget": 96, "local_window": 8, "ratio": 0.5, "workers": 1}
+
+
+#: A policy with a method and its statement to be filled in.
+PLUGIN = """
+import sys
+from dataclasses import dataclass
+
+from kvatlas.policies import CompressingPolicy, Signal
+
+
+@dataclass(frozen=True)
+class Faulty(CompressingPolicy):
+    name = "faulty"
+    summary = "keeps the newest tokens"
+    observes = frozenset({{Signal.HIDDEN}})
+
+    def score(self, cached):
+        return cached.positions
+
+    def {method}(self, {arguments}):
+        {statement}
+        {otherwise}
+"""
+
+
+def write_plugin(folder: Path, method: str, statement: str, otherwise: str = "return None") -> str:
+    """Write a policy whose method has this statement, and return its name."""
+    file = folder / "faulty.py"
+    words = {"method": method, "arguments": METHODS[method], "statement": statement, "otherwise": otherwise}
+    file.write_text(PLUGIN.format(**words))
+    return f"{file}:Faulty"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("statement", ["sys.exit(0)", "raise ValueError('boom \\x1b[31m')"])
+def test_an_error_in_a_method_is_one_sentence_that_names_policy_method_and_exception(
+    tmp_path: Path, kvatlas: Call, method: str, statement: str
+) -> None:
+    policy = write_plugin(tmp_path, method, statement)
+    code, out, err = kvatlas(
+        "run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--workers", 1, "--quiet"
+    )
+    assert (code, out) == (2, "")
+    (sentence,) = err.splitlines()
+    assert sentence.startswith(f"kvatlas: The policy '{policy}' failed in {method} ({FAULTS[statement]}")
+    assert "\x1b" not in sentence
+
+
+@pytest.mark.parametrize(("statement", "workers"), [*((statement, 1) for statement in FAULTS), ("sys.exit(0)", 2)])
+def test_the_traces_that_were_finished_are_kept(
+    tmp_path: Path, kvatlas: Call, write_spec: Any, statement: str, workers: int
+) -> None:
+    policy = write_plugin(tmp_path, "score", f"if cached.prompt_length > 60: {statement}", "return cached.positions")
+    spec = write_spec(
+        models=["embedded:tiny-llama"],
+        benchmarks=["CHAIN3", "CHAIN9"],
+        settings=[{"policy": policy, "kv_budget": 96, "ratio_over": "thinking"}],
+        sampling={"temperature": 0, "max_new_tokens": 200},
+        axes={"local_window": [4], "ratio": [0.2]},
+    )
+    words = "sweep", spec, "--out", tmp_path / "run", "--workers", workers, "--batch-size", 1, "--quiet"
+    code, out, err = kvatlas(*words)
+    assert (code, out) == (2, ""), err
+    (sentence,) = err.splitlines()
+    assert f"The policy '{policy}' failed in score ({FAULTS[statement]}" in sentence
+    assert traces_of(tmp_path / "run")
+
+
+@pytest.mark.parametrize("statement", ["sys.exit(0)", "raise ValueError('boom')"])
+def test_a_file_that_ends_the_process_when_it_is_loaded_is_refused(
+    tmp_path: Path, kvatlas: Call, statement: str
+) -> None:
+    policy = write_plugin(tmp_path, "score", "return cached.positions")
+    file = tmp_path / "faulty.py"
+    file.write_text(f"import sys\n{statement}\n{file.read_text()}")
+    sentence = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN8", "--policy", policy, *CELL)
+    reason = FAULTS.get(statement, "boom").removeprefix("SystemExit: ")
+    assert f"The policy {policy} cannot be loaded ({reason})." in sentence
+
+
+def test_a_policy_that_cannot_be_made_is_refused(tmp_path: Path, kvatlas: Call) -> None:
+    policy = write_plugin(tmp_path, "score", "return cached.positions")
+    file = tmp_path / "faulty.py"
+    file.write_text(file.read_text() + "\n    def __post_init__(self):\n        sys.exit(0)\n")
+    sentence = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN8", "--policy", policy, *CELL)
+    assert f"The policy '{policy}' cannot be made (it called sys.exit(0))." in sentence
+
+
+@pytest.mark.parametrize("statement", ["sys.exit(0)", "raise ValueError('boom')"])
+def test_generate_raises_the_sentence(tmp_path: Path, tiny_llama: ModelHandle, statement: str) -> None:
+    policy = write_plugin(tmp_path, "score", statement)
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama.folder)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama.folder)
+    inputs = tokenizer("a = 1 . " * 5, return_tensors="pt")
+    setting = {"kv_budget": 64, "local_window": 8, "ratio": 0.5, "policy": policy, "think_close": "</think>"}
+    with pytest.raises(KvatlasError, match=re.escape(f"'{policy}' failed in score (")):
+        model.generate(**inputs, max_new_tokens=60, custom_generate=package.generate, **setting)
+
+
+def service(model: ModelHandle, policy: str) -> Service:
+    values = {"kv_budget": 64, "local_window": 8, "ratio": 0.5}
+    return Service(model, find_policy(model, policy, values), Sampling(), batch_size=2)
+
+
+@pytest.mark.parametrize("statement", ["sys.exit(0)", "raise ValueError('boom')"])
+def test_a_service_ends_its_requests_with_the_sentence(tmp_path: Path, tiny_llama: ModelHandle, statement: str) -> None:
+    policy = write_plugin(tmp_path, "score", statement)
+    own = service(tiny_llama, policy).start()
+    prompt = tiny_llama.tokens("a = 1 . " * 5)
+    (handle,) = own.ask([GenerationRequest(prompt, Sampling(max_new_tokens=60), stream=1)])
+    with pytest.raises(ClosedError, match=re.escape(f"'{policy}' failed in score (")):
+        handle.generation.result(60)
+    own.close()
+
+
+def test_out_of_memory_in_a_score_halves_the_batch(tmp_path: Path, tiny_llama: ModelHandle) -> None:
+    full = 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'
+    memory = f"if not hasattr(sys, 'was_full'): sys.was_full = True; raise {full}"
+    policy = write_plugin(tmp_path, "score", memory, "return cached.positions")
+    own = service(tiny_llama, policy).start()
+    prompt = tiny_llama.tokens("a = 1 . " * 5)
+    (handle,) = own.ask([GenerationRequest(prompt, Sampling(max_new_tokens=60), stream=1)])
+    assert handle.generation.result(60).tokens
+    assert own.rows == 1
+    own.close()
+
+
+def test_an_interrupt_in_a_finalizer_ends_the_command(tmp_path: Path, kvatlas: Call, write_spec: Any) -> None:
+    body = "type('Ends', (), {'__del__': lambda _: __import__('signal').raise_signal(2)})(); "
+    policy = write_plugin(tmp_path, "score", f"{body}__import__('time').sleep(0.2)", "return cached.positions")
+    out = tmp_path / "run"
+    words = ("run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--out", out)
+    code, _, err = kvatlas(*words, "--workers", 1, "--quiet")
+    assert code == 130
+    assert err == f"Stopped. Finished traces are kept in {out}; the same command goes on from there.\n"
+
+
+#: Members of a class that is no policy, with a part of the sentence.
+MEMBERS = {
+    "queries = -1": "its queries is -1; expected an integer >= 0",
+    "queries = None": "its queries is None; expected an integer >= 0",
+    "version = object()": "its version is <object object",
+    "columns = 3": "its columns is 3; expected a tuple of different texts",
+    "columns = ('a', 'a')": "its columns is ('a', 'a'); expected a tuple of different texts",
+    "random = 'maybe'": "its random is 'maybe'; expected true or false",
+    "budget = None": "its budget is None; expected a method or a property",
+    "setting = 3": "its setting is 3; expected a method or a property",
+    "score = None": "its score is None; expected a method or a property",
+    "def on(self, model): return None": "returned None from on; expected an object of Odd",
+    "def identity(self, model): return {'x': object()}": "from identity; expected a dictionary of numbers and texts",
+    "def identity(self, model): return None": "returned None from identity; expected a dictionary",
+    "def filled(self, *_): return -5": "fills -5 places; expected an integer from 0 to ",
+    "def filled(self, *_): return 2.5": "fills 2.5 places; expected an integer from 0 to ",
+    "def score(self, cached): raise GeneratorExit": "failed in score (GeneratorExit).",
+    "def score(self, cached): raise type('E', (Exception,), {'__str__': lambda _: 1 / 0})": "failed in score (E).",
+    "def score(self, cached): return cached.positions.float().to_sparse()": "with the layout torch.sparse_coo",
+}
+
+
+def write_class(folder: Path, member: str) -> str:
+    """Write a policy with this member and return its name."""
+    head = "from kvatlas.policies import CompressingPolicy\n\n\nclass Odd(CompressingPolicy):\n"
+    lines = ["name = 'odd'", "summary = 'keeps the newest tokens'", member]
+    if "score" not in member:
+        lines.insert(2, "def score(self, cached): return cached.positions")
+    (folder / "odd.py").write_text(head + "".join(f"    {line}\n" for line in lines))
+    return f"{folder / 'odd.py'}:Odd"
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_class_that_is_no_policy_is_refused(tmp_path: Path, kvatlas: Call, member: str) -> None:
+    policy = write_class(tmp_path, member)
+    words = ("run", "embedded:tiny-llama", "CHAIN8", "--problems", 1, "--policy", policy, *CELL, "--workers", 1)
+    sentence = kvatlas.refuse(*words, "--quiet")
+    assert MEMBERS[member] in sentence
+    assert policy in sentence
+
+
+def test_a_score_that_works_in_place_changes_nothing_of_the_cache(tmp_path: Path) -> None:
+    def decoded(member: str, out: str) -> list[Any]:
+        folder = tmp_path / out
+        folder.mkdir()
+        policy = write_class(folder, member)
+        run = package.run("embedded:tiny-llama", "CHAIN8", problems=1, policy=policy, out=folder / "run", **SETTING)
+        return [(trace.tokens, trace.eviction_trace) for trace in run.traces()]
+
+    plain = decoded("def score(self, cached): return cached.positions.float()", "plain")
+    in_place = "def score(self, cached): score = cached.positions.float(); cached.positions.zero_(); return score"
+    assert decoded(in_place, "in place") == plain
