@@ -86,7 +86,8 @@ newest:
 
 # Every lower bound of pyproject.toml in an environment of its own. torch stays as it is here, too.
 OLDEST = build/oldest
-TESTED_WITH = compressed-tensors hatchling hypothesis openai playwright axe-playwright-python pytest pytest-xdist scorio slipcover statsmodels ziglang
+TESTED_WITH = axe-playwright-python compressed-tensors hatchling hypothesis openai playwright pytest pytest-xdist scorio slipcover \
+	statsmodels ziglang
 oldest:
 	rm -rf $(OLDEST)
 	mkdir -p build

@@ -65,9 +65,9 @@ def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, A
 
 def drawn(result: list[dict[str, Any]], path: Path) -> None:
     """A panel for each share, a line for each model, over the depth of the layer."""
-    from kvatlas.figures.style import Look, Margins, save, settle, sheet
+    from kvatlas.figures.style import FigureOptions, Margins, save, settle, sheet
 
-    look = Look(2)
+    look = FigureOptions(2)
     titles = {
         "sink": "attention to the first token",
         "hitters": "share of the best tenth of the others",

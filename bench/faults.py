@@ -284,7 +284,7 @@ def main() -> None:
     options = arguments(__doc__, kinds={"nargs": "+", "choices": KINDS, "default": list(KINDS)}, moments=20, seed=0)
     torch.set_num_threads(1)
     plan = make_plan(parse_spec(spec()))
-    assert plan.keys
+    assert plan.compute_keys()
     rng = random.Random(options.seed)
     # Kinds that the document holds already and that are not asked for again stay in it.
     kept = json.loads(options.out.read_text())["kinds"] if options.out and options.out.is_file() else {}

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from kvatlas import models
+from kvatlas.columns import CELL_COLUMNS
 from kvatlas.models import ModelHandle
 from tests.command_line import kvatlas, succeed
 from tests.models.every_model import small_config
@@ -163,3 +164,11 @@ def write_spec(tmp_path: Path, spec_data: Callable[..., dict[str, Any]]) -> Call
         return path
 
     return write
+
+
+@pytest.fixture
+def column_list() -> Iterator[None]:
+    """Take columns that a test adds away again."""
+    count = len(CELL_COLUMNS)
+    yield
+    del CELL_COLUMNS[count:]

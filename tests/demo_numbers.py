@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvatlas.figures import style
 from kvatlas.report.result import analyse
 from kvatlas.report.text import p_text
+from kvatlas.text import fixed, model_name, signed
 
 FILE = Path(__file__).parent / "data" / "demo.json"
 
@@ -36,10 +36,10 @@ def quotes(models: list[dict[str, Any]]) -> list[str]:
     """Return the lines of README.md with the numbers of the models."""
     rows = []
     for one in models:
-        value, low, high = (style.signed(one[name], 1, "-") for name in ("difference", "low", "high"))
+        value, low, high = (signed(one[name], 1, "-") for name in ("difference", "low", "high"))
         rows.append(f"| {one['model']} | dynts | random | {value} | {low} to {high} | {p_text(one['p'])} |")
-    gains = " and ".join(style.fixed(one["difference"], 0) for one in models)
-    lost = " and ".join(f"{style.fixed(one['loses'])} points below {style.model(one['model'])}'s" for one in models)
+    gains = " and ".join(fixed(one["difference"], 0) for one in models)
+    lost = " and ".join(f"{fixed(one['loses'])} points below {model_name(one['model'])}'s" for one in models)
     return [
         *rows,
         "At equal budget, window and ratio, learned importance (`dynts`) keeps "

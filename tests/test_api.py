@@ -8,6 +8,10 @@ import pytest
 
 import kvatlas
 from kvatlas.core import Setting
+from kvatlas.report.map_figure import plot_sources
+from kvatlas.report.options import ReadOptions
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.results.export import write_maps
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest
@@ -97,3 +101,21 @@ def test_the_package_imports_at_once_and_says_what_it_has() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     assert {"open_run", "sweep", "run", "Run", "Heatmap"} <= set(dir(kvatlas))
     assert callable(kvatlas.sweep)
+
+
+@pytest.mark.usefixtures("column_list")
+def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_path: Path) -> None:
+    kvatlas.add_column("half", lambda cell: cell.estimate.value / 2, is_share=True, title="half the value")
+    again = kvatlas.open_run(run.path or "")
+    cells = again.cells()
+    assert list(cells.half) == [value / 2 for value in cells.value]
+    cell = next(iter(again.maps()[0].cells.values()))
+    assert cell.to_dict()["half"] == pytest.approx(cell.to_dict()["value"] / 2, abs=1e-4)
+    write_maps(again.maps(), tmp_path / "m.csv")
+    assert "half" in (tmp_path / "m.csv").read_text().splitlines()[0].split(",")
+    assert len(read_maps(tmp_path / "m.csv")) == len(again.maps())
+    plot_sources([run.path or ""], tmp_path / "m.svg", ReadOptions(metric="half"))
+    assert "Half the value" in (tmp_path / "m.svg").read_text()
+    for name in ("half", "value", "policy", "not a name"):
+        with pytest.raises(kvatlas.KvatlasError, match="add_column: expected a new name"):
+            kvatlas.add_column(name, "mean_kv_bytes")

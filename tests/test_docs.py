@@ -108,6 +108,7 @@ def test_commands_run(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("column_list")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)

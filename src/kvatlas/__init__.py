@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
-    from kvatlas.api import Description, Heatmap, Run, open_run, run, sweep
+    from kvatlas.api import Description, Heatmap, Run, add_column, open_run, run, sweep
     from kvatlas.integrations.transformers import generate
     from kvatlas.policies import register
 
@@ -29,6 +29,7 @@ __all__ = [
     "KvatlasError",
     "Run",
     "__version__",
+    "add_column",
     "generate",
     "open_run",
     "register",
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 #: Statistics and transformers take seconds to import, so both are imported at first use.
-_HOMES = dict.fromkeys(("Description", "Heatmap", "Run", "open_run", "run", "sweep"), "kvatlas.api")
+_HOMES = dict.fromkeys(("Description", "Heatmap", "Run", "add_column", "open_run", "run", "sweep"), "kvatlas.api")
 _HOMES |= {"generate": "kvatlas.integrations.transformers", "register": "kvatlas.policies"}
 
 

@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from kvatlas import core
+from kvatlas.columns import CELL_COLUMNS, Column, frame_row
 from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.report.result import Result, analyse, of_policy
+from kvatlas.report.options import ReadOptions
+from kvatlas.report.result import Result, of_policy
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.pairs import Comparison
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from kvatlas.results import Expected
     from kvatlas.sweeps import Progress
 
-T = TypeVar("T")
-
 
 class Heatmap(core.Map):
     """A map with a plot; notebooks show it as a heatmap. Values are shares in [0, 1]."""
@@ -41,9 +41,9 @@ class Heatmap(core.Map):
         suffix, and for a map without cells.
         """
         from kvatlas.figures.heatmap import map_figure
-        from kvatlas.figures.style import Look, save
+        from kvatlas.figures.style import FigureOptions, save
 
-        figure = map_figure([self], look=Look(columns, dark))
+        figure = map_figure([self], options=FigureOptions(columns, dark))
         if path is not None:
             save(figure, Path(path), [self])
         return figure
@@ -76,7 +76,7 @@ class Run:
 
     def __init__(self, data: RunData, scratch: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.data = data
-        self._analysis = RunAnalysis(data)
+        self._result = Description((RunAnalysis(data),))
         self._scratch = scratch
 
     def __repr__(self) -> str:
@@ -96,14 +96,16 @@ class Run:
 
     def maps(self, *, mean: bool = False, policy: str | None = None) -> list[Heatmap]:
         """Return a map for each model, benchmark and policy with its plateau, or with `mean` the benchmarks' means."""
-        maps = self._analysis.means if mean else self._analysis.maps
-        return [_as(Heatmap, map_) for map_ in of_policy(maps, policy)]
+        results = self._result.means if mean else self._result.maps
+        maps = of_policy([one.map for one in results], policy)
+        return [_heatmap(map_) for map_ in maps]
 
     def cells(self) -> pd.DataFrame:
         """Return a row for each setting of each model and benchmark, baselines included.
 
         Columns: model, benchmark, policy, the settings' parameters, baseline, value, low and high (shares in [0, 1],
-        95 % interval), problems, samples, mean_kv_tokens, peak_kv_tokens, output_tokens, truncated (traces), seconds.
+        95 % interval), problems, samples, mean_kv_tokens, peak_kv_tokens, output_tokens, truncated (traces), seconds,
+        and those of `kvatlas.add_column`.
         """
         import pandas as pd
 
@@ -122,8 +124,9 @@ class Run:
         `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several. Raises KvatlasError for an
         adaptive sweep, in which the problems that two settings share depend on their outcomes.
         """
-        known = () if self.data.is_line else self._analysis.comparisons
-        if found := [pair for pair in known if (pair.first, pair.second) == (first, second)]:
+        (analysis,) = self._result.opened_runs
+        comparisons = () if self.data.is_line else analysis.comparisons
+        if found := [pair for pair in comparisons if (pair.first, pair.second) == (first, second)]:
             return found
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
         difference = paired_difference(system.compared, other.compared)
@@ -139,17 +142,18 @@ class Run:
         `by_memory` and `by_time` are cells, or None if a cost is unknown or `vacuous` says why no setting can be
         recommended. `may_lose` is the largest loss against the best at 95 % confidence, a share in [0, 1].
         """
-        return list(self._analysis.choices)
+        return list(self._result.choices)
 
     def describe(self) -> Description:
         """Return the result of the run: peaks, tests, plateaus, trends, comparisons, recommendations."""
-        return _as(Description, analyse([self._analysis]))
+        _ = self._result.untested
+        return self._result
 
     def report(self, path: str | Path, **options: Any) -> Path:
         """Write the self-contained HTML page and return its path; `options` are those of `write_report`."""
         from kvatlas.report.app.page import write_report
 
-        write_report(self._analysis, Path(path), **options)
+        write_report(self._result, Path(path), **options)
         return Path(path)
 
 
@@ -168,7 +172,8 @@ def open_run(
     as `{"kv_budget": 288}`. A recommended setting may lose `lose_at_most` points. Raises KvatlasError for a folder
     without a run.
     """
-    return Run(RunData.open(path, metric, partial, fix, lose_at_most))
+    options = ReadOptions(metric, partial, fix or {}, lose_at_most=lose_at_most)
+    return Run(options.open_run(path))
 
 
 def sweep(
@@ -253,26 +258,47 @@ def run(
     return Run(open_run(folder).data, scratch)
 
 
-def _as(kind: type[T], value: Any) -> T:
-    """Return the fields of a dataclass as another class."""
-    return kind(**{field.name: getattr(value, field.name) for field in fields(value)})
+def _heatmap(map_: core.Map) -> Heatmap:
+    return Heatmap(**{field.name: getattr(map_, field.name) for field in fields(map_)})
 
 
 def _row(expected: Expected, cell: core.Cell) -> dict[str, Any]:
-    numbers = {name: getattr(cell.estimate, name) for name in ("value", "low", "high", "problems", "samples")}
     return {
         "model": expected.model,
         "benchmark": expected.benchmark,
         "policy": cell.setting.policy,
         **cell.setting.values,
         "baseline": expected.baseline,
-        **numbers,
-        "mean_kv_tokens": cell.mean_kv_tokens,
-        "peak_kv_tokens": cell.peak_kv_tokens,
-        "output_tokens": cell.output_tokens_mean,
-        "truncated": cell.truncated,
-        "seconds": cell.seconds_mean,
+        **frame_row(cell),
     }
 
 
-__all__ = ["Description", "Heatmap", "KvatlasError", "Run", "open_run", "run", "sweep"]
+def add_column(
+    name: str,
+    source: str | Callable[[core.Cell], Any],
+    *,
+    unit: str = "",
+    digits: int | None = None,
+    is_share: bool = False,
+    title: str = "",
+) -> None:
+    """Add a column to the cells: `Run.cells`, `describe`, `kvatlas run --json`, CSV maps and, with a title, figures.
+
+    Args:
+        name: its name everywhere; KvatlasError for one that is taken or is no plain word.
+        source: a field of `kvatlas.core.Cell`, such as `mean_kv_bytes`, or a function of a cell; unknown values are
+            None.
+        unit: what is counted, such as `tokens`, `seconds`, `bytes`.
+        digits: decimals in files; all if None.
+        is_share: values in [0, 1], in percent in files.
+        title: what `kvatlas map --metric NAME` calls the column as a cost.
+    """
+    taken = {"model", "benchmark", "policy", "setting", "baseline"}
+    for column in CELL_COLUMNS:
+        taken |= {column.name, column.frame}
+    if name in taken or not name.isidentifier():
+        raise KvatlasError(f"add_column: expected a new name in letters, digits and _, got {name!r}.")
+    CELL_COLUMNS.append(Column(name, source, unit, is_share, digits, frame=name, in_csv=True, title=title))
+
+
+__all__ = ["Description", "Heatmap", "KvatlasError", "Run", "add_column", "open_run", "run", "sweep"]

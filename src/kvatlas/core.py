@@ -1,4 +1,4 @@
-"""The terms of kvatlas as frozen data, shared by every room; imports no other module of kvatlas.
+"""The terms of kvatlas as frozen data, shared by every room; imports `kvatlas.columns` alone.
 
 Lengths are in tokens, shares and grades in [0, 1]. Only figures, texts and CSV maps are in percent.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
+
+from kvatlas.columns import cell_document
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -171,6 +173,11 @@ class Setting:
 SERVED = Setting("served")
 
 
+def _ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-dividend // divisor)
+
+
 #: Numbers that are packed together.
 CODES = 16
 
@@ -195,7 +202,11 @@ class Storage:
 
     def row_bytes(self, bits: int, size: int) -> int:
         """Return the bytes of a packed key or value of one head: words of codes, and two of fp16 for each group."""
-        return 4 * (-(-(-(-size // CODES) * bits) // 2) + -(-size // self.group))
+        blocks = _ceil_div(size, CODES)
+        groups = _ceil_div(size, self.group)
+        # A block of 16 codes of `bits` bits takes bits / 2 words of 32 bits.
+        words = _ceil_div(blocks * bits, 2)
+        return 4 * (words + groups)
 
 
 @dataclass(frozen=True)
@@ -388,24 +399,7 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
-        estimate = self.estimate
-        return {
-            "setting": str(self.setting),
-            "policy": self.setting.policy,
-            **estimate.to_dict(),
-            "se_clustered": percent(estimate.se_clustered),
-            "problems": estimate.problems,
-            "samples": estimate.samples,
-            "unmeasured": self.unmeasured,
-            "kept_tokens_mean": rounded(self.mean_kv_tokens, 3),
-            "kv_bytes_mean": rounded(self.mean_kv_bytes, 0),
-            "kv_bytes_peak": self.peak_kv_bytes,
-            "peak_kv_tokens": self.peak_kv_tokens,
-            "output_tokens_mean": rounded(self.output_tokens_mean, 3),
-            "truncated": self.truncated,
-            "seconds_mean": rounded(self.seconds_mean, 4),
-            "audit": None if self.audit is None else self.audit.to_dict(),
-        }
+        return {"setting": str(self.setting), "policy": self.setting.policy, **cell_document(self)}
 
 
 class NoteKind(StrEnum):
@@ -553,8 +547,27 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     return groups
 
 
+def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """Return the index of the first items that differ, or None for equal sequences.
+
+    If one sequence begins with the whole other one, this is the length of the shorter one.
+    """
+    for index, (item, counterpart) in enumerate(zip(one, other, strict=False)):
+        if item != counterpart:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
 def differing(values: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names whose values are not the same in all of these, in their order."""
     every = list(values)
-    names = dict.fromkeys(name for one in every for name in one)
-    return [name for name in names if len({repr(one.get(name)) for one in every}) > 1]
+    names: dict[str, None] = {}
+    for mapping in every:
+        names.update(dict.fromkeys(mapping))
+    found = []
+    for name in names:
+        # Values may be unhashable; equal ones have equal texts.
+        texts = {repr(mapping.get(name)) for mapping in every}
+        if len(texts) > 1:
+            found.append(name)
+    return found

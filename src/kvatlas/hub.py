@@ -68,7 +68,11 @@ def is_id(text: str) -> bool:
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Return the names that match one of the patterns, sorted."""
-    return sorted(name for name in names if any(fnmatch(name, pattern) for pattern in patterns))
+    return sorted(name for name in names if _matches_any(name, patterns))
+
+
+def _matches_any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _answer(repository: Repository, ask: Any) -> Any:
@@ -78,7 +82,8 @@ def _answer(repository: Repository, ask: Any) -> Any:
     try:
         return ask()
     except Exception as error:
-        hub, local = constants.ENDPOINT, "folder" if repository.kind == "model" else "file"
+        hub = constants.ENDPOINT
+        local = "folder" if repository.kind == "model" else "file"
         why = "HF_HUB_OFFLINE switches downloads off" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
         # A gated repository is a kind of one that is not found, and both are answers over HTTP.
         sentences = {

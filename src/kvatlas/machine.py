@@ -52,20 +52,26 @@ def left_in_group(root: Path = Path("/")) -> int | None:
         _, controllers, path = line.split(":", 2)
         # The files of limit and usage, and the line of the statistics that counts cached files.
         if controllers == "":
-            top, limit, usage, cached = root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+            top = root / "sys/fs/cgroup"
+            limit = "memory.max"
+            usage = "memory.current"
+            cached = "inactive_file"
         elif "memory" in controllers.split(","):
-            top, cached = root / "sys/fs/cgroup/memory", "total_inactive_file"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            top = root / "sys/fs/cgroup/memory"
+            limit = "memory.limit_in_bytes"
+            usage = "memory.usage_in_bytes"
+            cached = "total_inactive_file"
         else:
             continue
-        own = top / path.strip("/")
+        lowest = top / path.strip("/")
         # In a container the path may be that of the host; the container's limit is then at the top.
-        for group in [own, *own.parents][: len(own.parts) - len(top.parts) + 1]:
+        for group in [lowest, *lowest.parents][: len(lowest.parts) - len(top.parts) + 1]:
             try:
                 most = int((group / limit).read_text())
                 taken = int((group / usage).read_text())
                 stat = (group / "memory.stat").read_text().split()
-            except (OSError, ValueError):  # not there, or "max"
+            except (OSError, ValueError):
+                # The file does not exist, or the limit is "max".
                 continue
             dropped = int(stat[stat.index(cached) + 1]) if cached in stat else 0
             remaining.append(most - max(0, taken - dropped))

@@ -27,12 +27,17 @@ def stream_key(*parts: str | int) -> int:
 
 def philox(key: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return four 32-bit words for each 64-bit key and 128-bit counter (all int64, broadcast together)."""
-    k0, k1 = key & _LOW, (key >> 32) & _LOW
+    k0 = key & _LOW
+    k1 = (key >> 32) & _LOW
     for _ in range(10):
         low0, high0 = _multiply(c0, _MULTIPLIERS[0])
         low1, high1 = _multiply(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+        c0 = high1 ^ c1 ^ k0
+        c1 = low1
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
+        k0 = (k0 + _WEYL[0]) & _LOW
+        k1 = (k1 + _WEYL[1]) & _LOW
     return c0, c1, c2, c3
 
 

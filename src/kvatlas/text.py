@@ -1,4 +1,4 @@
-"""Untrusted text made visible, spreadsheet formulas guarded, values read from text.
+"""Text: words for names and numbers, untrusted text made visible, spreadsheet formulas guarded, values read from text.
 
 Text of models and files is untrusted. Control characters, escapes, marks that change the direction of writing, private
 and unpaired characters are written as `⟨U+001B⟩`, so that no text controls a terminal, a figure, a table or a page.
@@ -8,8 +8,80 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import fields
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any, TextIO
+
+from kvatlas.core import Estimate
+
+#: Names on axes that are not the name of the parameter or metric in capitals.
+LABELS: Mapping[str, str] = {
+    "local_window": "Local Window Size",
+    "ratio": "Ratio",
+    "kv_budget": "KV Budget",
+    "kv_bits": "Bits",
+    "key_bits": "Key Bits",
+    "value_bits": "Value Bits",
+    "budget_over": "Budget Over",
+    "every": "Compression Every (Tokens)",
+    "pass@1": "Pass@1",
+    "progress": "Progress Ratio",
+    "policy": "Policy",
+}
+
+
+def axis_label(name: str) -> str:
+    """Return a parameter or metric as it stands on an axis: `local_window` is `Local Window Size`.
+
+    A metric that was graded again is `Pass@1 by GRADER`.
+    """
+    graded, _, grader = name.partition(":")
+    if grader and graded == "graded":
+        return f"Pass@1 by {grader}"
+    return LABELS.get(name, name.replace("_", " ").title())
+
+
+def model_name(name: str) -> str:
+    """Return a model as titles show it: `embedded:tiny-llama` is `tiny-llama`, `hf:/models/R1-Llama` is `R1-Llama`."""
+    kind, _, rest = name.partition(":")
+    if kind not in ("embedded", "hf") or not rest:
+        return name
+    return rest.rstrip("/").rpartition("/")[2]
+
+
+def fixed(value: float, digits: int = 1) -> str:
+    """Return a number with so many decimals; halves go away from 0: 51.25 is `51.3`, -0.04 is `0.0`."""
+    # To four decimals first, as exports and JSON are: 0.2875 is 28.8 everywhere, whatever its last binary digit.
+    rounded = Decimal(round(value, 4)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return f"{rounded or abs(rounded):f}"
+
+
+def percent_text(share: float, digits: int = 1) -> str:
+    """Return a share in [0, 1] as a percentage without the sign: 0.4933 is `49.3`."""
+    return fixed(100 * share, digits)
+
+
+def signed(value: float, digits: int = 1, minus: str = "−") -> str:
+    """Return a number with its sign: 3.2 is `+3.2`, -3.2 is `−3.2`, 0 is `0.0`.
+
+    `minus` is the true minus of figures by default; text for terminals and files takes the hyphen.
+    """
+    text = fixed(value, digits)
+    return text.replace("-", minus) if float(text) <= 0 else f"+{text}"
+
+
+def points_text(difference: float) -> str:
+    """Return a difference of shares in points: 0.032 is `+3.2`."""
+    return signed(100 * difference, minus="-")
+
+
+def interval_text(estimate: Estimate) -> str:
+    """Return the interval as `32.6–65.4` in percent, empty where it is unknown."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{percent_text(estimate.low)}–{percent_text(estimate.high)}"
+
 
 #: Unicode categories of hidden characters.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}

@@ -112,7 +112,7 @@ def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_pa
     assert (document["model"], document["setting"]) == ("embedded:tiny-llama", {"policy": "full"})
     (row,) = document["benchmarks"]
     assert (row["benchmark"], row["problems"], sum(row["verdicts"].values())) == ("mine", 2, 2)
-    assert row["low"] <= row["pass_at_1"] <= row["high"]
+    assert row["low"] <= row["value"] <= row["high"]
     (trace,) = document["traces"]
     assert (trace["problem"], trace["output_tokens"] <= 20, bool(trace["text"])) == ("mine-001", True, True)
     refused = kvatlas.refuse("run", "embedded:tiny-llama", "CHAIN4", "--column", "question=q")

@@ -12,7 +12,7 @@ import pytest
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
 from kvatlas.figures.curves import data_csv, depth_figure, depth_text, line_figure
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
-from kvatlas.figures.style import Look, save
+from kvatlas.figures.style import FigureOptions, save
 from kvatlas.stats.decay import PUBLISHED_L0, Decay
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
@@ -191,7 +191,7 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
 
 
 def test_words_get_points_with_bars(policies):
-    figure = line_figure(curves_of_run(policies), look=Look(1, dark=True))
+    figure = line_figure(curves_of_run(policies), options=FigureOptions(1, dark=True))
     axes = figure.axes[0]
     assert [t.get_text() for t in axes.get_xticklabels()] == ["dynts", "window", "数学", "full"]
     assert len(axes.containers) == 1

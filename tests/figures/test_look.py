@@ -17,10 +17,11 @@ from kvatlas.figures import style
 from kvatlas.figures.curves import depth_figure, line_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import names_of, pairwise_figure
-from kvatlas.figures.style import LEAST_TYPE, WIDTHS, Look, save
+from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
 from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of
+from kvatlas.text import fixed, model_name, percent_text, signed
 from tests.figures.conftest import dense
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -42,7 +43,7 @@ def line():
     return curves_of_run(RunData(plan, list(traces(plan)), fix={"local_window": 16}))
 
 
-def figures(look: Look, llama, line, count: int = 3) -> dict[str, Callable[[], Figure]]:
+def figures(look: FigureOptions, llama, line, count: int = 3) -> dict[str, Callable[[], Figure]]:
     """Every kind of figure, drawn when called; pairs and curves of so many systems."""
     progress = SYSTEMS[:count]
     success = [
@@ -50,12 +51,12 @@ def figures(look: Look, llama, line, count: int = 3) -> dict[str, Callable[[], F
     ]
     policies = [replace(llama[0], policy=policy) for policy in POLICIES]
     return {
-        "series": lambda: map_figure(llama[:2], look=look),
-        "policies": lambda: map_figure(policies, one_bar=True, look=look),
-        "dense": lambda: map_figure([dense(12)], look=look),
-        "line": lambda: line_figure(line, look=look),
-        "curves": lambda: depth_figure(success, progress, names_of(progress), look=look)[0],
-        "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", look=look),
+        "series": lambda: map_figure(llama[:2], options=look),
+        "policies": lambda: map_figure(policies, one_bar=True, options=look),
+        "dense": lambda: map_figure([dense(12)], options=look),
+        "line": lambda: line_figure(line, options=look),
+        "curves": lambda: depth_figure(success, progress, names_of(progress), options=look)[0],
+        "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", options=look),
     }
 
 
@@ -96,19 +97,21 @@ def test_maps_have_no_overlaps(llama: list[Map], panels: int, baselines: int) ->
         for model in ("R1-Llama", "R1-Qwen")
         for map_ in llama
     ]
-    for look in (Look(1), Look(2, intervals=True)):
-        assert faults(map_figure(low[:panels], look=look)) == [], look
+    for look in (FigureOptions(1), FigureOptions(2, intervals=True)):
+        assert faults(map_figure(low[:panels], options=look)) == [], look
 
 
 def test_names_of_narrow_columns_stand_apart(llama: list[Map]) -> None:
     wide = tuple(n / 10_000 for n in range(1001, 1021))
     cells = {(row, column): llama[0].cells[500, 0.1] for row in (1, 2) for column in wide}
     narrow = replace(llama[0], axes=(("local_window", (1, 2)), ("ratio", wide)), cells=cells)
-    assert faults(map_figure([narrow], look=Look(2))) == []
+    assert faults(map_figure([narrow], options=FigureOptions(2))) == []
 
 
-@pytest.mark.parametrize(("look", "count"), [(Look(), 3), (Look(1, dark=True), 4), (Look(2), 2)])
-def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: Look, count: int, llama, line):
+@pytest.mark.parametrize(
+    ("look", "count"), [(FigureOptions(), 3), (FigureOptions(1, dark=True), 4), (FigureOptions(2), 2)]
+)
+def test_type_has_5_points_on_paper_and_a_contrast_of_4_5_to_its_ground(look: FigureOptions, count: int, llama, line):
     for kind, drawn in figures(look, llama, line, count).items():
         figure = drawn()
         inches = figure.get_figwidth()
@@ -134,7 +137,7 @@ def contrast(text: str, other: str) -> float:
 
 
 def test_all_figures_take_the_same_options(tmp_path: Path, llama, line):
-    look = Look(dark=True, intervals=False)
+    look = FigureOptions(dark=True, intervals=False)
     made = figures(look, llama, line)
     for kind in ("series", "line", "curves", "pairs"):
         figure = made[kind]()
@@ -147,31 +150,31 @@ def test_all_figures_take_the_same_options(tmp_path: Path, llama, line):
 
 
 def test_labels_stand_for_names(llama):
-    look = Look(labels={"AIME24": "AIME 2024", "Ratio": "Share kept", "R1-Llama": "Llama 8B"})
-    figure = map_figure(llama[:1], look=look)
+    look = FigureOptions(labels={"AIME24": "AIME 2024", "Ratio": "Share kept", "R1-Llama": "Llama 8B"})
+    figure = map_figure(llama[:1], options=look)
     assert figure.axes[0].get_xlabel() == "Share kept"
     words = [text.get_text() for text in figure.findobj(Text)]
     assert "AIME 2024" in words
     assert any(word.startswith("Llama 8B under dynts") for word in words)
     with pytest.raises(KvatlasError, match="--look columns: expected 1 or 2, got 3"):
-        Look(3)
+        FigureOptions(3)
 
 
 def test_values_are_written_as_on_the_page() -> None:
     names = ["embedded:tiny-llama", "hf:/models/R1-Llama/", "R1-Qwen", "openai:gpt", "hf:"]
-    assert [style.model(name) for name in names] == ["tiny-llama", "R1-Llama", "R1-Qwen", "openai:gpt", "hf:"]
-    assert [style.signed(v) for v in (-3.21, 0.0, 0.04, -0.04, 12.0)] == ["−3.2", "0.0", "0.0", "0.0", "+12.0"]
-    assert (style.signed(-38.4, 0), style.signed(-0.0004, 3)) == ("−38", "0.000")
-    assert [style.fixed(v) for v in (51.25, 51.35, -6.25, 0.05, 100.0)] == ["51.3", "51.4", "-6.3", "0.1", "100.0"]
-    assert (style.percent(0.5125), style.percent(0.2875)) == ("51.3", "28.8")
+    assert [model_name(name) for name in names] == ["tiny-llama", "R1-Llama", "R1-Qwen", "openai:gpt", "hf:"]
+    assert [signed(v) for v in (-3.21, 0.0, 0.04, -0.04, 12.0)] == ["−3.2", "0.0", "0.0", "0.0", "+12.0"]
+    assert (signed(-38.4, 0), signed(-0.0004, 3)) == ("−38", "0.000")
+    assert [fixed(v) for v in (51.25, 51.35, -6.25, 0.05, 100.0)] == ["51.3", "51.4", "-6.3", "0.1", "100.0"]
+    assert (percent_text(0.5125), percent_text(0.2875)) == ("51.3", "28.8")
 
 
 def test_a_widened_scale_stays_among_percentages() -> None:
-    assert style.span([100.0, 99.8]) == (99.0, 100.0)
-    assert style.span([0.0]) == (0.0, 1.0)
-    assert style.span([50.0]) == (49.5, 50.5)
-    assert style.span([2000.0]) == (1999.5, 2000.5)
-    assert style.span([100.0, 90.0]) == (90.0, 100.0)
+    assert style.scale_limits([100.0, 99.8]) == (99.0, 100.0)
+    assert style.scale_limits([0.0]) == (0.0, 1.0)
+    assert style.scale_limits([50.0]) == (49.5, 50.5)
+    assert style.scale_limits([2000.0]) == (1999.5, 2000.5)
+    assert style.scale_limits([100.0, 90.0]) == (90.0, 100.0)
 
 
 @pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.COUNTS, style.DIFFERENCES])
@@ -179,5 +182,5 @@ def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(colo
     for share in np.linspace(0, 1, 201):
         background = to_hex(style.colour_map(colours)(share))
         assert contrast(background, style.ON_COLOUR) >= 4.5, background
-    steps = style.steps(colours)
+    steps = style.colour_steps(colours)
     assert [to_hex(style.colour_map(colours)(end)) for end in (0.0, 1.0)] == [steps[0], steps[-1]]

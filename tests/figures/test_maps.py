@@ -3,16 +3,19 @@
 import csv
 import io
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from kvatlas import models
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
-from kvatlas.figures import style
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import cost_of, cost_panels, data_csv, difference_panels, finding, metric_panels
-from kvatlas.figures.style import Look, save
+from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.map_figure import compare
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.csv_tests import verdicts_of_maps
@@ -24,6 +27,7 @@ from kvatlas.stats.run_analysis import with_regions
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import by_sample
 from kvatlas.stats.table import CellTraces
+from kvatlas.text import interval_text, percent_text
 from tests.figures.conftest import dense, texts
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -58,15 +62,15 @@ def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
     for item in llama:
         assert item.benchmark in words
         for cell in item.cells.values():
-            assert style.percent(cell.estimate.value) in words
-            assert style.interval(cell.estimate) not in words
+            assert percent_text(cell.estimate.value) in words
+            assert interval_text(cell.estimate) not in words
     assert [words.count(label) for label in ("Local Window Size", "Ratio")] == [1, 4]
     assert words.count("49.3") == 2
     assert "n 30, ± 19" in words
     assert "each panel has its own colour scale" in " ".join(words)
     assert "Only averages were published" in " ".join(words)
-    words = texts(map_figure(llama, look=Look(intervals=True)), tmp_path)
-    assert all(style.interval(cell.estimate) in words for item in llama for cell in item.cells.values())
+    words = texts(map_figure(llama, options=FigureOptions(intervals=True)), tmp_path)
+    assert all(interval_text(cell.estimate) in words for item in llama for cell in item.cells.values())
     assert not [word for word in words if "±" in word]
 
 
@@ -260,7 +264,7 @@ def test_the_data_of_a_panel_is_what_it_prints(maps):
 def test_numbers_that_would_not_be_legible_are_in_the_data_alone(tmp_path):
     assert texts(map_figure([dense(16)]), tmp_path).count("50.0") >= 256
     with pytest.raises(KvatlasError, match="--look intervals=true: the cells are too narrow"):
-        map_figure([dense(30)], look=Look(intervals=True))
+        map_figure([dense(30)], options=FigureOptions(intervals=True))
     words = texts(map_figure([dense(60)]), tmp_path)
     assert words.count("50.0") == 0
     assert "The numbers are in the data next to the figure." in words
@@ -291,3 +295,66 @@ def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
     unknown = replace(map_, cells={at: replace(one, mean_kv_bytes=None) for at, one in cells.items()})
     assert not any(panel.memory for panel in metric_panels([unknown]))
     assert "equal mean KV memory" not in " ".join(texts(map_figure([unknown]), tmp_path))
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+@pytest.mark.parametrize("dark", [False, True])
+def test_frames_of_proven_cells_are_seen(llama, tmp_path, suffix, dark):
+    proven = replace(llama[0], keeps=frozenset({(2000, 0.3)}), margin=0.03)
+    pictures = []
+    for index, map_ in enumerate((proven, replace(proven, keeps=frozenset()))):
+        (panel,) = metric_panels([map_])
+        # The words say the same, so that the frame alone differs.
+        figure = plot([replace(panel, about=(), claim="")], options=FigureOptions(dark=dark))
+        path, *_ = save(figure, tmp_path / f"{index}{suffix}")
+        pictures.append(pixels(path))
+    box = figure.axes[0].get_position()
+    height, width = pictures[0].shape
+    rows, columns = len(proven.axes[0][1]), len(proven.axes[1][1])
+    row, column = proven.axes[0][1].index(2000), proven.axes[1][1].index(0.3)
+
+    def place(x, y):
+        """The pixel (row, column) at a place of the cell, from its lower left corner."""
+        across = box.x0 + box.width * (column + x) / columns
+        up = box.y0 + box.height * (row + y) / rows
+        return round((1 - up) * height), round(across * width)
+
+    changed = np.argwhere(np.abs(pictures[0] - pictures[1]) > 0.2)
+    assert len(changed) > 100
+    (top, left), (bottom, right) = place(0, 1), place(1, 0)
+    assert changed.min(0) == pytest.approx(place(0.04, 0.95), abs=4)
+    assert changed.max(0) == pytest.approx(place(0.96, 0.05), abs=4)
+    assert (changed >= (top - 1, left - 1)).all()
+    assert (changed <= (bottom + 1, right + 1)).all()
+    inside = (changed > place(0.15, 0.8)).all(1) & (changed < place(0.85, 0.2)).all(1)
+    assert not inside.any()
+
+
+def pixels(path):
+    """Return a picture in shades of grey [height, width]; skip the test without a program that draws its kind."""
+    if path.suffix == ".png":
+        return imread(path)[..., :3].mean(2)
+    command = ["rsvg-convert", path, "-z", "3", "-o", path.with_suffix(".view.png")]
+    written = path.with_suffix(".view.png")
+    if path.suffix == ".pdf":
+        command = ["pdftoppm", "-png", "-singlefile", "-r", "216", path, path.with_suffix(".view")]
+    elif shutil.which("rsvg-convert") is None:
+        return svg_in_a_browser(path, written)
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    subprocess.run(list(map(str, command)), check=True)
+    return imread(written)[..., :3].mean(2)
+
+
+def svg_in_a_browser(path, written):
+    """Draw an SVG at three pixels for each point by Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("neither rsvg-convert nor chromium is installed")
+    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', path.read_text()).groups())
+    page = path.with_suffix(".html")
+    page.write_text(f'<body style="margin:0"><img src="{path.name}" width="{3 * width}" height="{3 * height}">')
+    size = f"--window-size={round(3 * width)},{round(3 * height) + 200}"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size, f"--screenshot={written}"]
+    subprocess.run([chromium, *options, page.as_uri()], check=True, capture_output=True, timeout=60)
+    return imread(written)[: round(3 * height), : round(3 * width), :3].mean(2)

@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -18,8 +19,12 @@ from kvatlas.core import EvictionTrace, KvatlasError, Setting
 from kvatlas.report.app.page import write_bundle, write_report
 from kvatlas.report.app.run import AppRun, open_runs
 from kvatlas.report.app.server import Server
-from kvatlas.report.app.traces import TEXT_LIMIT, Sources, evictions_of, token_texts
+from kvatlas.report.app.traces import TEXT_LIMIT, evictions_of
+from kvatlas.report.materials import RunMaterials, token_texts
+from kvatlas.report.options import ReadOptions
+from kvatlas.report.result import open_result
 from kvatlas.results import Manifest, Store
+from kvatlas.stats import run_analysis
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import visible
@@ -33,7 +38,7 @@ HOSTILE = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>\
 
 def report(folder: Path, plan: Manifest, change: Callable[[Any], Any] = lambda item: item, **options: Any) -> Path:
     out = folder / "report.html"
-    write_report(RunAnalysis(RunData.open(store_run(folder / "run", plan, change=change))), out, **options)
+    write_report(open_result([store_run(folder / "run", plan, change=change)]), out, **options)
     return out
 
 
@@ -105,12 +110,12 @@ def test_it_needs_no_network_and_hostile_text_is_inert_visible_and_cut(tmp_path:
 def test_a_page_holds_all_traces_that_fit_else_some_of_each_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    analysis = RunAnalysis(RunData.open(store_run(tmp_path / "run", manifest(grid("dynts"), problems=3))))
+    result = open_result([store_run(tmp_path / "run", manifest(grid("dynts"), problems=3))])
     out = tmp_path / "report.html"
-    assert write_report(analysis, out)
+    assert write_report(result, out)
     assert len(traces_of(documents(out))) == 3 * 10 * 2 * 2
     monkeypatch.setattr("kvatlas.report.app.page.TRACES_LIMIT", 9_000)
-    assert not write_report(analysis, out, per_cell=1)
+    assert not write_report(result, out, per_cell=1)
     assert 5 < len(traces_of(documents(out))) <= 20
 
 
@@ -120,18 +125,18 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path: Path) -> None:
     with Store.create(folder) as store:
         store.put_manifest(plan)
         with pytest.raises(KvatlasError, match="none of its 480 traces"):
-            write_report(RunAnalysis(RunData.open(folder)), out)
+            write_report(open_result([folder]), out)
         for key, trace in list(traces(plan))[24:]:
             store.add(key, trace)
     with pytest.raises(KvatlasError, match="24 of 480 traces are missing"):
-        write_report(RunAnalysis(RunData.open(folder)), out)
+        write_report(open_result([folder]), out)
     assert not out.exists()
-    write_report(RunAnalysis(RunData.open(folder, partial=True)), out)
+    write_report(open_result([folder], ReadOptions(partial=True)), out)
     run = documents(out)["run"]
     assert "PARTIAL: 24 of 240 traces are missing, in 1 cell" in run["warnings"]
     assert run["maps"][1]["cells"][2][0] is None
     with pytest.raises(KvatlasError, match="is a folder"):
-        write_report(RunAnalysis(RunData.open(folder, partial=True)), tmp_path)
+        write_report(open_result([folder], ReadOptions(partial=True)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ def test_texts_of_tokens_join_to_the_whole(text: str) -> None:
 
 @pytest.mark.parametrize("spec", [{}, {"models": ["hf:/nowhere"], "benchmarks": ["NONE"]}])
 def test_what_is_gone_is_missing_and_no_error(spec: dict[str, Any]) -> None:
-    result = Sources.of(Manifest((), (), spec, {}))
+    result = RunMaterials.from_manifest(Manifest((), (), spec, {}))
     assert (result.models, result.problems) == ({}, {})
     assert result.pieces("m", (1, 2)) is None
 
@@ -270,6 +275,26 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
     assert len(run.document["cards"]) == len(analysis.choices) == 1
     assert run.document["finished"]
     assert len(run.about()["comparisons"]) == len(analysis.comparisons)
+
+
+def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+    for name in ("losses_of", "verdicts", "comparisons", "maps_of_run", "mean_maps"):
+        original = getattr(run_analysis, name)
+
+        def counted(*given: Any, original: Any = original, name: str = name) -> Any:
+            calls[name] += 1
+            return original(*given)
+
+        monkeypatch.setattr(run_analysis, name, counted)
+    (fresh,) = open_runs([run.folder], {})
+    with Store.open(run.folder) as store:
+        fresh.refresh(store)
+    first = fresh.answer("about")
+    made = Counter(calls)
+    assert made["losses_of"] == made["verdicts"] == made["comparisons"] == 1
+    assert [fresh.answer("about"), fresh.answer("about")] == [first, first]
+    assert calls == made
 
 
 def test_searches_find_exactly_what_fits(run: AppRun) -> None:

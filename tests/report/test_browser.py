@@ -20,9 +20,8 @@ from kvatlas.models import ModelHandle
 from kvatlas.report.app.page import write_report
 from kvatlas.report.app.run import open_runs
 from kvatlas.report.app.server import Server
+from kvatlas.report.result import open_result
 from kvatlas.results import Store
-from kvatlas.stats.run_analysis import RunAnalysis
-from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import decode_run, store_run
 
@@ -131,7 +130,7 @@ def heading(page: Any, text: str) -> None:
 def real(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a small real sweep: real tokens, real evictions."""
     page = tmp_path_factory.mktemp("browser") / "report.html"
-    write_report(RunAnalysis(RunData.open(finished)), page)
+    write_report(open_result([finished]), page)
     return page
 
 
@@ -145,7 +144,7 @@ def departing(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "settings": {"policy": "dynts", "kv_budget": 96, "ratio_over": "thinking"},
         "axes": {"local_window": [8, 16], "ratio": [0.2, 0.5]},
     }  # fmt: skip
-    write_report(RunAnalysis(RunData.open(decode_run(spec, folder / "run"))), folder / "report.html")
+    write_report(open_result([decode_run(spec, folder / "run")]), folder / "report.html")
     return folder / "report.html"
 
 
@@ -303,7 +302,7 @@ def test_hostile_text_is_shown_and_does_nothing(
         return replace(trace, text=HOSTILE * 3, grade=grade, eviction_trace=evictions)
 
     folder = store_run(tmp_path / "<img src=x onerror=alert(1)>", plan, change=harm)
-    write_report(RunAnalysis(RunData.open(folder)), tmp_path / "report.html")
+    write_report(open_result([folder]), tmp_path / "report.html")
     for page in (opened(tmp_path / "report.html"), served([folder])):
         page.wait_for_function("() => state.runs.length === 1")
         pages = {"/maps": "Maps", "/problem/0/1": "p1", "/find?text=harmed": "Search", "/cell/3": "b"}

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, canonical
 from kvatlas.models import ModelHandle, embedded
-from kvatlas.report.app.traces import Sources
+from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
@@ -42,7 +42,7 @@ def test_a_plan_names_every_trace(spec_data: Build) -> None:
 
 def test_a_plan_whose_traces_are_all_there_looks_at_each_in_passing(spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data(problems=20, samples=50)))
-    keys = {(plan.keys[name], name[2].id, name[1]) for name in plan.keys}
+    keys = {(plan.compute_keys()[name], name[2].id, name[1]) for name in plan.compute_keys()}
     ids = {name: [problem.id for problem in problems] for name, problems in plan.problems.items()}
     done = {(*key, problem): frozenset(range(50)) for key in keys for problem in ids[key[2]]}
     units, count = calls(lambda: plan.units(plan.manifest().expected, done))
@@ -64,18 +64,18 @@ def test_run_keys_follow_what_can_change_an_answer_and_nothing_else(
     spec_data: Build, changes: dict[str, Any], same: bool
 ) -> None:
     first, other = make_plan(parse_spec(spec_data())), make_plan(parse_spec(spec_data(**changes)))
-    shared = [key for key in other.keys if key in first.keys]
+    shared = [key for key in other.compute_keys() if key in first.compute_keys()]
     assert shared
-    assert all((first.keys[key] == other.keys[key]) is same for key in shared)
+    assert all((first.compute_keys()[key] == other.compute_keys()[key]) is same for key in shared)
 
 
 def test_keys_of_16_bits_are_those_without_bits() -> None:
     plain = make_plan(parse_spec({**BITS, "axes": {"local_window": [32, 40]}}))
-    keys = make_plan(parse_spec(BITS)).keys
-    assert {name: key for name, key in keys.items() if "kv_bits" not in name[2].values} == dict(plain.keys)
+    keys = make_plan(parse_spec(BITS)).compute_keys()
+    assert {name: key for name, key in keys.items() if "kv_bits" not in name[2].values} == dict(plain.compute_keys())
     packed = {key for (_, _, setting), key in keys.items() if "kv_bits" in setting.values}
     assert len(packed) == 1
-    assert not packed & {*plain.keys.values()}
+    assert not packed & {*plain.compute_keys().values()}
 
 
 def test_bits_are_an_axis_and_bytes_are_known(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_run_keys_follow_stop_tokens_and_prompts(
         spec = {"models": [entry], "benchmarks": ["CHAIN4"], "problems": 1, "sampling": {"max_new_tokens": 90}}
         plan = make_plan(parse_spec(spec))
         vars(plan.models[0])["tokenizer_digest"] = ""
-        return list(plan.keys.values())
+        return list(plan.compute_keys().values())
 
     before = keys("{{ bos_token }}{{ messages[0].content }}", 1)
     assert (keys(template, stops) == before) is same
@@ -128,7 +128,7 @@ def test_values_of_the_template_are_part_of_the_key(r1_model: Callable[..., Mode
     def keys(**options: Any) -> list[str]:
         entry = {"model": name, **options}
         spec = {"models": [entry], "benchmarks": ["CHAIN4"], "problems": 1, "sampling": {"max_new_tokens": 90}}
-        return list(make_plan(parse_spec(spec)).keys.values())
+        return list(make_plan(parse_spec(spec)).compute_keys().values())
 
     before = keys()
     assert keys(template_values={}) == before
@@ -224,7 +224,7 @@ def test_models_are_named_once_and_options_reach_their_keys(
 
     def keys(**options: Any) -> set[str]:
         data = spec_data(models=[{"model": model, **options}], benchmarks=[f"AIME24@{AIME}"], settings=[], axes={})
-        return set(make_plan(parse_spec(data)).keys.values())
+        return set(make_plan(parse_spec(data)).compute_keys().values())
 
     plain = keys()
     assert keys(name="R1", device="cpu", cache="somewhere") == plain
@@ -266,7 +266,7 @@ def test_models_that_can_read_the_task_of_mazes_are_told_it(
     assert (tiny[0], tiny[2]) == (tiny[1], tiny[3])
     run = RunData.open(tmp_path / "run")
     assert run.manifest.about["SEQBENCH-4x4"] == {maze.id: dict(maze.about)}
-    sources = Sources.of(run.manifest)
+    sources = RunMaterials.from_manifest(run.manifest)
     with run.store() as store:
         for _, trace in store.traces(texts=False):
             asked = plan.prompts[trace.model, trace.benchmark]

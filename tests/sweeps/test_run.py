@@ -300,7 +300,7 @@ def test_a_replaced_file_of_a_policy_is_read_or_refused(spec_data: Build, tmp_pa
     before, wanted = traces(first, "1"), traces(second, "2")
     assert before != wanted
     planned_before = planned(first)
-    assert planned_before.keys
+    assert planned_before.compute_keys()
     shutil.copy(second, first)
     assert traces(first, "3") == wanted
     with pytest.raises(KvatlasError, match="was replaced after the sweep began; start the sweep again"):

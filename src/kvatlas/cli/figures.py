@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,21 +43,12 @@ def map_(
 
     Runs that vary one parameter, or only the policy, become line charts. The data is written next to the figure.
     """
-    from kvatlas.report.map_figure import plot_sources
+    from kvatlas.report.map_figure import MapOptions, plot_sources
+    from kvatlas.report.options import ReadOptions
 
-    written = plot_sources(
-        inputs,
-        out,
-        mean=mean,
-        shared=shared,
-        policy=policy,
-        metric=metric,
-        against=against,
-        lose_at_most=lose_at_most,
-        look=options.look(look),
-        partial=partial,
-        fix=options.assignments("--fix", fix),
-    )
+    read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most)
+    show = MapOptions(mean, shared, against, options.figure_options(look))
+    written = plot_sources(inputs, out, read, show)
     for path in written:
         typer.echo(path)
 
@@ -88,8 +80,9 @@ def compare(
     check_figure(out)
     systems, notes = _systems([Path(name) for name in inputs], metric, policy, partial, benchmark)
     check_panels(systems)
-    pairs, names = pairs_of(systems), names_of(systems)
-    figure = pairwise_figure(systems, pairs, metric, notes, look=options.look(look))
+    pairs = pairs_of(systems)
+    names = names_of(systems)
+    figure = pairwise_figure(systems, pairs, metric, notes, options=options.figure_options(look))
     written = save_pairwise(figure, out, systems, metric)
     documents = [compared.to_json(names[i], names[j]) for i, j, compared in pairs]
     if as_json:
@@ -103,7 +96,7 @@ def compare(
 
 def _check(inputs: list[str], published: str | None, partial: bool, as_json: bool) -> None:
     from kvatlas.report.check import compare_maps, compare_runs, maps_as_text, runs_as_text
-    from kvatlas.report.result import bare_maps, open_source
+    from kvatlas.report.options import ReadOptions, bare_maps
 
     if len(inputs) != 2:
         raise KvatlasError(f"compare: expected two runs or maps, or --out for a figure of systems, got {len(inputs)}.")
@@ -112,10 +105,11 @@ def _check(inputs: list[str], published: str | None, partial: bool, as_json: boo
         compared = compare_runs(Path(first), Path(second))
         typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
         raise typer.Exit(0 if compared["same"] else 1)
-    maps = {name: bare_maps(open_source(name, partial=partial)) for name in inputs}
+    read = ReadOptions(metric=None, partial=partial)
+    maps = {name: bare_maps(read.open_source(name)) for name in inputs}
     if len(maps) < 2:
         maps = {"A": maps[first], "B": maps[first]}
-    means = bare_maps(open_source(published, partial=True)) if published else None
+    means = bare_maps(ReadOptions(partial=True).open_source(published)) if published else None
     compared = compare_maps(maps, means)
     typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
 
@@ -128,7 +122,7 @@ def _systems(
     from kvatlas.stats.systems import choose, systems_of
 
     chosen = choose(systems_of([RunData.open(run) for run in runs], metric, benchmarks), names or [])
-    cells = [cell for system in chosen for cell in system.cells]
+    cells = list(chain.from_iterable(system.cells for system in chosen))
     check_complete(cells, partial, "figure")
     return chosen, list(partial_note(cells))
 
@@ -158,7 +152,7 @@ def draw(
     success, notes = _systems(runs, "pass@1", policy, partial)
     progress, _ = _systems(runs, "progress", policy, partial)
     titles = names_of(success)
-    figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, look=options.look(look))
+    figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, options=options.figure_options(look))
     written = save(figure, out)
     if as_json:
         data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(titles, fits, strict=True)]

@@ -93,8 +93,10 @@ def _models() -> list[dict[str, Any]]:
     from kvatlas.models import embedded, find, installed
     from kvatlas.models.checks import Claims
 
-    rows = [
-        {
+    rows = []
+    for name in embedded():
+        model = find(name)
+        row = {
             "name": name,
             "architecture": model.config["architectures"][0],
             "layers": model.shape.layers,
@@ -102,8 +104,7 @@ def _models() -> list[dict[str, Any]]:
             "kv_bytes_per_token": model.shape.kv_bytes_per_token(),
             "solves": str(Claims.read(model.folder)),
         }
-        for name, model in ((name, find(name)) for name in embedded())
-    ]
+        rows.append(row)
     # Models of other packages are GGUF files, which are converted at their first use and not for a list.
     others = [name for name in installed() if name not in embedded()]
     return rows + [{**dict.fromkeys(rows[0], ""), "name": name, "architecture": "GGUF"} for name in others]
@@ -172,5 +173,5 @@ def _names_a_model(target: str) -> bool:
     from kvatlas.models.gguf import PACKAGED
 
     kind, colon, _ = target.partition(":")
-    known = colon and kind in ("embedded", "hf")
-    return bool(known) or target in PACKAGED or target.endswith(".gguf") or Path(target).expanduser().is_dir()
+    has_model_prefix = bool(colon) and kind in ("embedded", "hf")
+    return has_model_prefix or target in PACKAGED or target.endswith(".gguf") or Path(target).expanduser().is_dir()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.figures.style import Look
+from kvatlas.figures.style import FigureOptions
 from kvatlas.text import parse_yaml, read_value, scalar
 
 
@@ -97,15 +97,15 @@ LookOption = Annotated[
 _LOOK = {"columns": (int, "1 or 2"), "dark": (bool, "true or false"), "intervals": (bool, "true or false")}
 
 
-def look(texts: Sequence[str] | None) -> Look:
-    """Return the look of a figure; names that are not options are labels."""
+def figure_options(texts: Sequence[str] | None) -> FigureOptions:
+    """Return the options of a figure; names that are not options are labels."""
     labels = assignments("--look", texts)
     values: dict[str, Any] = {name: parse_yaml(labels.pop(name)) for name in _LOOK if name in labels}
     for name, value in values.items():
         kind, expected = _LOOK[name]
         if type(value) is not kind:
             raise KvatlasError(f"--look {name}: expected {expected}, got {str(value)!r}.")
-    return Look(**values, labels=labels)
+    return FigureOptions(**values, labels=labels)
 
 
 def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
@@ -121,14 +121,16 @@ def assignments(option: str, texts: Sequence[str] | None) -> dict[str, str]:
     return pairs
 
 
-def joined(*parts: Mapping[str, Any]) -> dict[str, Any]:
+def joined(*options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of several options by name; KvatlasError for a name that two of them give."""
     values: dict[str, Any] = {}
-    for part in parts:
-        twice = next((name for name in part if name in values), None)
+    for option_values in options:
+        twice = next((name for name in option_values if name in values), None)
         if twice is not None:
-            raise KvatlasError(f"{twice} is given twice ({values[twice]!r} and {part[twice]!r}); give it once.")
-        values |= part
+            raise KvatlasError(
+                f"{twice} is given twice ({values[twice]!r} and {option_values[twice]!r}); give it once."
+            )
+        values |= option_values
     return values
 
 
@@ -152,12 +154,16 @@ def model_options(
     texts: Sequence[str] | None, values: Sequence[str] | None = None, template: str = "", system: str = ""
 ) -> dict[str, Any]:
     """Return the options of a model from `--model-option`, `--template-values`, `--template` and `--system`."""
-    own: dict[str, Any] = {name: value for name, value in (("template", template), ("system", system)) if value}
+    prompt_options: dict[str, Any] = {}
+    if template:
+        prompt_options["template"] = template
+    if system:
+        prompt_options["system"] = system
     if values:
-        own["template_values"] = {
+        prompt_options["template_values"] = {
             name: scalar(value) for name, value in assignments("--template-values", values).items()
         }
-    return joined(assignments("--model-option", texts), own)
+    return joined(assignments("--model-option", texts), prompt_options)
 
 
 def columns(texts: Sequence[str] | None) -> dict[str, Any]:

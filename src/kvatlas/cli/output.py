@@ -18,13 +18,17 @@ from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-    from kvatlas.core import Finding
+    from kvatlas.core import Finding, Trace
     from kvatlas.policies.audit import AuditedCell
+    from kvatlas.stats.table import CellTraces
     from kvatlas.sweeps import Progress
 
-#: Columns of a table that goes to a file or a pipe, and of a text that wraps in a terminal at least.
-_NO_EDGE, _NARROW = 10_000, 12
+#: Columns of a table that goes to a file or a pipe.
+_NO_EDGE = 10_000
+#: Columns of a text that wraps in a terminal, at least.
+_NARROW = 12
 #: Verdicts that are always counted; others (a grader's timeout) only where there are any.
 VERDICTS = (Outcome.CORRECT, Outcome.WRONG, Outcome.TRUNCATED, Outcome.NO_ANSWER)
 #: Seconds between two lines of progress.
@@ -51,31 +55,62 @@ def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: 
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
+    console = table_console()
+    texts = _texts_by_column(rows)
+    numeric = [name for name in texts if _is_numeric(name, rows)]
+    left_out = _columns_to_leave_out(texts, numeric, console.width)
+    shown = {name: column for name, column in texts.items() if name not in left_out}
+    console.print(_table(shown, {*numeric, *list(texts)[:1]}, one_line))
+    if left_out:
+        typer.echo(f"Left out at {console.width} columns: {', '.join(left_out).replace('_', ' ')}; --json has all.")
+
+
+def _texts_by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the texts of each column."""
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        for name, value in row.items():
+            texts.setdefault(name, []).append(visible(_cell_text(value)))
+    return texts
+
+
+def _is_numeric(name: str, rows: Sequence[dict[str, Any]]) -> bool:
+    return all(isinstance(row[name], int | float) for row in rows)
+
+
+def _width(name: str, texts: Sequence[str]) -> int:
+    return max(map(len, (name, *texts)))
+
+
+def _columns_to_leave_out(texts: dict[str, list[str]], numeric: Sequence[str], width: int) -> list[str]:
+    """Return the columns of numbers, from the right, without which a table is not wider than a terminal."""
+    # Names and numbers are never cut; other texts wrap.
+    whole = {*numeric, *list(texts)[:1]}
+    needed = 0
+    for name, column in texts.items():
+        needed += 2 + (_width(name, column) if name in whole else min(_width(name, column), _NARROW))
+    left_out: list[str] = []
+    for name in reversed(numeric):
+        if needed <= width:
+            break
+        left_out.insert(0, name)
+        needed -= 2 + _width(name, texts[name])
+    return left_out
+
+
+def _table(texts: dict[str, list[str]], whole: set[str], one_line: bool) -> Table:
+    """Return a table whose `whole` columns are never cut."""
     from rich.markup import escape
     from rich.table import Table
 
-    console = table_console()
-    columns = {name: [visible(_cell_text(row[name])) for row in rows] for name in (rows[0] if rows else {})}
-    widths = {name: max(map(len, (name, *texts))) for name, texts in columns.items()}
-    numbers = [name for name in columns if all(isinstance(row[name], int | float) for row in rows)]
-    left_out: list[str] = []
-
-    def needed() -> int:
-        whole = {*numbers, *list(columns)[:1]}
-        return sum((widths[name] if name in whole else min(widths[name], _NARROW)) + 2 for name in columns)
-
-    while numbers and needed() > console.width:
-        left_out.insert(0, numbers.pop())
-        del columns[left_out[0]]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, name in enumerate(columns):
-        whole = place == 0 or name in numbers
-        table.add_column(name.replace("_", " "), no_wrap=one_line or whole, min_width=widths[name] if whole else None)
-    for texts in zip(*columns.values(), strict=True):
-        table.add_row(*map(escape, texts))
-    console.print(table)
-    if left_out:
-        typer.echo(f"Left out at {console.width} columns: {', '.join(left_out).replace('_', ' ')}; --json has all.")
+    for name, column in texts.items():
+        is_whole = name in whole
+        least = _width(name, column) if is_whole else None
+        table.add_column(name.replace("_", " "), no_wrap=one_line or is_whole, min_width=least)
+    for row in zip(*texts.values(), strict=True):
+        table.add_row(*map(escape, row))
+    return table
 
 
 def _cell_text(value: Any) -> str:
@@ -109,12 +144,13 @@ def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
 
 def print_audit(cells: Sequence[AuditedCell]) -> None:
     """Print a table for each model, with the rules that policies share in rows and benchmarks in columns."""
-    for model, own in grouped(cells, lambda cell: cell.model).items():
-        names = differing(dict(cell.rule) for cell in own)
-        same = ", ".join(f"{name} {value}" for name, value in own[0].rule if name not in names)
+    for model, audited in grouped(cells, lambda cell: cell.model).items():
+        names = differing(dict(cell.rule) for cell in audited)
+        same = ", ".join(f"{name} {value}" for name, value in audited[0].rule if name not in names)
         rows: dict[object, dict[str, Any]] = {}
-        for cell in own:
-            values, audit = dict(cell.rule), cell.audit
+        for cell in audited:
+            values = dict(cell.rule)
+            audit = cell.audit
             row = rows.setdefault(cell.rule, {name: values.get(name, "") for name in names})
             row[cell.benchmark] = f"{audit.median:,.0f} / {audit.worst:,} ({100 * audit.no_choice:.0f} %)"
         typer.echo(
@@ -129,62 +165,89 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
 
     `setting` selects one of several settings of the run.
     """
-    from rich.console import Console
-    from rich.text import Text
-
-    from kvatlas.figures.style import percent
-    from kvatlas.report.text import say
-    from kvatlas.results import Store
     from kvatlas.results.export import record
-    from kvatlas.stats.losses import FULL
-    from kvatlas.stats.power import provable
     from kvatlas.stats.run_data import RunData
 
     run = RunData.open(folder)
     cells = [cell for cell in run.cells if setting in (None, cell.expected.setting)]
-    keys = {(cell.expected.run_key, cell.expected.setting, cell.expected.benchmark) for cell in cells}
-    with Store.open(folder) as store:
-        own = ((key, trace) for key, trace in store.traces() if (key, trace.setting, trace.benchmark) in keys)
-        traces = list(islice(own, min(show, sys.maxsize)))
-    rows: list[dict[str, Any]] = []
-    for measured in cells:
-        cell, counts = measured.cell.to_dict(), measured.verdicts
-        named = {"benchmark": measured.expected.benchmark, "pass_at_1": cell["value"]}
-        verdicts = {str(name): counts[name] for name in dict.fromkeys([*VERDICTS, *counts])}
-        rows.append({**named, "mean_kv_tokens": cell["kept_tokens_mean"], **cell, "verdicts": verdicts})
-    if as_json:
-        expected = cells[0].expected
-        document = {
-            "model": expected.model,
-            "setting": {"policy": expected.setting.policy, **expected.setting.values},
-            "benchmarks": rows,
-            "traces": [record(key, trace) for key, trace in traces],
-        }
-        print(json.dumps(document, indent=2, allow_nan=False))
+    traces = _first_traces(folder, cells, show)
+    if not as_json:
+        _print_cells(cells, run.margin)
+        _print_traces([trace for _, trace in traces])
         return
-    names = dict.fromkeys(name for row in rows for name in row["verdicts"])
-    print_rows(
-        [
-            {
-                "benchmark": row["benchmark"],
-                "Pass@1": percent(row["pass_at_1"] / 100),
-                "95 % interval": "unknown"
-                if row["low"] is None or row["high"] is None
-                else f"{percent(row['low'] / 100)} to {percent(row['high'] / 100)}",
-                "problems": row["problems"],
-                **{name: row["verdicts"].get(name, 0) for name in names},
-                "kept tokens": round(row["mean_kv_tokens"]),
-                "output tokens": round(row["output_tokens_mean"]),
-            }
-            for row in rows
+    expected = cells[0].expected
+    document = {
+        "model": expected.model,
+        "setting": {"policy": expected.setting.policy, **expected.setting.values},
+        "benchmarks": [
+            {"benchmark": cell.expected.benchmark, **cell.cell.to_dict(), "verdicts": _verdicts(cell)} for cell in cells
         ],
-    )
-    compressing = [cell for cell in cells if cell.setting != FULL]
-    if compressing:
-        sizes = [len(cell.problems) for cell in compressing]
-        typer.echo("\n" + " ".join(say("provable", provable(sizes, run.margin, 1))))
+        "traces": [record(run_key, trace) for run_key, trace in traces],
+    }
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _first_traces(folder: Path, cells: Sequence[CellTraces], most: int) -> list[tuple[str, Trace]]:
+    """Return the first traces of these cells with their run keys."""
+    from kvatlas.results import Store
+
+    names = {(cell.expected.run_key, cell.expected.setting, cell.expected.benchmark) for cell in cells}
+    with Store.open(folder) as store:
+        chosen = (pair for pair in store.traces() if (pair[0], pair[1].setting, pair[1].benchmark) in names)
+        return list(islice(chosen, min(most, sys.maxsize)))
+
+
+def _verdicts(cell: CellTraces) -> dict[str, int]:
+    """Return the number of traces with each outcome."""
+    counts = cell.verdicts
+    return {str(outcome): counts[outcome] for outcome in dict.fromkeys([*VERDICTS, *counts])}
+
+
+def _print_cells(cells: Sequence[CellTraces], margin: float) -> None:
+    """Print a table of the cells, and what their number of problems can prove about a loss of at most the margin."""
+    from kvatlas.report.text import say
+    from kvatlas.stats.losses import FULL
+    from kvatlas.stats.power import provable
+    from kvatlas.text import percent_text
+
+    outcomes: dict[str, None] = {}
+    for cell in cells:
+        outcomes |= dict.fromkeys(_verdicts(cell))
+    rows = []
+    for cell in cells:
+        estimate = cell.cell.estimate
+        interval = "unknown"
+        if estimate.low is not None and estimate.high is not None:
+            interval = f"{percent_text(estimate.low)} to {percent_text(estimate.high)}"
+        verdicts = _verdicts(cell)
+        rows.append(
+            {
+                "benchmark": cell.expected.benchmark,
+                "Pass@1": percent_text(estimate.value),
+                "95 % interval": interval,
+                "problems": estimate.problems,
+                **{outcome: verdicts.get(outcome, 0) for outcome in outcomes},
+                "kept tokens": _whole(cell.cell.mean_kv_tokens),
+                "output tokens": _whole(cell.cell.output_tokens_mean),
+            }
+        )
+    print_rows(rows)
+    sizes = [len(cell.problems) for cell in cells if cell.setting != FULL]
+    if sizes:
+        typer.echo("\n" + " ".join(say("provable", provable(sizes, margin, 1))))
+
+
+def _whole(value: float | None) -> int | str:
+    return "unknown" if value is None else round(value)
+
+
+def _print_traces(traces: Sequence[Trace]) -> None:
+    """Print the outcome and the beginning of each trace."""
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console()
-    for _, trace in traces:
+    for trace in traces:
         answer = "" if trace.grade.answer is None else f", answer {trace.grade.answer}"
         # Model output is data: printed as text, never as markup.
         title = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.verdict}{answer}"
@@ -198,14 +261,13 @@ def print_demo(folder: Path) -> None:
     from rich.text import Text
 
     from kvatlas.report.demo import write_demo
-    from kvatlas.report.result import analyse
     from kvatlas.report.text import mean_tables, recommendation
 
-    analysis, written = write_demo(folder)
-    typer.echo(mean_tables(analyse([analysis])))
+    result, written = write_demo(folder)
+    typer.echo(mean_tables(result))
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")
     lines = [
-        *(("Found", recommendation(choice)) for choice in analysis.choices),
+        *(("Found", recommendation(choice)) for choice in result.choices),
         ("Open", f"{folder / 'report.html'} (or: kvatlas view {folder})"),
         ("Figures", f"{pictures} (and svg, pdf) in {folder}, their numbers in maps.csv"),
     ]

@@ -30,18 +30,12 @@ def describe(
     as_json: options.Json = False,
 ) -> None:
     """Describe maps on a page: values, losses against the full cache, effects, the recommended setting."""
+    from kvatlas.report.options import ReadOptions
     from kvatlas.report.result import analyse
     from kvatlas.report.text import every_map, one_page
 
-    result = analyse(
-        inputs,
-        metric=metric,
-        partial=partial,
-        fix=options.assignments("--fix", fix),
-        policy=policy,
-        problems=problems,
-        lose_at_most=lose_at_most,
-    )
+    read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, problems)
+    result = analyse(inputs, read)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
@@ -72,11 +66,11 @@ def view(
         check_page(out)
         if len(runs) > 1:
             raise KvatlasError("--out: a page holds one run; name a folder for several.")
-        from kvatlas.stats.run_analysis import RunAnalysis
-        from kvatlas.stats.run_data import RunData
+        from kvatlas.report.options import ReadOptions
+        from kvatlas.report.result import open_result
 
-        analysis = RunAnalysis(RunData.open(runs[0], metric, partial, held, lose_at_most))
-        complete = write_report(analysis, out, per_cell=traces)
+        result = open_result(runs, ReadOptions(metric, partial, held, lose_at_most=lose_at_most))
+        complete = write_report(result, out, per_cell=traces)
         typer.echo(out)
         if traces and not complete:
             note(f"The page holds up to {traces} traces of each cell; --out FOLDER writes all.")
@@ -105,7 +99,7 @@ def export(
 ) -> None:
     """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
     from kvatlas.results import Store
-    from kvatlas.results.export import check_format, check_target, csv_text, json_lines, write_maps, write_traces
+    from kvatlas.results.export import check_format, check_target
 
     if out is None and format_ in ("run", "parquet"):
         raise KvatlasError(f"--format {format_} cannot go to standard output; name it with --out.")
@@ -117,22 +111,37 @@ def export(
     if out is not None:
         check_target(out)
     if format_ == "csv":
-        from kvatlas.stats.maps import maps_of_run
-        from kvatlas.stats.run_data import RunData
-
-        maps = maps_of_run(RunData.open(run, metric, partial, options.assignments("--fix", fix)))
-        if out is None:
-            typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
-        else:
-            write_maps(maps, out)
-    elif out is None:
-        with Store.open(run) as source:
-            for line in json_lines(source):
-                typer.echo(line)
+        _export_maps(run, out, metric, partial, options.assignments("--fix", fix))
     else:
-        write_traces(run, format_, out)
+        _export_traces(run, out, format_)
     if out is not None:
         typer.echo(out)
+
+
+def _export_maps(run: Path, out: Path | None, metric: str, partial: bool, fix: dict[str, str]) -> None:
+    """Write the maps of a run to a file, or to standard output."""
+    from kvatlas.report.options import ReadOptions
+    from kvatlas.results.export import csv_text, write_maps
+    from kvatlas.stats.maps import maps_of_run
+
+    maps = maps_of_run(ReadOptions(metric, partial, fix).open_run(run))
+    if out is None:
+        typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
+    else:
+        write_maps(maps, out)
+
+
+def _export_traces(run: Path, out: Path | None, format_: str) -> None:
+    """Write the traces of a run to a file, or as JSON lines to standard output."""
+    from kvatlas.results import Store
+    from kvatlas.results.export import json_lines, write_traces
+
+    if out is not None:
+        write_traces(run, format_, out)
+        return
+    with Store.open(run) as source:
+        for line in json_lines(source):
+            typer.echo(line)
 
 
 @app.command()

@@ -58,7 +58,8 @@ def serve(
     loaded.check()
     for sentence in loaded.notes:
         note(sentence)
-    cell, key = options.cell(policy, kv_budget, local_window, ratio, set_), os.environ.get(KEY)
+    cell = options.cell(policy, kv_budget, local_window, ratio, set_)
+    key = os.environ.get(KEY)
     setting = find_policy(loaded, cell.policy, cell.values)
     if host not in LOOPBACK and not key:
         note(f"Warning: anyone who reaches {host} can use this server; the variable {KEY} asks for a key.")

@@ -93,23 +93,7 @@ def plan(
             document["detect"] = rows
         typer.echo(json.dumps(document))
         return
-    tokens, peak = estimate["decoded_tokens"], estimate["peak_bytes"]
-    weights = f"weights {peak['weights']:,}, cache {peak['slots']:,}, snapshots {peak['snapshots']:,}"
-    lines = {
-        "settings": (estimate["settings"], ""),
-        "traces": (estimate["traces"], ""),
-        "decoded tokens": (tokens["shared"], f"(expected; {tokens['separate']:,} without shared trunks)"),
-        "KV bytes per sequence": (estimate["kv_bytes_per_sequence"], "(at the largest budget)"),
-        "peak bytes of a worker": (peak["total"], f"({weights})"),
-        "batch size": (estimate["batch_size"], "(fits into the memory)"),
-        "hours": (
-            None if estimate["seconds"] is None else round(estimate["seconds"] / 3600, 2),
-            f"({'at' if tokens_per_second else 'this machine decodes'} {rate or 0:,.0f} tokens/s)",
-        ),
-    }
-    for name, (number, remark) in lines.items():
-        if number is not None:
-            typer.echo(f"{name:<24}{number:>14,}  {remark}".rstrip())
+    _print_estimate(estimate, rate, is_given=tokens_per_second is not None)
     print_audit(planned.audit)
     for row in rows:
         typer.echo(
@@ -123,6 +107,29 @@ def plan(
         typer.echo("\n" + " ".join(say("provable", provable)))
     for sentence in planned.warnings:
         typer.echo(f"\nWarning: {sentence}")
+
+
+def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: bool) -> None:
+    """Print the estimate of a plan; the decoding rate is given by the user, or measured on this machine."""
+    tokens = estimate["decoded_tokens"]
+    peak = estimate["peak_bytes"]
+    weights = f"weights {peak['weights']:,}, cache {peak['slots']:,}, snapshots {peak['snapshots']:,}"
+    hours = None
+    if estimate["seconds"] is not None:
+        hours = round(estimate["seconds"] / 3600, 2)
+    rate_source = "at" if is_given else "this machine decodes"
+    lines = {
+        "settings": (estimate["settings"], ""),
+        "traces": (estimate["traces"], ""),
+        "decoded tokens": (tokens["shared"], f"(expected; {tokens['separate']:,} without shared trunks)"),
+        "KV bytes per sequence": (estimate["kv_bytes_per_sequence"], "(at the largest budget)"),
+        "peak bytes of a worker": (peak["total"], f"({weights})"),
+        "batch size": (estimate["batch_size"], "(fits into the memory)"),
+        "hours": (hours, f"({rate_source} {rate or 0:,.0f} tokens/s)"),
+    }
+    for name, (quantity, remark) in lines.items():
+        if quantity is not None:
+            typer.echo(f"{name:<24}{quantity:>14,}  {remark}".rstrip())
 
 
 def _provable(planned: Plan) -> Provable | None:
@@ -282,14 +289,14 @@ Work = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for tr
 
 
 def _full_cache(
-    model: str, benchmarks: list[str], own: dict[str, Any], problems: int | None, skip: int, **others: Any
+    model: str, benchmarks: list[str], model_options: dict[str, Any], problems: int | None, skip: int, **others: Any
 ) -> Spec:
     from kvatlas.sweeps import parse_spec
     from kvatlas.sweeps.spec import setting_spec
 
     count = None if problems is None else skip + problems
     spec = setting_spec(
-        model, benchmarks, Setting("full"), temperature=0.6, model_options=own, problems=count, **others
+        model, benchmarks, Setting("full"), temperature=0.6, model_options=model_options, problems=count, **others
     )
     return parse_spec(spec, "the options")
 
@@ -321,8 +328,8 @@ def train(
     if out.suffix != ".safetensors":
         raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
     limits = {"samples": samples, "seed": seed, "max_new_tokens": max_new_tokens}
-    own = options.model_options(model_option, template_values)
-    spec = _full_cache(model, benchmarks, own, problems, skip, **limits)
+    model_options = options.model_options(model_option, template_values)
+    spec = _full_cache(model, benchmarks, model_options, problems, skip, **limits)
     if held_out is None:
         # A fifth of the smallest benchmark, at least one problem.
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
@@ -351,8 +358,8 @@ def evaluate(
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
-    own = options.model_options(model_option, template_values)
-    spec = _full_cache(model, benchmarks, own, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
+    model_options = options.model_options(model_option, template_values)
+    spec = _full_cache(model, benchmarks, model_options, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
     folder = work or head.with_suffix(".eval")
     quality = judge(head, Material(spec, skip), folder, on_trace=progress_display())
     typer.echo(json.dumps(quality, indent=2))
@@ -371,6 +378,8 @@ def calibrate(
     """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
     from kvatlas.sweeps.learning import calibrate as write
 
-    own = options.model_options(model_option, template_values)
-    tokens = write(model, benchmarks, out, problems=problems, max_new_tokens=max_new_tokens, model_options=own)
+    model_options = options.model_options(model_option, template_values)
+    tokens = write(
+        model, benchmarks, out, problems=problems, max_new_tokens=max_new_tokens, model_options=model_options
+    )
     typer.echo(f"{out}: means over the queries of {tokens:,} tokens")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,16 +17,19 @@ from urllib.parse import urlsplit
 import httpx
 
 from kvatlas import __version__, benchmarks
-from kvatlas.benchmarks import reading
+from kvatlas.benchmarks import Benchmark, reading
 from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, digest, reason
 from kvatlas.deploy.export import MeasuredCell
 from kvatlas.noise import stream_key
-from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results import Expected, Key, Manifest, Store
 
-#: The seconds until a timeout, and the longest Retry-After in seconds.
-SECONDS, LONGEST_WAIT = 1800.0, 120.0
+#: The seconds until a timeout.
+SECONDS = 1800.0
+#: The longest Retry-After that is waited for, in seconds.
+LONGEST_WAIT = 120.0
 #: HTTP statuses after which the same request is sent again.
 _AGAIN = (429, 500, 502, 503, 504)
+#: The most times that a request is sent.
 _TRIES = 6
 _KEPT = "earlier answers are kept, and the same command goes on from there"
 
@@ -76,20 +79,11 @@ class Endpoint:
         messages = [{"role": "user", "content": question}]
         began = time.monotonic()
         body = self._json("chat/completions", {"model": self.model, "messages": messages, "seed": seed, **sampling})
+        seconds = time.monotonic() - began
         try:
-            (choice,) = body["choices"]
-            message, usage = choice["message"], body.get("usage") or {}
-            thinking = message.get("reasoning_content") or message.get("reasoning") or ""
-            text = reading.joined(thinking, message.get("content") or "")
-            details, cache = usage.get("completion_tokens_details") or {}, choice.get("kvatlas") or {}
-            counts = [usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("reasoning_tokens")]
-            cached = [cache.get(name) for name in ("peak_kv_tokens", "mean_kv_tokens", "compressions")]
-            finish = str(choice.get("finish_reason"))
+            return _answer_of(body, seconds)
         except (LookupError, TypeError, ValueError, AttributeError):
             raise self._nonsense("chat/completions", body) from None
-        numbers: list[Any] = [count if isinstance(count, int) and count >= 0 else None for count in counts]
-        numbers += [value if isinstance(value, int | float) else None for value in (*cached, time.monotonic() - began)]
-        return text, finish, Costs(*numbers)
 
     def _json(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request, again while the endpoint is busy; the key goes to this address alone, without redirects."""
@@ -102,14 +96,7 @@ class Endpoint:
                 raise KvatlasError(f"{self.url} cannot be reached ({self._hidden(reason(error))}); {_KEPT}.") from None
             if answer.status_code not in _AGAIN or attempt == _TRIES:
                 break
-            try:
-                wait = max(0.0, float(answer.headers.get("Retry-After", "")))
-            except ValueError:
-                # The header is missing, or a date.
-                wait = 2.0 ** (attempt - 1)
-            if wait > LONGEST_WAIT:
-                raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
-            time.sleep(wait)
+            self._wait(answer, attempt)
         text = self._hidden(answer.text)
         if answer.status_code != httpx.codes.OK:
             raise KvatlasError(self._refusal(path, answer.status_code, text[:2000]))
@@ -120,6 +107,17 @@ class Endpoint:
         if not isinstance(body, dict):
             raise self._nonsense(path, body)
         return body
+
+    def _wait(self, answer: httpx.Response, attempt: int) -> None:
+        """Wait as long as a busy endpoint asks for, else longer after each attempt."""
+        try:
+            wait = max(0.0, float(answer.headers.get("Retry-After", "")))
+        except ValueError:
+            # The header is missing, or a date.
+            wait = 2.0 ** (attempt - 1)
+        if wait > LONGEST_WAIT:
+            raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
+        time.sleep(wait)
 
     def _refusal(self, path: str, code: int, message: str) -> str:
         refusal = f"refuses the request: {reason(ValueError(message))}"
@@ -139,6 +137,37 @@ class Endpoint:
     def _hidden(self, text: str) -> str:
         """Return the text without the key, which a server might repeat."""
         return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
+
+
+def _answer_of(body: Mapping[str, Any], seconds: float) -> Answer:
+    """Return the answer in the body of a chat completion; raises the errors of Python for a body of another form."""
+    (choice,) = body["choices"]
+    message = choice["message"]
+    thinking = message.get("reasoning_content") or message.get("reasoning") or ""
+    text = reading.joined(thinking, message.get("content") or "")
+    usage = body.get("usage") or {}
+    details = usage.get("completion_tokens_details") or {}
+    cache = choice.get("kvatlas") or {}
+    costs = Costs(
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        output_tokens=_count(usage.get("completion_tokens")),
+        thinking_tokens=_count(details.get("reasoning_tokens")),
+        peak_kv_tokens=_numeric(cache.get("peak_kv_tokens")),
+        mean_kv_tokens=_numeric(cache.get("mean_kv_tokens")),
+        compressions=_numeric(cache.get("compressions")),
+        seconds=seconds,
+    )
+    return text, str(choice.get("finish_reason")), costs
+
+
+def _count(value: Any) -> int | None:
+    """Return the value if it is an integer from 0; None for others, which servers may send."""
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _numeric(value: Any) -> Any:
+    """Return the value if it is a number, else None."""
+    return value if isinstance(value, int | float) else None
 
 
 #: Traces by benchmark, problem and sample.
@@ -163,20 +192,9 @@ def ask(
     KvatlasError if the endpoint cannot be reached; stored answers are kept, and a second call goes on.
     """
     endpoint.check_model()
-    setting = Setting.of("served", endpoint=endpoint.url, model=endpoint.model)
-    spec = reference.run.manifest.spec
-    sampling = dict(reference.sampling)
     by_name = reference.benchmarks()
-    cells = []
-    for cell in reference.cells:
-        identity = [setting.id, endpoint.model, benchmarks.identity(by_name[cell.benchmark]), sampling, top_k]
-        key = digest(["verify", *identity, spec["seed"]])[:32]
-        count = min(samples or cell.samples, cell.samples)
-        ids = cell.problems[:problems]
-        cells.append(replace(cell, setting=setting, run_key=key, problems=ids, samples=count, baseline=True))
-    fields = {name: sampling[name] for name in ("temperature", "top_p")} | {"max_tokens": sampling["max_new_tokens"]}
-    if top_k and sampling["top_k"]:
-        fields["top_k"] = sampling["top_k"]
+    cells = _served_cells(endpoint, reference, by_name, problems, samples, top_k)
+    questions = _Questions(endpoint, reference, by_name, _request_fields(reference.sampling, top_k))
     with Store.create(folder, {"kvatlas": __version__}) as store:
         margin = {"lose_at_most": 100 * reference.run.margin}
         measured = reference.run.manifest
@@ -185,34 +203,90 @@ def ask(
         # Cells of other endpoints stay.
         verified = {"against": str(reference.setting), "model": reference.model}
         store.put_manifest(before.with_cells(cells, verified=verified))
-        done = store.keys()
-        missing = [
-            (cell, problem, sample)
-            for sample in range(max(cell.samples for cell in cells))
-            for cell in cells
-            for problem in by_name[cell.benchmark].problems(spec["problems"])
-            if sample < cell.samples and problem.id in cell.problems
-            if (cell.run_key, cell.setting.id, cell.benchmark, problem.id, sample) not in done
-        ]
+        missing = list(questions.missing(cells, store.keys()))
         total = sum(len(cell.problems) * cell.samples for cell in cells)
-
-        def answer(cell: Expected, problem: Problem, sample: int) -> Answer:
-            # All servers accept seeds of 31 bits.
-            seed = stream_key(spec["seed"], cell.benchmark, problem.id, sample) >> 32
-            return endpoint.ask(by_name[cell.benchmark].prompt(problem), fields, seed)
-
         pool = ThreadPoolExecutor(concurrency)
         try:
-            running = {pool.submit(answer, *question): question for question in missing}
-            for number, future in enumerate(as_completed(running), total - len(missing) + 1):
+            running = {pool.submit(questions.answer, *question): question for question in missing}
+            for done, future in enumerate(as_completed(running), total - len(missing) + 1):
                 cell, problem, sample = running[future]
-                text, finish, usage = future.result()
-                read = reading.read_text(text, cut=finish == "length")
-                grade = replace(reading.grade(by_name[cell.benchmark], problem, read), metrics={"finish": finish})
-                trace = Trace(cell.model, cell.benchmark, problem.id, sample, cell.setting, (), text, grade, usage)
-                store.add(cell.run_key, trace)
-                on_trace(number, total)
+                store.add(cell.run_key, questions.trace(cell, problem, sample, future.result()))
+                on_trace(done, total)
         finally:
             pool.shutdown(cancel_futures=True)
         keys = {cell.run_key for cell in cells}
         return {(t.benchmark, t.problem, t.sample): t for key, t in store.traces() if key in keys}
+
+
+def _served_cells(
+    endpoint: Endpoint,
+    reference: MeasuredCell,
+    by_name: Mapping[str, Benchmark],
+    problems: int | None,
+    samples: int | None,
+    top_k: bool,
+) -> list[Expected]:
+    """Return the cells of an endpoint, one for each cell of the reference, with run keys of their own."""
+    setting = Setting.of("served", endpoint=endpoint.url, model=endpoint.model)
+    seed = reference.run.manifest.spec["seed"]
+    sampling = dict(reference.sampling)
+    cells = []
+    for cell in reference.cells:
+        identity = [setting.id, endpoint.model, benchmarks.identity(by_name[cell.benchmark]), sampling, top_k]
+        key = digest(["verify", *identity, seed])[:32]
+        count = min(samples or cell.samples, cell.samples)
+        ids = cell.problems[:problems]
+        cells.append(replace(cell, setting=setting, run_key=key, problems=ids, samples=count, baseline=True))
+    return cells
+
+
+def _request_fields(sampling: Mapping[str, Any], top_k: bool) -> dict[str, Any]:
+    """Return the sampling as fields of a request, with `top_k` if the endpoint knows it."""
+    request_fields = {
+        "temperature": sampling["temperature"],
+        "top_p": sampling["top_p"],
+        "max_tokens": sampling["max_new_tokens"],
+    }
+    if top_k and sampling["top_k"]:
+        request_fields["top_k"] = sampling["top_k"]
+    return request_fields
+
+
+#: A question to an endpoint: its cell, its problem, and the index of the sample.
+Question = tuple[Expected, Problem, int]
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """The questions of a run to an endpoint, and the traces of the answers; `fields` are the sampling of a request."""
+
+    endpoint: Endpoint
+    reference: MeasuredCell
+    benchmarks: Mapping[str, Benchmark]
+    fields: Mapping[str, Any]
+
+    def missing(self, cells: Sequence[Expected], stored_keys: Collection[Key]) -> Iterator[Question]:
+        """Yield the questions without a stored answer: the first sample of all problems, then the next."""
+        spec = self.reference.run.manifest.spec
+        for sample in range(max(cell.samples for cell in cells)):
+            for cell in cells:
+                if sample >= cell.samples:
+                    continue
+                for problem in self.benchmarks[cell.benchmark].problems(spec["problems"]):
+                    key = (cell.run_key, cell.setting.id, cell.benchmark, problem.id, sample)
+                    if problem.id in cell.problems and key not in stored_keys:
+                        yield cell, problem, sample
+
+    def answer(self, cell: Expected, problem: Problem, sample: int) -> Answer:
+        """Ask one question."""
+        spec = self.reference.run.manifest.spec
+        # All servers accept seeds of 31 bits.
+        seed = stream_key(spec["seed"], cell.benchmark, problem.id, sample) >> 32
+        return self.endpoint.ask(self.benchmarks[cell.benchmark].prompt(problem), self.fields, seed)
+
+    def trace(self, cell: Expected, problem: Problem, sample: int, answer: Answer) -> Trace:
+        """Return an answer with its grade as a trace."""
+        text, finish, costs = answer
+        read = reading.read_text(text, cut=finish == "length")
+        grade = replace(reading.grade(self.benchmarks[cell.benchmark], problem, read), metrics={"finish": finish})
+        return Trace(cell.model, cell.benchmark, problem.id, sample, cell.setting, (), text, grade, costs)

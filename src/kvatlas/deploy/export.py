@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,8 @@ class MeasuredCell:
             raise KvatlasError(f"{str(folder)!r} is not a sweep, so the prompts of its problems are unknown.")
         if name:
             (system,) = choose(systems_of([run], "pass@1"), [name])
-            model, setting = system.model, system.setting
+            model = system.model
+            setting = system.setting
         else:
             from kvatlas.stats.run_analysis import RunAnalysis
 
@@ -56,7 +58,8 @@ class MeasuredCell:
                 raise KvatlasError(
                     f"Expected one recommended setting, the run has: {found}. Name a cell with --policy."
                 )
-            model, setting = choices[0][0], choices[0][1].setting
+            model, recommended = choices[0]
+            setting = recommended.setting
         cells = tuple(cell for cell in run.manifest.expected if (cell.model, cell.setting) == (model, setting))
         return cls(run, model, setting, cells, run.manifest.spec["sampling"])
 
@@ -64,7 +67,8 @@ class MeasuredCell:
         """Return the traces of a setting by benchmark, problem and sample."""
         cells = select(self.run.cells, model=self.model, setting=setting)
         with self.run.store() as store:
-            return {key[2:]: store.trace(key) for key in sorted(key for cell in cells for key in cell.stored_keys())}
+            keys = sorted(itertools.chain.from_iterable(cell.stored_keys() for cell in cells))
+            return {key[2:]: store.trace(key) for key in keys}
 
     def handle(self) -> ModelHandle | None:
         """Return the model, or None if it is not available here."""
@@ -74,7 +78,8 @@ class MeasuredCell:
         """Return the benchmarks of the run; KvatlasError if they have other problems, prompts or grades now."""
         manifest = self.run.manifest
         recorded = {entry[0]: list(entry) for entry in manifest.provenance.get("benchmarks", ())}
-        by_name, model = {}, self.handle()
+        by_name = {}
+        model = self.handle()
         for entry in manifest.spec["benchmarks"]:
             benchmark = BenchmarkSpec(**entry).find()
             if benchmark.name in recorded and list(benchmarks.identity(benchmark)) != recorded[benchmark.name]:
@@ -133,26 +138,53 @@ def export_setting(
     """
     if name not in TARGETS:
         raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
-    target, policy = TARGETS[name], policies.of_engine(setting)
-    base = policy.name.partition("@")[0]
-    if not isinstance(policy, CompressingPolicy):
-        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
-    if base not in target.policies:
-        raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(target.policies)}. Make a map of those.")
+    target = TARGETS[name]
+    policy = _compressing_policy(setting, name)
+    base = _base_name(policy)
     values, changed = _kept(policy, target.only.get("budget_over"), prompt)
-    able = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
-    able |= {word: values[word] for word in target.takes if word in values}
+    able = _expressible_values(target, policy, values)
     if base in target.windows:
-        window = target.windows[base]
-        able["local_window"] = values[window] if isinstance(window, str) else window
         # The engine keeps its own window anyway.
         values["local_window"] = max(values["local_window"], able["local_window"])
     changed += [f"{word} is {value} and can be {able[word]}" for word, value in values.items() if value != able[word]]
     if changed and not nearest:
         raise KvatlasError(f"{name} cannot express {setting}: {'; '.join(changed)}. --nearest writes that.")
     values = {word: str(able[word]) if word == "scope" else able[word] for word in values}
+    text = target.text.format(**_words(values, target.presses.get(base, ""), statistics))
+    return Exported(text, policies.of(Setting.of(base, **values)).setting, tuple(changed))
+
+
+def _compressing_policy(setting: Setting, name: str) -> CompressingPolicy:
+    """Return the policy of a setting; raises KvatlasError if it never compresses, or if the target does not have it."""
+    policy = policies.of_engine(setting)
+    if not isinstance(policy, CompressingPolicy):
+        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
+    base = _base_name(policy)
+    has = TARGETS[name].policies
+    if base not in has:
+        raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(has)}. Make a map of those.")
+    return policy
+
+
+def _base_name(policy: CompressingPolicy) -> str:
+    """Return the name of a policy without its variant."""
+    return policy.name.partition("@")[0]
+
+
+def _expressible_values(target: Target, policy: CompressingPolicy, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values nearest to the given ones that the target can express."""
+    able = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
+    able |= {word: values[word] for word in target.takes if word in values}
+    base = _base_name(policy)
+    if base in target.windows:
+        window = target.windows[base]
+        able["local_window"] = values[window] if isinstance(window, str) else window
+    return able
+
+
+def _words(values: Mapping[str, Any], press: str, statistics: str) -> dict[str, Any]:
+    """Return the words that fill the text of a target; `press` is the class of kvpress with its arguments."""
     words = {word: str(value).lower() if isinstance(value, bool) else value for word, value in values.items()}
-    press = target.presses.get(base, "")
     words |= {
         "file": statistics,
         "prompt_counts": str(values["budget_over"] == "cache").lower(),
@@ -160,7 +192,7 @@ def export_setting(
         "kind": press.partition("(")[0],
         "buffer": max(256, 2 * values.get("queries", 0)),
     }
-    return Exported(target.text.format(**words), policies.of(Setting.of(base, **values)).setting, tuple(changed))
+    return words
 
 
 def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tuple[dict[str, Any], list[str]]:
@@ -170,24 +202,53 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
     """
     values = {field.name: getattr(policy, field.name) for field in parameters(policy)}
     del values["ratio"], values["ratio_over"]
+    # Raises KvatlasError for a budget in bytes, whose tokens are known only with the model.
     budget = policy.budget.tokens
     if policy.every:
         return values, []
-    over, counted = policy.ratio_over == "thinking", policy.budget_over == "thinking"
-    beside = over or counted if only is None else only == "thinking"
-    exact = over == counted == beside
-    if not exact and prompt is None:
+    excludes_prompt = _target_excludes_prompt(policy, only)
+    exact = (policy.ratio_over == "thinking") == (policy.budget_over == "thinking") == excludes_prompt
+    if exact:
+        assumed_prompt = 0
+    elif prompt is None:
         raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
-    before = 0 if exact or prompt is None else prompt
-    total = budget + (before if counted else 0)
-    aside = before if over else 0
-    kept = policy.local_window + aside + share(policy.ratio, max(0, total - policy.local_window - aside))
-    now = {"kv_budget": kept - (before if beside else 0), "every": total - kept}
-    if now["kv_budget"] <= policy.local_window or now["every"] < 1:
+    else:
+        assumed_prompt = prompt
+    kept, total = _tokens_at_compression(policy, assumed_prompt)
+    kv_budget = kept
+    if excludes_prompt:
+        kv_budget -= assumed_prompt
+    every = total - kept
+    if kv_budget <= policy.local_window or every < 1:
         raise KvatlasError(f"{kept} of {total} tokens stay, so there is nothing to choose and nothing to export.")
-    text = f"kv_budget {budget} with ratio {policy.ratio} counts otherwise and is, with prompts of {prompt}"
-    changed = [] if exact else [f"{text} tokens, kv_budget {now['kv_budget']} and every {now['every']}"]
-    return {**values, **now, "budget_over": "thinking" if beside else "cache"}, changed
+    changed = []
+    if not exact:
+        given = f"kv_budget {budget} with ratio {policy.ratio}"
+        counted = f"counts otherwise and is, with prompts of {prompt} tokens, kv_budget {kv_budget} and every {every}"
+        changed.append(f"{given} {counted}")
+    values["kv_budget"] = kv_budget
+    values["every"] = every
+    values["budget_over"] = "thinking" if excludes_prompt else "cache"
+    return values, changed
+
+
+def _target_excludes_prompt(policy: CompressingPolicy, only: str | None) -> bool:
+    """Return whether the target's budget counts the tokens of thinking alone; `only` is its one way of counting."""
+    if only is not None:
+        return only == "thinking"
+    return "thinking" in (policy.ratio_over, policy.budget_over)
+
+
+def _tokens_at_compression(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
+    """Return the number of tokens that a compression keeps, and the number before it, both with the prompt."""
+    total = policy.budget.tokens
+    if policy.budget_over == "thinking":
+        total += prompt
+    # These tokens stay, and the ratio does not count them.
+    always_kept = policy.local_window
+    if policy.ratio_over == "thinking":
+        always_kept += prompt
+    return always_kept + share(policy.ratio, max(0, total - always_kept)), total
 
 
 def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool = False) -> list[Path]:
@@ -197,36 +258,54 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     """
     reference = MeasuredCell.of(run, cell)
     prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]
-    typical = int(median(known)) if (known := [count for count in prompts if count is not None]) else None
+    reported = [count for count in prompts if count is not None]
+    typical = int(median(reported)) if reported else None
     statistics = folder.absolute() / "statistics.pt"
-    export, engine = export_setting(reference.setting, target, typical, nearest, str(statistics)), TARGETS[target]
-    lines = [f"{reference.model} under {reference.setting}"]
+    export = export_setting(reference.setting, target, typical, nearest, str(statistics))
+    engine = TARGETS[target]
+    lines = [f"{reference.model} under {reference.setting}", *_measured_values(reference), *_remarks(engine, export)]
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / f"{target}{engine.suffix}"]
+    written[0].write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
+    policy = policies.of(reference.setting)
+    if isinstance(policy, TriAttention):
+        _write_statistics(reference, policy, statistics)
+        written.append(statistics)
+    return written
+
+
+def _measured_values(reference: MeasuredCell) -> list[str]:
+    """Return a line for each benchmark: Pass@1 of the cell with its interval, and the number of its traces."""
+    lines = []
     for traces in reference.run.cells:
         if traces.expected in reference.cells:
             mean = traces.cell.estimate
             between = "" if mean.low is None else f" (95 % CI {100 * mean.low:.1f} to {100 * (mean.high or 0):.1f})"
             lines.append(f"{traces.expected.benchmark}: Pass@1 {100 * mean.value:.1f} %{between}, n = {traces.stored}")
-    lines.append(f"Format: {engine.source}.")
+    return lines
+
+
+def _remarks(engine: Target, export: Exported) -> list[str]:
+    """Return the lines on the format, on the differences from the cell of the run, and on how to check them."""
+    lines = [f"Format: {engine.source}."]
     if export.changed:
         lines.append(f"This is not that cell but the nearest: {'; '.join(export.changed)}.")
         lines.append(f"In terms of kvatlas it is {export.setting}; make a map of it to see its loss.")
     remarks = (engine.remark, engine.remarks.get(export.setting.policy, ""))
     lines += [remark for remark in remarks if remark]
     lines.append("Check it: kvatlas deploy verify URL --against RUN --out SERVED")
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / f"{target}{engine.suffix}"]
-    written[0].write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
-    policy = policies.of(reference.setting)
-    if isinstance(policy, TriAttention):
-        import torch
+    return lines
 
-        model = reference.handle()
-        if model is None:
-            raise KvatlasError(f"The model {reference.model!r} is not available, so its statistics cannot be written.")
-        policy.check(model)
-        torch.save(_statistics(policy.file(model), model), statistics)
-        written.append(statistics)
-    return written
+
+def _write_statistics(reference: MeasuredCell, policy: TriAttention, file: Path) -> None:
+    """Write the query statistics of the model; raises KvatlasError if the model is not available here."""
+    import torch
+
+    model = reference.handle()
+    if model is None:
+        raise KvatlasError(f"The model {reference.model!r} is not available, so its statistics cannot be written.")
+    policy.check(model)
+    torch.save(_statistics(policy.file(model), model), file)
 
 
 def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
@@ -238,13 +317,11 @@ def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     ours = load_statistics(str(source))
     layers, heads, planes = ours["center_real"].shape
     names = {"q_mean_real": "center_real", "q_mean_imag": "center_imag", "q_abs_mean": "norm"}
-    every_head = [[layer, head] for layer in range(layers) for head in range(heads)]
-    stats = {
-        f"layer{layer:02d}_head{head:02d}": {
-            name: ours[own][layer, head].float().clone() for name, own in names.items()
-        }
-        for layer, head in every_head
-    }
+    every_head = [[layer, head] for layer, head in itertools.product(range(layers), range(heads))]
+    stats = {}
+    for layer, head in every_head:
+        values = {name: ours[source_name][layer, head].float().clone() for name, source_name in names.items()}
+        stats[f"layer{layer:02d}_head{head:02d}"] = values
     text = {"dtype": "float32", "rope_style": "half", "rope_type": "default"}
     counts = {"num_traces": 1, "head_dim": 2 * planes, "num_attention_heads": heads}
     counts["num_key_value_heads"] = model.shape.kv_heads

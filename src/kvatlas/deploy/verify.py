@@ -75,12 +75,12 @@ def as_text(report: dict[str, Any], name: str) -> str:
         Equivalence.UNDECIDED: "not decided",
     }
     lines = []
-    for other, part in ((report["against"], report["cell"]), ("the full cache", report["full"])):
-        if part is not None:
-            more = f"; about {part['needed']:,} problems would decide it" if part["needed"] else ""
+    for other, loss in ((report["against"], report["cell"]), ("the full cache", report["full"])):
+        if loss is not None:
+            more = f"; about {loss['needed']:,} problems would decide it" if loss["needed"] else ""
             lines.append(
-                f"{name} against {other}: {verdicts[part['verdict']]}; it scores {-part['loses']:+.1f} points (95 % CI "
-                f"{-part['loses_high']:+.1f} to {-part['loses_low']:+.1f}) on {part['problems']:,} problems{more}."
+                f"{name} against {other}: {verdicts[loss['verdict']]}; it scores {-loss['loses']:+.1f} points (95 % CI "
+                f"{-loss['loses_high']:+.1f} to {-loss['loses_low']:+.1f}) on {loss['problems']:,} problems{more}."
             )
     lines += [f"{'ok' if check['good'] else 'NOT AS IN THE RUN'}: {check['sentence']}" for check in report["checks"]]
     return "\n".join(lines)
@@ -113,32 +113,38 @@ def _check(name: str, good: bool, sentence: str) -> dict[str, Any]:
 def _prompts(cell: Traces, served: Traces) -> dict[str, Any]:
     """Compare the lengths of prompts, which differ with another template or tokenizer."""
     pairs = [(cell[key].usage.prompt_tokens, trace.usage.prompt_tokens) for key, trace in served.items() if key in cell]
-    known = [theirs - mine for mine, theirs in pairs if mine is not None and theirs is not None]
-    if not known:
+    differences = [theirs - mine for mine, theirs in pairs if mine is not None and theirs is not None]
+    if not differences:
         return _check("usage", False, "The endpoint does not report the lengths of its prompts (usage.prompt_tokens).")
-    shifts = Counter(shift for shift in known if shift)
+    shifts = Counter(difference for difference in differences if difference)
     if not shifts:
-        return _check("prompts", True, f"All {len(known):,} prompts are as long as in the run.")
+        return _check("prompts", True, f"All {len(differences):,} prompts are as long as in the run.")
     ((shift, count),) = shifts.most_common(1)
-    share = f"{shifts.total():,} of {len(known):,} prompts are not as long as in the run, {count:,} of them by"
-    return _check("prompts", False, f"{share} {shift:+d} tokens: another chat template, system prompt or tokenizer.")
+    counts = f"{shifts.total():,} of {len(differences):,} prompts are not as long as in the run, {count:,} of them by"
+    return _check("prompts", False, f"{counts} {shift:+d} tokens: another chat template, system prompt or tokenizer.")
 
 
 def _finishes(served: Traces, most: int) -> dict[str, Any]:
+    """Compare finish reasons and lengths with the limit of `most` tokens."""
     answers = [(str(trace.grade.metrics.get("finish")), trace.usage.output_tokens) for trace in served.values()]
-    faults = {
-        "have a finish reason other than stop and length": [name not in ("stop", "length") for name, _ in answers],
-        f"were cut (finish reason length) before {most:,} tokens": [
-            name == "length" and count is not None and count < most for name, count in answers
-        ],
-        f"are longer than the limit of {most:,} tokens": [(count or 0) > most for _, count in answers],
-        "come without usage.completion_tokens": [count is None for _, count in answers],
-    }
-    bad = "; ".join(f"{sum(found):,} {text}" for text, found in faults.items() if any(found))
+    faults = _finish_faults(answers, most)
+    bad = "; ".join(f"{count:,} {text}" for text, count in faults.items() if count)
     if bad:
         return _check("finish", False, f"Of {len(served):,} answers {bad}.")
     finishes = sorted(Counter(name for name, _ in answers).items())
     return _check("finish", True, f"Finish reasons: {', '.join(f'{name} {count:,}' for name, count in finishes)}.")
+
+
+def _finish_faults(answers: Sequence[tuple[str, int | None]], most: int) -> dict[str, int]:
+    """Return the number of answers (finish reason, tokens) with each fault."""
+    lengths = [count for _, count in answers if count is not None]
+    cut_lengths = [count for name, count in answers if name == "length" and count is not None]
+    return {
+        "have a finish reason other than stop and length": sum(name not in ("stop", "length") for name, _ in answers),
+        f"were cut (finish reason length) before {most:,} tokens": sum(count < most for count in cut_lengths),
+        f"are longer than the limit of {most:,} tokens": sum(count > most for count in lengths),
+        "come without usage.completion_tokens": sum(count is None for _, count in answers),
+    }
 
 
 def _lengths(cell: Traces, served: Traces, most: int) -> list[dict[str, Any]]:
@@ -159,26 +165,40 @@ def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
     """Check answers at temperature 0: the same model before the first compression, the same cache after it."""
     if not texts:
         return [_check("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")]
-    tokens, other, far = (
-        [sum(getattr(text, name)[side] for text in texts) for side in (0, 1)] for name in ("tokens", "other", "far")
-    )
+    return [_before_compression(texts), _after_compression(texts)]
+
+
+def _before_compression(texts: Sequence[Departures]) -> dict[str, Any]:
+    """Check the tokens before the first compression, where other weights show."""
+    tokens = sum(text.tokens[0] for text in texts)
+    other = sum(text.other[0] for text in texts)
+    far = sum(text.far[0] for text in texts)
+    good = far <= MANY * tokens
+    sentence = f"Of {len(texts):,} texts at temperature 0, before the first compression {_departed(other, tokens)}"
+    if not good:
+        sentence += f", {far:,} by more than {NEAR:g} nats: other weights, or not greedy"
+    return _check("texts before", good, f"{sentence}.")
+
+
+def _after_compression(texts: Sequence[Departures]) -> dict[str, Any]:
+    """Check the tokens after the first compression, where another cache shows."""
+    tokens = sum(text.tokens[1] for text in texts)
+    other = sum(text.other[1] for text in texts)
     parted = sum(text.other[1] > 0 for text in texts)
-    gaps = [max(text.gap[side] for text in texts) for side in (0, 1)]
+    gap_before = max(text.gap[0] for text in texts)
+    gap_after = max(text.gap[1] for text in texts)
     p = departure_p(texts)
-    shares = [f"{other[side]:,} of {tokens[side]:,} tokens are not the likeliest of the cell" for side in (0, 1)]
-    before = f"Of {len(texts):,} texts at temperature 0, before the first compression {shares[0]}"
-    if far[0] > MANY * tokens[0]:
-        before += f", {far[0]:,} by more than {NEAR:g} nats: other weights, or not greedy"
-    after = f"After it {shares[1]}, in {parted:,} texts, by up to {gaps[1]:.2g} nats"
-    after += f" (before by {gaps[0]:.2g}; p {p:.2g})"
+    sentence = f"After it {_departed(other, tokens)}, in {parted:,} texts, by up to {gap_after:.2g} nats"
+    sentence += f" (before by {gap_before:.2g}; p {p:.2g})"
     if p < TEXT_P:
-        after += ": its cache differs from the first compression on"
+        sentence += ": its cache differs from the first compression on"
     elif not parted:
-        after += f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart"
-    return [
-        _check("texts before", far[0] <= MANY * tokens[0], f"{before}."),
-        _check("texts after", p >= TEXT_P, f"{after}."),
-    ]
+        sentence += f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart"
+    return _check("texts after", p >= TEXT_P, f"{sentence}.")
+
+
+def _departed(other: int, tokens: int) -> str:
+    return f"{other:,} of {tokens:,} tokens are not the likeliest of the cell"
 
 
 def read_texts(
@@ -200,7 +220,8 @@ def read_texts(
     if not greedy.cells:
         return []
     answers = ask(endpoint, greedy, folder, samples=1, concurrency=concurrency, top_k=False, on_trace=on_trace)
-    by_name, opening = reference.benchmarks(), "" if model.opens_thinking else model.thinking.open
+    by_name = reference.benchmarks()
+    opening = "" if model.opens_thinking else model.thinking.open
     texts = []
     for cell in greedy.cells:
         benchmark = by_name[cell.benchmark]
@@ -224,7 +245,8 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ..
 
     torch.set_num_threads(1)
     sampling = Sampling(0.0, 0, 1.0, _NEVER)
-    notes, requests = [], []
+    notes = []
+    requests = []
     for prompt, text in texts:
         first = _uncompressed(policy, len(prompt))
         script = model.tokens(text)[:-1][: 2 * first]
@@ -247,14 +269,24 @@ class _Notes:
     """A logits processor that makes a generation follow a script, and counts tokens other than the likeliest."""
 
     def __init__(self, model: ModelHandle, prompt: int, script: tuple[int, ...], first: int) -> None:
-        self.model, self.prompt, self.script, self.first = model, prompt, script, first
-        self.near, self.other, self.far, self.gap = [0, 0], [0, 0], [0, 0], [0.0, 0.0]
+        self.model = model
+        self.prompt = prompt
+        self.script = script
+        self.first = first
+        # Each list holds a count before the first compression and one after it.
+        self.near = [0, 0]
+        self.other = [0, 0]
+        self.far = [0, 0]
+        self.gap = [0.0, 0.0]
 
     def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
         """Return logits [vocabulary] that allow only the script's token."""
         at = len(tokens) - self.prompt
-        written, side = self.script[at], int(at >= self.first)
-        (most, second), (likeliest, _) = (part.tolist() for part in logits.float().topk(2))
+        written = self.script[at]
+        side = int(at >= self.first)
+        top = logits.float().topk(2)
+        most, second = top.values.tolist()
+        likeliest = int(top.indices[0])
         if at:
             self.near[side] += most - second < NEAR
             if likeliest != written and not self._same_text(at, likeliest):

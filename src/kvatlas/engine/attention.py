@@ -6,10 +6,11 @@ passes the backend and the batch as `kvatlas` (`models.attention.attention_funct
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
+from operator import add
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -53,20 +54,24 @@ class ForwardBatch:
     remembered: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        #: New tokens of each sequence, their start among all; its cached tokens before, its row in the cache.
+        #: The number of new tokens of each sequence, and the first of them among those of the batch.
         self.counts = [len(new) for new in self.tokens]
         self.starts = [0, *accumulate(self.counts)]
+        #: The number of cached tokens of each sequence before the pass, and its row in the cache.
         self.lengths = [sequence.length for sequence in self.sequences]
         self.rows = [sequence.row for sequence in self.sequences]
-        flat = [token for new in self.tokens for token in new]
-        spans = zip(self.first_positions, self.counts, strict=True)
-        at = [position for first, count in spans for position in range(first, first + count)]
-        device, shape = self.cache.device, self.cache.shape
-        self.input_ids, self.positions = torch.tensor([flat, at]).to(device)
+        token_ids = list(chain.from_iterable(self.tokens))
+        positions: list[int] = []
+        for first, count in zip(self.first_positions, self.counts, strict=True):
+            positions.extend(range(first, first + count))
+        device = self.cache.device
+        # Two transfers to the device instead of four.
+        self.input_ids, self.positions = torch.tensor([token_ids, positions]).to(device)
         self.length, self.row = torch.tensor([self.lengths, self.rows]).to(device)
-        self.longest = max(map(sum, zip(self.lengths, self.counts, strict=True)))
-        watched = len(self.watched), shape.kv_heads, self.longest if self.watched else 0
-        self.attention = torch.zeros(shape.layers, *watched, device=device)
+        self.longest = max(map(add, self.lengths, self.counts))
+        shape = self.cache.shape
+        watched_width = self.longest if self.watched else 0
+        self.attention = torch.zeros(shape.layers, len(self.watched), shape.kv_heads, watched_width, device=device)
 
     @property
     def decoding(self) -> bool:
@@ -76,7 +81,8 @@ class ForwardBatch:
     @cached_property
     def layer_shapes(self) -> dict[int, tuple[tuple[int, ...], ...]]:
         """Shapes of query [1, heads, tokens, key size], key and value, by a layer's number in the model."""
-        shape, tokens = self.cache.shape, self.starts[-1]
+        shape = self.cache.shape
+        tokens = self.starts[-1]
         return {
             layer.number: (
                 (1, shape.heads, tokens, layer.key),
@@ -103,10 +109,11 @@ class ForwardBatch:
 
     @cached_property
     def paged(self) -> PagedBatch:
-        watched, packed = None, self.cache.packed
+        watched = None
         if self.watched:
             watched = torch.full(self.row.shape, -1, dtype=torch.int32)
             watched[list(self.watched)] = torch.arange(len(self.watched), dtype=torch.int32)
+        packed = self.cache.packed
         return PagedBatch(
             self.cache.table[self.row],
             torch.tensor(self.starts, dtype=torch.int32),
@@ -136,19 +143,24 @@ class ForwardBatch:
     @cached_property
     def groups(self) -> list[Group]:
         """The sequences by their numbers of new tokens, for attention in plain torch."""
-        device, grouped = self.positions.device, []
+        device = self.positions.device
+        groups = []
         starts = torch.tensor(self.starts, device=device)
         for count in dict.fromkeys(self.counts):
-            members = [index for index, own in enumerate(self.counts) if own == count]
-            own = torch.tensor(members, device=device)
+            members = [index for index, new_tokens in enumerate(self.counts) if new_tokens == count]
+            # Indices as a column, to be broadcast against new or against cached tokens.
+            column = torch.tensor(members, device=device)[:, None]
             new = torch.arange(count, device=device)
-            logical = torch.arange(max(self.lengths[index] for index in members) + count, device=device)
-            visible = logical <= (self.length[own, None] + new)[..., None]
-            slots = self._slots(self.row[own, None], logical)
-            grouped.append(Group(members, starts[own, None] + new, slots, visible))
-        return grouped
+            longest = max(self.lengths[index] for index in members) + count
+            logical = torch.arange(longest, device=device)
+            # A new token sees all earlier ones and itself.
+            visible = logical <= (self.length[column] + new)[..., None]
+            slots = self._slots(self.row[column], logical)
+            groups.append(Group(members, starts[column] + new, slots, visible))
+        return groups
 
     def _slots(self, rows: Tensor, logical: Tensor) -> Tensor:
+        """Return the slots of tokens by their place in their sequence's pages, `logical`."""
         size = self.cache.page_size
         slots: Tensor = self.cache.table[rows, logical // size].long() * size + logical % size
         return slots
@@ -202,7 +214,7 @@ class AttentionBackend(Protocol):
         ...
 
 
-def attend(
+def attend(  # noqa: PLR0913
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -222,21 +234,25 @@ def attend(
     tensors do not fit the cache.
     """
     backend, batch = kvatlas
-    number: Any = getattr(module, "layer_idx", None)
-    shapes, expected = (query.shape, key.shape, value.shape), batch.layer_shapes.get(number, ())
+    layer_number: Any = getattr(module, "layer_idx", None)
     if attention_mask is not None:
-        raise KvatlasError(f"The model masks tokens by a rule of its own (layer {number}).")
+        raise KvatlasError(f"The model masks tokens by a rule of its own (layer {layer_number}).")
+    shapes = (query.shape, key.shape, value.shape)
+    expected = batch.layer_shapes.get(layer_number, ())
     if shapes != expected:
-        own, cached = (", ".join(str(tuple(shape)) for shape in of) or "no cache" for of in (shapes, expected))
         raise KvatlasError(
-            f"The model changes the shapes of its layers (layer {number}: query, key and value are {own}, expected "
-            f"{cached})."
+            f"The model changes the shapes of its layers (layer {layer_number}: query, key and value are "
+            f"{_shapes_text(shapes)}, expected {_shapes_text(expected)})."
         )
-    layer = Layer(batch.cache.shape.place[number], scaling, sliding_window, softcap, s_aux)
-    batch.cache.layers[layer.number] = layer
+    layer = Layer(batch.cache.shape.place[layer_number], scaling, sliding_window, softcap, s_aux)
+    batch.cache.layers[layer.place] = layer
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    batch.remember(layer.number, query)
+    batch.remember(layer.place, query)
     return backend.attend(batch, layer, query, key, value)[None], None
+
+
+def _shapes_text(shapes: Iterable[tuple[int, ...]]) -> str:
+    return ", ".join(str(tuple(shape)) for shape in shapes) or "no cache"
 
 
 class CpuBackend:
@@ -249,27 +265,29 @@ class CpuBackend:
         self.native = native
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache, (number, scaling, window, softcap, sinks) = batch.cache, layer
+        cache = batch.cache
+        place = layer.place
+        window = layer.window
         out = self.native.attention(
             batch.paged,
             _dense(query),
             _dense(key),
             _dense(value),
-            cache.keys[number],
-            cache.values[number],
-            scaling,
+            cache.keys[place],
+            cache.values[place],
+            layer.scaling,
             window=window or 0,
             positions=batch.positions32 if window else None,
-            places=None if window is None else cache.watch_window(number),
-            mass=batch.attention[number] if batch.watched else None,
-            softcap=softcap or 0.0,
-            sinks=sinks,
+            places=None if window is None else cache.watch_window(place),
+            mass=batch.attention[place] if batch.watched else None,
+            softcap=layer.softcap or 0.0,
+            sinks=layer.sinks,
             bits=cache.bits,
             group=cache.storage.group,
-            recent=cache.recent[number],
+            recent=cache.recent[place],
         )
         if cache.packed:
-            batch.keep_recent(number, key, value)
+            batch.keep_recent(place, key, value)
         return out
 
 
@@ -285,53 +303,90 @@ class ReferenceBackend:
     page_size = PAGE
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        cache, entered, number, window = batch.cache, batch.entered_slots, layer.number, layer.window
-        plain = layer.softcap is None and layer.sinks is None
-        cache.write(number, entered, key, value)
-        if window is not None:
-            cache.watch_window(number)[:, entered] = batch.positions32
+        cache = batch.cache
+        entered = batch.entered_slots
+        cache.write(layer.place, entered, key, value)
+        if layer.window is not None:
+            cache.watch_window(layer.place)[:, entered] = batch.positions32
         out = query.new_empty(*query.shape[:2], value.shape[2])
         for group in batch.groups:
-            keys, values = (cache.read(side, number, group.slots).transpose(0, 1) for side in (0, 1))
-            visible = group.visible[:, None]
-            if window is not None:
-                near = cache.positions[number][:, group.slots].transpose(0, 1)[:, :, None]
-                visible = visible & (near > batch.positions[group.tokens][:, None, :, None] - window)
-                visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
-            longest = keys.shape[2]
-            if cache.packed and cache.storage.residual:
-                # Every token is there twice, as it is stored and unpacked; a new one sees one of them.
-                keys, values = (
-                    torch.cat([stored, _unpacked(batch, group, cache.recent[number][side], stored, new)], 2)
-                    for side, (stored, new) in enumerate(((keys, key), (values, value)))
-                )
-                own = batch.length[group.members, None] + torch.arange(group.tokens.shape[1], device=query.device)
-                newest = torch.arange(longest, device=query.device) > own[..., None] - cache.storage.residual
-                visible = torch.cat([visible & ~newest[:, None], visible & newest[:, None]], -1)
-            asking = query[group.tokens].transpose(1, 2)
-            if plain:
+            inputs = _group_inputs(batch, layer, group, query, key, value)
+            if layer.is_softmax:
                 output = F.scaled_dot_product_attention(
-                    asking,
-                    keys,
-                    values,
-                    attn_mask=visible,
+                    inputs.query,
+                    inputs.keys,
+                    inputs.values,
+                    attn_mask=inputs.visible,
                     scale=layer.scaling,
                     enable_gqa=query.shape[1] != key.shape[1],
                 )
                 out[group.tokens] = output.transpose(1, 2)
-            for at, index in enumerate(group.members):
-                watched = batch.watched.index(index) if index in batch.watched else None
-                if plain and watched is None:
-                    continue
-                for start, weights in _weights(layer, asking[at], keys[at], visible[at]):
-                    if not plain:
-                        part = (weights.to(values.dtype) @ values[at].unsqueeze(1)).flatten(0, 1).transpose(0, 1)
-                        out[group.tokens[at, start : start + CHUNK]] = part
-                    if watched is not None:
-                        mass = weights.mean(1).sum(1).view(weights.shape[0], -1, longest).sum(1)
-                        batch.attention[number, watched, :, :longest] += mass
-        batch.keep_recent(number, key, value)
+            _add_explicit_weights(batch, layer, group, inputs, out)
+        batch.keep_recent(layer.place, key, value)
         return out
+
+
+class GroupInputs(NamedTuple):
+    """The inputs of attention for one group: `query` [sequences, heads, new, size], `keys` and `values` [sequences, KV
+    heads, readable, size], and the mask `visible` [sequences, heads or 1, new, readable].
+
+    Every cached token is readable once. If the newest ones are kept unpacked, it is readable twice: all tokens as they
+    are stored, and behind them all tokens with the newest unpacked. A new token sees one of the two.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    visible: Tensor
+
+
+def _group_inputs(
+    batch: ForwardBatch, layer: Layer, group: Group, query: Tensor, key: Tensor, value: Tensor
+) -> GroupInputs:
+    cache = batch.cache
+    keys = cache.read(0, layer.place, group.slots).transpose(0, 1)
+    values = cache.read(1, layer.place, group.slots).transpose(0, 1)
+    visible = group.visible[:, None]
+    if layer.window is not None:
+        slot_positions = cache.positions[layer.place][:, group.slots].transpose(0, 1)[:, :, None]
+        oldest_seen = batch.positions[group.tokens][:, None, :, None] - layer.window
+        visible = visible & (slot_positions > oldest_seen)
+        # From a mask for each KV head to one for each query head.
+        visible = visible.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    if cache.packed and cache.storage.residual:
+        longest = keys.shape[2]
+        recent_keys, recent_values = cache.recent[layer.place]
+        keys = torch.cat([keys, _unpacked(batch, group, recent_keys, keys, key)], 2)
+        values = torch.cat([values, _unpacked(batch, group, recent_values, values, value)], 2)
+        lengths = batch.length[group.members, None] + torch.arange(group.tokens.shape[1], device=query.device)
+        first_unpacked = lengths[..., None] - cache.storage.residual
+        is_unpacked = (torch.arange(longest, device=query.device) > first_unpacked)[:, None]
+        visible = torch.cat([visible & ~is_unpacked, visible & is_unpacked], -1)
+    return GroupInputs(query[group.tokens].transpose(1, 2), keys, values, visible)
+
+
+def _add_explicit_weights(batch: ForwardBatch, layer: Layer, group: Group, inputs: GroupInputs, out: Tensor) -> None:
+    """Add the weights of the watched sequences of a group to `batch.attention`.
+
+    Writes the outputs of layers that the fused softmax cannot compute (soft cap, sinks) into `out` [tokens, heads,
+    size] as well.
+    """
+    longest = group.slots.shape[1]
+    for member, index in enumerate(group.members):
+        watched = batch.watched.index(index) if index in batch.watched else None
+        if layer.is_softmax and watched is None:
+            continue
+        keys = inputs.keys[member]
+        values = inputs.values[member]
+        for start, weights in _weights(layer, inputs.query[member], keys, inputs.visible[member]):
+            if not layer.is_softmax:
+                chunk_tokens = group.tokens[member, start : start + CHUNK]
+                chunk_output = (weights.to(values.dtype) @ values.unsqueeze(1)).flatten(0, 1)
+                out[chunk_tokens] = chunk_output.transpose(0, 1)
+            if watched is not None:
+                # The mean over query heads and the sum over new tokens; tokens that are readable twice count once.
+                mass = weights.mean(1).sum(1).view(weights.shape[0], -1, longest).sum(1)
+                batch.attention[layer.place, watched, :, :longest] += mass
 
 
 def _unpacked(batch: ForwardBatch, group: Group, ring: Tensor | None, stored: Tensor, new: Tensor) -> Tensor:
@@ -341,25 +396,28 @@ def _unpacked(batch: ForwardBatch, group: Group, ring: Tensor | None, stored: Te
     """
     if ring is None:
         return stored
-    numbers, length = stored.clone(), batch.length[group.members]
+    numbers = stored.clone()
+    length = batch.length[group.members]
+    residual = ring.shape[2]
+    # The place of each slot's token relative to the first new token of its sequence.
     behind = torch.arange(stored.shape[2], device=stored.device) - length[:, None]
-    at, token = ((behind >= -ring.shape[2]) & (behind < 0)).nonzero(as_tuple=True)
-    place = (batch.positions[group.tokens[at, 0]] + behind[at, token]) % ring.shape[2]
-    numbers[at, :, token] = ring[batch.row[group.members][at], :, place]
-    at, token = ((behind >= 0) & (behind < group.tokens.shape[1])).nonzero(as_tuple=True)
-    numbers[at, :, token] = new[group.tokens[at, behind[at, token]]]
+    member, token = ((behind >= -residual) & (behind < 0)).nonzero(as_tuple=True)
+    place = (batch.positions[group.tokens[member, 0]] + behind[member, token]) % residual
+    numbers[member, :, token] = ring[batch.row[group.members][member], :, place]
+    member, token = ((behind >= 0) & (behind < group.tokens.shape[1])).nonzero(as_tuple=True)
+    numbers[member, :, token] = new[group.tokens[member, behind[member, token]]]
     return numbers
 
 
 def _weights(layer: Layer, query: Tensor, keys: Tensor, visible: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield parts of the new tokens: the first one, and their weights [KV heads, query heads of each, new, cached].
+    """Yield chunks of the new tokens: the first one, and their weights [KV heads, query heads of each, new, cached].
 
     Query [heads, new, size], keys [KV heads, cached, size], visible [heads or 1, new, cached].
     """
     heads, new, size = query.shape
     kv_heads = keys.shape[0]
     for start in range(0, new, CHUNK):
-        part = query[:, start : start + CHUNK].reshape(kv_heads, heads // kv_heads, -1, size)
-        scores = part.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * layer.scaling
+        chunk = query[:, start : start + CHUNK].reshape(kv_heads, heads // kv_heads, -1, size)
+        scores = chunk.float() @ keys.float().unsqueeze(1).transpose(-1, -2) * layer.scaling
         mask = visible[:, start : start + CHUNK].expand(heads, -1, -1).reshape(scores.shape)
         yield start, layer.weights(scores, mask)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import mmap
 from collections.abc import Sequence
@@ -31,21 +32,26 @@ GROWTH = 16
 class Layer(NamedTuple):
     """A layer in a call of attention.
 
-    `number` is its place in the cache, `scaling` the factor of its scores. It has a sliding `window` in tokens, a
-    `softcap` c, by which scores become c tanh(score / c), and `sinks` [heads], logits that take a share of the softmax
-    and have no value, or None.
+    `place` is its index among the cached layers, `scaling` the factor of its scores. It has a sliding `window` in
+    tokens, a `softcap` c, by which scores become c tanh(score / c), and `sinks` [heads], logits that take a share of
+    the softmax and have no value, or None.
     """
 
-    number: int
+    place: int
     scaling: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
 
     @property
+    def is_softmax(self) -> bool:
+        """True if the weights are a softmax of the scores, without soft cap or sinks."""
+        return self.softcap is None and self.sinks is None
+
+    @property
     def plain(self) -> bool:
         """True for a softmax over all earlier tokens without window, soft cap or sinks."""
-        return self.window is None and self.softcap is None and self.sinks is None
+        return self.window is None and self.is_softmax
 
     def weights(self, scores: Tensor, visible: Tensor) -> Tensor:
         """Return the weights of scaled scores [KV heads, query heads of each, new, cached], 0 unless `visible`."""
@@ -100,7 +106,7 @@ class KVCache:
     attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers with a window.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         shape: Shape,
         rows: int,
@@ -112,23 +118,25 @@ class KVCache:
         states: RowStates | None = None,
         storage: Storage = Storage(),  # noqa: B008
     ) -> None:
-        self.shape, self.rows, self.device, self.dtype, self.page_size = shape, rows, device, dtype, page_size
+        self.shape = shape
+        self.rows = rows
+        self.device = device
+        self.dtype = dtype
+        self.page_size = page_size
         self.query_window = query_window
         #: The states of rows, for models with such layers.
         self.states = states
-        self.storage, self.bits = storage, (storage.key_bits, storage.value_bits)
+        self.storage = storage
+        #: Bits of a number in keys and in values.
+        self.bits = (storage.key_bits, storage.value_bits)
         self.packed = storage.packed
-        pools: list[list[Tensor]] = []
-        recent: list[list[Tensor | None]] = []
-        for bits, sizes in zip(self.bits, list(zip(*shape.cached_layers, strict=True))[1:], strict=True):
-            packed = bits < 16
-            widths = [storage.row_bytes(bits, size) if packed else size for size in sizes]
-            pools.append([self._pool(0, width, torch.uint8 if packed else dtype) for width in widths])
-            rings = [(rows + 1, shape.kv_heads, storage.residual, size) for size in sizes]
-            unpacked = packed and storage.residual
-            recent.append([torch.zeros(ring, device=device, dtype=dtype) if unpacked else None for ring in rings])
-        self.keys, self.values = pools
-        self.recent = list(zip(*recent, strict=True))
+        key_sizes = [layer.key for layer in shape.cached_layers]
+        value_sizes = [layer.value for layer in shape.cached_layers]
+        self.keys = self._empty_pools(storage.key_bits, key_sizes)
+        self.values = self._empty_pools(storage.value_bits, value_sizes)
+        recent_keys = self._recent_rings(storage.key_bits, key_sizes)
+        recent_values = self._recent_rings(storage.value_bits, value_sizes)
+        self.recent = list(zip(recent_keys, recent_values, strict=True))
         self.positions: dict[int, Tensor] = {}
         self.layers: dict[int, Layer] = {}
         self.idle = CachedSequence(rows)
@@ -148,13 +156,27 @@ class KVCache:
         self.holders = [1]
         self.reset()
 
+    def _empty_pools(self, bits: int, sizes: Sequence[int]) -> list[Tensor]:
+        """Return pools without pages for keys or values of these sizes, one for each layer."""
+        if bits == 16:
+            return [self._pool(0, size, self.dtype) for size in sizes]
+        return [self._pool(0, self.storage.row_bytes(bits, size), torch.uint8) for size in sizes]
+
+    def _recent_rings(self, bits: int, sizes: Sequence[int]) -> list[Tensor | None]:
+        """Return the rings of unpacked tokens of each layer, None where they are not needed."""
+        residual = self.storage.residual
+        if bits == 16 or not residual:
+            return [None for _ in sizes]
+        ring = (self.rows + 1, self.shape.kv_heads, residual)
+        return [torch.zeros(*ring, size, device=self.device, dtype=self.dtype) for size in sizes]
+
     def _pool(self, pages: int, width: int, dtype: torch.dtype) -> Tensor:
         shape = (self.shape.kv_heads, pages * self.page_size, width)
         size = math.prod(shape) * dtype.itemsize
         if self.device.type != "cpu" or not size:
             return torch.zeros(shape, device=self.device, dtype=dtype)
-        # A mapping of its own, so that the old memory of a grown cache returns to the system at once; in large pages,
-        # which are faster to fill and to read, and which Linux by default has for private mappings alone.
+        # A separate mapping returns the old memory of a grown cache to the system at once. It is private, because Linux
+        # by default gives large pages, which are faster to fill and to read, to private mappings only.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         try:
             memory = mmap.mmap(-1, size, **private)
@@ -168,7 +190,8 @@ class KVCache:
     @property
     def rings(self) -> list[Tensor]:
         """Queries and unpacked tokens by row: tensors [rows + 1, ...] that a fork copies."""
-        return [*self.queries, *(ring for rings in self.recent for ring in rings if ring is not None)]
+        unpacked = itertools.chain.from_iterable(self.recent)
+        return [*self.queries, *(ring for ring in unpacked if ring is not None)]
 
     def write(self, layer: int, slots: Tensor, *new: Tensor) -> None:
         """Write new keys and values [tokens, KV heads, size] into their slots, packed as the storage is."""
@@ -178,13 +201,15 @@ class KVCache:
 
     def read(self, side: int, layer: int, slots: Tensor) -> Tensor:
         """Return the keys (side 0) or the values (side 1) of slots [...] as they are stored: [KV heads, ..., size]."""
-        pool, bits, (_, *sizes) = (
-            (self.keys, self.values)[side][layer],
-            self.bits[side],
-            self.shape.cached_layers[layer],
-        )
+        is_keys = side == 0
+        pool = self.keys[layer] if is_keys else self.values[layer]
         rows = pool[:, slots]
-        return rows if bits == 16 else unpack(rows, sizes[side], bits, self.storage.group).to(self.dtype)
+        bits = self.bits[side]
+        if bits == 16:
+            return rows
+        cached_layer = self.shape.cached_layers[layer]
+        size = cached_layer.key if is_keys else cached_layer.value
+        return unpack(rows, size, bits, self.storage.group).to(self.dtype)
 
     def reset(self) -> None:
         """Forget every sequence; the memory stays."""
@@ -222,8 +247,8 @@ class KVCache:
             self.holders[page] += branches
         states = {name: state[sequence.row, ..., : sequence.length].clone() for name, state in self.token_state.items()}
         rings = [ring[sequence.row].clone() for ring in self.rings]
-        own = None if self.states is None else copy.deepcopy(self.states.of(sequence.row))
-        return Snapshot(tuple(pages), sequence.length, states, rings, own)
+        layer_state = None if self.states is None else copy.deepcopy(self.states.of(sequence.row))
+        return Snapshot(tuple(pages), sequence.length, states, rings, layer_state)
 
     def resume(self, snapshot: Snapshot) -> CachedSequence:
         """Return a sequence that continues a snapshot. Its pages are shared: it has to be compacted before it grows."""
@@ -244,15 +269,18 @@ class KVCache:
 
         `names` are the token states of its policy; the notes of other policies are no longer aligned.
         """
-        count, kv_heads = kept.shape[-1], self.shape.kv_heads
+        count = kept.shape[-1]
+        kv_heads = self.shape.kv_heads
         before = self.slots(sequence)
         self._release(sequence.pages)
         sequence.pages = []
         # Its unshared pages may be taken again: each layer is read as a whole before it is written.
         self._give(sequence, self._take(pages_for(count, self.page_size)))
         sequence.length = count
-        after, heads = self.slots(sequence), torch.arange(kv_heads, device=self.device)[:, None]
+        after = self.slots(sequence)
+        heads = torch.arange(kv_heads, device=self.device)[:, None]
         for layer in range(self.shape.layers):
+            # A selection for all layers has a single one.
             chosen = before[kept[min(layer, kept.shape[0] - 1)]].expand(kv_heads, count)
             if layer in self.positions:
                 self.positions[layer][:, after] = self.positions[layer].gather(1, chosen)
@@ -284,7 +312,8 @@ class KVCache:
         return sum(table.numel() * table.element_size() for table in tables)
 
     def _give(self, sequence: CachedSequence, pages: Sequence[int]) -> None:
-        start, stop = len(sequence.pages), len(sequence.pages) + len(pages)
+        start = len(sequence.pages)
+        stop = start + len(pages)
         sequence.pages.extend(pages)
         if stop > self.table.shape[1]:
             self.table = torch.nn.functional.pad(self.table, (0, stop + stop // GROWTH - self.table.shape[1]))

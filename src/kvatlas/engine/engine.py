@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kvatlas.core import KvatlasError, Sampling, Storage, reason
 from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend, attend
-from kvatlas.engine.cache import KVCache
+from kvatlas.engine.cache import CachedSequence, KVCache
 from kvatlas.engine.flex import FlexBackend
 from kvatlas.engine.graphs import CudaGraphRunner
 from kvatlas.engine.rows import Generation, K, Request, Row
@@ -43,8 +43,10 @@ from kvatlas.policies import Policy, Signal
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: The largest mean difference of logits, in standard deviations, that may be rounding: in fp32 and in shorter types.
-ROUNDING = 1e-2, 0.15
+#: The largest mean difference of logits, in standard deviations, that may be rounding in fp32.
+ROUNDING_FP32 = 1e-2
+#: The same in shorter types.
+ROUNDING_SHORT = 0.15
 #: Models that passed the comparison with transformers.
 _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
 #: The true shapes of models, by their layers.
@@ -54,8 +56,10 @@ _shapes: WeakKeyDictionary[PreTrainedModel, Shape] = WeakKeyDictionary()
 def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
     """Return the backend `name` (cpu, flex, reference), or the fastest one for this device and type."""
     native = load() if device.type == "cpu" and dtype is torch.float32 else None
+    if name is None and device.type == "cuda":
+        name = "flex"
     if name is None:
-        name = "flex" if device.type == "cuda" else "reference" if native is None else "cpu"
+        name = "reference" if native is None else "cpu"
     if name == "cpu" and native is not None:
         return CpuBackend(native)
     if name == "flex":
@@ -67,15 +71,15 @@ def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = Non
 
 @contextmanager
 def _without_hooks(model: PreTrainedModel) -> Iterator[None]:
-    kinds = "_forward_hooks", "_forward_pre_hooks"
-    hooks = [(module, kind, getattr(module, kind)) for module in model.modules() for kind in kinds]
-    for module, kind, _ in hooks:
+    saved = []
+    for module, kind in itertools.product(model.modules(), ("_forward_hooks", "_forward_pre_hooks")):
+        saved.append((module, kind, getattr(module, kind)))
         setattr(module, kind, OrderedDict())
     try:
         yield
     finally:
-        for module, kind, own in hooks:
-            setattr(module, kind, own)
+        for module, kind, hooks in saved:
+            setattr(module, kind, hooks)
 
 
 class Engine:
@@ -93,7 +97,10 @@ class Engine:
         batch_size: int = 64,
         backend: str | None = None,
     ) -> None:
-        self.handle, self.model, self.sampling, self.batch_size = handle, model, sampling, batch_size
+        self.handle = handle
+        self.model = model
+        self.sampling = sampling
+        self.batch_size = batch_size
         weight = next(model.parameters())
         self.backend = backend_for(weight.device, weight.dtype, backend)
         policies = list(policies)
@@ -138,8 +145,9 @@ class Engine:
         found: dict[int, tuple[int, int, CachedLayer]] = {}
 
         def record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-            number = getattr(module, "layer_idx", len(found))
-            found[number] = query.shape[1], key.shape[1], CachedLayer(number, key.shape[3], value.shape[3])
+            layer_number = getattr(module, "layer_idx", len(found))
+            layer = CachedLayer(layer_number, key.shape[3], value.shape[3])
+            found[layer_number] = (query.shape[1], key.shape[1], layer)
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
         with self._refusing(), _without_hooks(self.model), own_attention(self.model), attention_function(record):
@@ -150,7 +158,7 @@ class Engine:
         if len(heads) > 1:
             raise self._refusal("has layers with unlike numbers of heads")
         ((query, key),) = heads
-        layers = tuple(found[number][2] for number in sorted(found))
+        layers = tuple(layer for _, (_, _, layer) in sorted(found.items()))
         planned = self.handle.shape
         return replace(planned, layers=len(layers), heads=query, kv_heads=key, head_dim=layers[0].key, by_layer=layers)
 
@@ -188,13 +196,13 @@ class Engine:
                 self._rehearse()
             _rehearsed.add(self.model)
         later: dict[Storage, list[Request[K]]] = {}
-        yield from self._decode(self._stored_alike(requests, later))
+        yield from self._decode(self._defer_other_storages(requests, later))
         while later:
             self.storage, waiting = later.popitem()
             self._renew(self.batch_size)
             yield from self._decode(iter(waiting))
 
-    def _stored_alike(
+    def _defer_other_storages(
         self, requests: Iterable[Request[K] | None], later: dict[Storage, list[Request[K]]]
     ) -> Iterator[Request[K] | None]:
         """Yield the requests with their settings of this storage; put the other settings into `later`."""
@@ -202,13 +210,13 @@ class Engine:
             by_storage: dict[Storage, list[Policy]] = {}
             for policy in request.policies if request is not None else ():
                 by_storage.setdefault(policy.storage, []).append(policy)
-            own = by_storage.pop(self.storage, None)
+            current = by_storage.pop(self.storage, None)
             for storage, others in by_storage.items():
                 assert request is not None
                 later.setdefault(storage, []).append(replace(request, policies=tuple(others)))
-            if by_storage and request is not None and own:
-                request = replace(request, policies=tuple(own))
-            yield request if own else None
+            if by_storage and request is not None and current:
+                request = replace(request, policies=tuple(current))
+            yield request if current else None
 
     def _decode(self, source: Iterator[Request[K] | None]) -> Iterator[Generation[K]]:
         self._finished = []
@@ -222,15 +230,20 @@ class Engine:
                     if not out_of_memory(error):
                         raise
                     unfinished = [*self.scheduler.unfinished(), *again]
-                    # All settings of a script are read side by side.
-                    least = max((len(request.policies) for request in unfinished if request.script), default=1)
-                    if self.batch_size // 2 < least:
-                        name, count = self.handle.name, "one sequence" if least == 1 else f"{least} sequences"
-                        raise KvatlasError(
-                            f"The memory of this machine does not suffice for {count} of {name!r} ({reason(error)})."
-                        ) from None
+                    self._check_half_batch(unfinished, error)
                 again = iter(unfinished)
                 self._renew(self.batch_size // 2)
+
+    def _check_half_batch(self, unfinished: Sequence[Request[K]], error: BaseException) -> None:
+        """Raise KvatlasError if these requests cannot start again with half the rows after an out-of-memory error."""
+        # All settings of a script are read side by side.
+        least = max((len(request.policies) for request in unfinished if request.script), default=1)
+        if self.batch_size // 2 < least:
+            sequences = "one sequence" if least == 1 else f"{least} sequences"
+            raise KvatlasError(
+                f"The memory of this machine does not suffice for {sequences} of {self.handle.name!r} "
+                f"({reason(error)})."
+            ) from None
 
     def _run(self, requests: Iterable[Request[K] | None]) -> Iterator[Generation[K]]:
         self.scheduler.begin(requests)
@@ -242,7 +255,8 @@ class Engine:
 
     def _renew(self, batch_size: int) -> None:
         # All other memory is given back.
-        evicted, self.batch_size = self.scheduler.evicted_tokens, batch_size
+        evicted = self.scheduler.evicted_tokens
+        self.batch_size = batch_size
         self._allocate()
         self.scheduler.evicted_tokens = evicted
         gc.collect()
@@ -253,33 +267,42 @@ class Engine:
     def _rehearse(self) -> None:
         """Raise KvatlasError if the engine computes other logits than the model on its own.
 
-        Two short texts are read in two parts each, beside each other.
+        Two short texts are read side by side in one batch, each in two chunks.
         """
-        tokens = torch.arange(21) * 7 % self.handle.vocabulary
-        texts, span = [text.tolist() for text in (tokens[:12], tokens[12:])], (slice(0, 4), slice(4, None))
+        tokens = (torch.arange(21) * 7 % self.handle.vocabulary).tolist()
+        texts = [tokens[:12], tokens[12:]]
         cache = self._new_cache(len(texts), {}, 0, Storage())
         rows = [cache.begin() for _ in texts]
         with self._refusing():
             ids = [torch.tensor([text], device=cache.device) for text in texts]
-            own = torch.cat([self.model(input_ids=row, use_cache=False).logits[0, 4:].float() for row in ids])
+            expected = torch.cat([self.model(input_ids=row, use_cache=False).logits[0, 4:].float() for row in ids])
             with self._attention():
-                for part in span:
-                    parts = [text[part] for text in texts]
-                    for row, new in zip(rows, parts, strict=True):
-                        cache.reserve(row, row.length + len(new))
-                    logits, _ = self._forward(ForwardBatch(cache, rows, parts, [row.length for row in rows]))
-                    for row, new in zip(rows, parts, strict=True):
-                        row.length += len(new)
+                self._read_chunk(cache, rows, [text[:4] for text in texts])
+                logits = self._read_chunk(cache, rows, [text[4:] for text in texts])
         if cache.states is not None:
             _shapes[self.model] = replace(self.handle.shape, state_bytes=cache.states.bytes(rows[0].row))
             vars(self.handle)["shape"] = _shapes[self.model]
+        self._check_window(cache)
+        off = ((logits.float() - expected).abs().mean(-1) / expected.std(-1)).mean()
+        rounding = ROUNDING_FP32 if self.cache.dtype is torch.float32 else ROUNDING_SHORT
+        if expected.isfinite().all() and not off <= rounding:
+            raise self._refusal(f"would compute other logits than in transformers (by {off:.2g} standard deviations)")
+
+    def _read_chunk(self, cache: KVCache, rows: list[CachedSequence], chunks: list[list[int]]) -> Tensor:
+        """Read the next tokens of each row into the cache, and return their logits."""
+        for row, tokens in zip(rows, chunks, strict=True):
+            cache.reserve(row, row.length + len(tokens))
+        logits, _ = self._forward(ForwardBatch(cache, rows, chunks, [row.length for row in rows]))
+        for row, tokens in zip(rows, chunks, strict=True):
+            row.length += len(tokens)
+        return logits
+
+    def _check_window(self, cache: KVCache) -> None:
+        """Raise KvatlasError if the model has a sliding window that its layers did not pass to attention."""
         config = self.model.config.get_text_config()
         kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
         if getattr(config, "sliding_window", None) and "sliding_attention" in kinds and not cache.positions:
             raise self._refusal("does not tell its layers' sliding window")
-        off = ((logits.float() - own).abs().mean(-1) / own.std(-1)).mean()
-        if own.isfinite().all() and not off <= ROUNDING[self.cache.dtype is not torch.float32]:
-            raise self._refusal(f"would compute other logits than in transformers (by {off:.2g} standard deviations)")
 
     def _refusal(self, fault: str) -> KvatlasError:
         return KvatlasError(f"The model {self.handle.name!r} cannot be decoded: it {fault}.")
@@ -334,23 +357,19 @@ class Engine:
 
     def _pass(self, rows: Sequence[Row[Any]], batch: ForwardBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return logits and hidden states; from a captured step also the sampled tokens, if all rows sample alike."""
-        streams = [row.request.stream for row in rows]
-        step = self.graphs.run(batch, streams, self._forward) if self.graphs is not None else None
+        step = None
+        if self.graphs is not None:
+            step = self.graphs.run(batch, [row.request.stream for row in rows], self._forward)
         if step is None:
-            if batch.decoding:
-                return *self._forward(batch), None
-            # Prompts need the logits of their last token alone.
-            needed: list[int] = []
-            for row, start, end in zip(rows, batch.starts, batch.starts[1:], strict=False):
-                if not row.prompt_left:
-                    needed += range(start, end)
-                elif row.prompt_left <= end - start:
-                    needed.append(end - 1)
-            return *self._forward(batch, needed), None
-        count, alike = len(rows), {row.sampling for row in rows} == {step.sampling}
+            needed = None if batch.decoding else _tokens_with_logits(rows, batch)
+            logits, hidden = self._forward(batch, needed)
+            return logits, hidden, None
+        # A captured batch has idle sequences behind the rows.
+        count = len(rows)
+        hidden = None if step.hidden is None else step.hidden[:count]
+        alike = {row.sampling for row in rows} == {step.sampling}
         plain = alike and not any(row.request.logits_processor or row.request.script for row in rows)
-        ready = step.sampled[:count] if plain else None
-        return step.logits[:count], None if step.hidden is None else step.hidden[:count], ready
+        return step.logits[:count], hidden, step.sampled[:count] if plain else None
 
     def _forward(self, batch: ForwardBatch, needed: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Return logits [needed tokens or all, vocabulary] and last hidden states [tokens, hidden size]."""
@@ -381,9 +400,17 @@ class Engine:
             )
         if rows[0].request.script:
             return follow_script(logits, rows, batch.counts[0])
-        at = [(row, row.position + n) for row, n in zip(rows, batch.counts, strict=True) if row.prompt_left <= n]
-        sampled = iter(sample_rows(logits, [row for row, _ in at], [position for _, position in at]))
-        return [[next(sampled)] if row.prompt_left <= n else [] for row, n in zip(rows, batch.counts, strict=True)]
+        # Only rows at the end of their prompt or in decoding have logits.
+        sampling_rows = []
+        positions = []
+        for row, count in zip(rows, batch.counts, strict=True):
+            if row.prompt_left <= count:
+                sampling_rows.append(row)
+                positions.append(row.position + count)
+        sampled = iter(sample_rows(logits, sampling_rows, positions))
+        return [
+            [next(sampled)] if row.prompt_left <= count else [] for row, count in zip(rows, batch.counts, strict=True)
+        ]
 
     def _take(self, row: Row[Any], count: int, tokens: Sequence[int], prompt: bool) -> bool:
         """Note that `count` tokens went into a row's cache, and its new `tokens`; return True if it has finished."""
@@ -393,11 +420,22 @@ class Engine:
         if prompt:
             row.prompt_left -= count
             row.kv_peak = row.cached.length
-        for number, token in enumerate(tokens, 1):
+        for cached, token in enumerate(tokens, length + 1):
             self.decoded_tokens += 1
             if not prompt:
-                row.kv_peak = max(row.kv_peak, length + number)
-                row.kv_sum += length + number
+                row.kv_peak = max(row.kv_peak, cached)
+                row.kv_sum += cached
             if row.append(self.handle, token):
                 return True
         return False
+
+
+def _tokens_with_logits(rows: Sequence[Row[Any]], batch: ForwardBatch) -> list[int]:
+    """Return the new tokens of a batch whose logits are needed: of prompts the last token alone."""
+    needed: list[int] = []
+    for row, start, end in zip(rows, batch.starts, batch.starts[1:], strict=False):
+        if not row.prompt_left:
+            needed += range(start, end)
+        elif row.prompt_left <= end - start:
+            needed.append(end - 1)
+    return needed

@@ -34,37 +34,40 @@ class FlexBackend(ReferenceBackend):
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if not layer.plain or batch.watched or not batch.decoding or batch.cache.packed:
             return super().attend(batch, layer, query, key, value)
-        cache, number, kv_heads = batch.cache, layer.number, key.shape[1]
         if not batch.derived:
             batch.derived.update(_paged(batch))
-        entered, mask = batch.derived["entered"], batch.derived["mask"]
-        cache.keys[number][:, entered] = key.transpose(0, 1)
-        cache.values[number][:, entered] = value.transpose(0, 1)
+        entered = batch.derived["entered"]
+        keys = batch.cache.keys[layer.place]
+        values = batch.cache.values[layer.place]
+        keys[:, entered] = key.transpose(0, 1)
+        values[:, entered] = value.transpose(0, 1)
         # The query heads of a KV head take the place of queries of one head, so that any number of them is split.
-        grouped = query.reshape(len(query), kv_heads, -1, query.shape[-1])
+        grouped = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
         # The kernel that splits sequences supports one number of them; for a dynamic number torch takes another kernel.
         torch._dynamo.mark_static(grouped, 0)
         out: Tensor = self.kernel(
-            grouped, cache.keys[number][None], cache.values[number][None], block_mask=mask, scale=layer.scaling
+            grouped, keys[None], values[None], block_mask=batch.derived["mask"], scale=layer.scaling
         )
         return out.reshape(*query.shape[:2], -1)
 
 
 def _paged(batch: ForwardBatch) -> dict[str, Any]:
     """Return the slots of the new tokens, and the mask of each sequence page by page, without transfers to the host."""
-    cache, device = batch.cache, batch.length.device
-    slots, group = cache.keys[0].shape[1], cache.shape.heads // cache.shape.kv_heads
+    cache = batch.cache
+    device = batch.length.device
+    slots = cache.keys[0].shape[1]
+    heads_per_kv_head = cache.shape.heads // cache.shape.kv_heads
     pages = slots // BLOCK
     table = cache.table[batch.row][:, :pages]
-    number = torch.arange(table.shape[1], dtype=torch.int32, device=device)
-    used = number * BLOCK <= batch.length[:, None]
-    listed = torch.where(used, table, 0).long()
-    #: The sequence that reads each page, and the page's index in it.
+    page_index = torch.arange(table.shape[1], dtype=torch.int32, device=device)
+    used = page_index * BLOCK <= batch.length[:, None]
+    used_pages = torch.where(used, table, 0).long()
+    # The sequence that reads each page, and the page's index in it.
     owner = torch.full((pages,), -1, dtype=torch.int32, device=device)
     members = torch.arange(len(table), dtype=torch.int32, device=device)
-    owner.scatter_(0, listed.flatten(), members[:, None].expand_as(listed).flatten())
+    owner.scatter_(0, used_pages.flatten(), members[:, None].expand_as(used_pages).flatten())
     order = torch.zeros(pages, dtype=torch.int32, device=device)
-    order.scatter_(0, listed.flatten(), number.expand_as(listed).flatten())
+    order.scatter_(0, used_pages.flatten(), page_index.expand_as(used_pages).flatten())
     # Page 0, which belongs to no sequence, fills the rest of the table.
     owner[:1].fill_(-1)
     length = batch.length
@@ -77,6 +80,6 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
     blocks = used.sum(1, dtype=torch.int32)[:, None, None]
     indices = torch.nn.functional.pad(table, (0, pages - table.shape[1]))[:, None, None].contiguous()
     mask = flex.BlockMask.from_kv_blocks(
-        blocks, indices, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(group, slots), compute_q_blocks=False
+        blocks, indices, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(heads_per_kv_head, slots), compute_q_blocks=False
     )
     return {"entered": batch.entered_slots, "mask": mask}

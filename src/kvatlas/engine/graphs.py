@@ -40,7 +40,8 @@ class CapturedStep:
     hidden: Tensor | None
 
     def __init__(self, batch: ForwardBatch, sampling: Sampling) -> None:
-        self.batch, self.sampling = batch, sampling
+        self.batch = batch
+        self.sampling = sampling
         self.streams = torch.zeros_like(batch.length)
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -59,8 +60,10 @@ class CudaGraphRunner:
         self.cache = cache
         self.sampling = replace(sampling, max_new_tokens=0)
         self.cuda = cache.device.type == "cuda"
-        #: The reason of a failed capture; the number of replayed steps.
-        self.broken, self.steps = "", 0
+        #: The reason of a failed capture.
+        self.broken = ""
+        #: The number of steps in the shapes of a captured one.
+        self.steps = 0
         self._captured: dict[int, CapturedStep] = {}
         self._moves = -1
 
@@ -90,7 +93,8 @@ class CudaGraphRunner:
         plain = all(layer.plain for layer in self.cache.layers.values())
         if size not in self._captured and plain and self._capture(step, forward):
             self._captured[size] = step
-        self.steps += size in self._captured
+        if size in self._captured:
+            self.steps += 1
         if step.graph is None:
             self._work(step, forward)
         else:

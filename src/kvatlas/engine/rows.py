@@ -86,31 +86,36 @@ class Generation(Generic[K]):
 class EvictionLog:
     """The evictions of one sequence so far; immutable, so that forks may share it.
 
-    `held` [positions] counts the holders of each token after the last compression, `left` [positions] the new tokens
-    when the last of them dropped it (0: not yet); None before the first compression.
+    A token has up to `most_holders`, one for each pair of layer and KV head that selects for itself. `holders`
+    [positions] counts those of each token after the last compression, `evicted_at` [positions] the new tokens when the
+    last of them dropped it (0: not yet); None before the first compression.
     """
 
-    holders: int = 1
-    held: Tensor | None = None
-    left: Tensor | None = None
+    most_holders: int = 1
+    holders: Tensor | None = None
+    evicted_at: Tensor | None = None
 
-    def after(self, kept: Tensor, position: int, written: int) -> EvictionLog:
+    def after(self, kept: Tensor, position: int, output_tokens: int) -> EvictionLog:
         """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
 
-        `position` counts all tokens so far, evicted ones included; `written` the new tokens so far.
+        `position` counts all tokens so far, evicted ones included; `output_tokens` the new tokens so far.
         """
-        counts = torch.bincount(kept.flatten(), minlength=position).to("cpu")
-        left = torch.zeros(position, dtype=torch.long)
-        if self.left is not None:
-            left[: len(self.left)] = self.left
-        left[(counts == 0) & (left == 0)] = written
-        return EvictionLog(kept.shape[0] * kept.shape[1], counts, left)
+        holders = torch.bincount(kept.flatten(), minlength=position).to("cpu")
+        evicted_at = torch.zeros(position, dtype=torch.long)
+        if self.evicted_at is not None:
+            evicted_at[: len(self.evicted_at)] = self.evicted_at
+        evicted_at[(holders == 0) & (evicted_at == 0)] = output_tokens
+        return EvictionLog(kept.shape[0] * kept.shape[1], holders, evicted_at)
 
     def eviction_trace(self, position: int) -> EvictionTrace:
         """Return the eviction and the holders of all `position` tokens so far."""
-        left, held = ([] if counts is None else counts.tolist() for counts in (self.left, self.held))
-        newer = position - len(left)
-        return EvictionTrace(self.holders, (*left, *(0,) * newer), (*held, *(self.holders,) * newer))
+        evicted_at = [] if self.evicted_at is None else self.evicted_at.tolist()
+        holders = [] if self.holders is None else self.holders.tolist()
+        # All layers and heads hold the tokens since the last compression.
+        newer = position - len(evicted_at)
+        evicted_at += [0] * newer
+        holders += [self.most_holders] * newer
+        return EvictionTrace(self.most_holders, tuple(evicted_at), tuple(holders))
 
 
 @dataclass
@@ -164,8 +169,8 @@ class Row(Generic[K]):
             return self.request.prompt[self.position : stop]
         if not ahead:
             return self.tokens[-1:]
-        written = len(self.tokens)
-        return self.request.script[written - 1 : written + ahead]
+        output_tokens = len(self.tokens)
+        return self.request.script[output_tokens - 1 : output_tokens + ahead]
 
     def due(self) -> tuple[Policy, ...]:
         """Return the policies that compress now: a compression that can drop nothing does not take place."""
@@ -186,11 +191,13 @@ class Row(Generic[K]):
         # All tokens since the local window of the last compression are in the cache.
         start = 0 if self.kept is None else self.since - policy.local_window
         stop = self.position - policy.local_window
-        prompt, answer = 0, self.kept_answer
+        prompt_length = len(self.request.prompt)
+        prompt = 0
         if policy.keep_prompt:
-            prompt = self.kept_prompt + max(0, min(stop, len(self.request.prompt)) - start)
+            prompt = self.kept_prompt + max(0, min(stop, prompt_length) - start)
+        answer = self.kept_answer
         if self.thinking_end is not None:
-            answer += max(0, stop - max(start, len(self.request.prompt) + self.thinking_end))
+            answer += max(0, stop - max(start, prompt_length + self.thinking_end))
         return self.cached.length - policy.local_window, prompt + answer, prompt
 
     def next_trigger(self) -> int | None:
@@ -221,14 +228,20 @@ class Row(Generic[K]):
             seconds=self.seconds,
         )
         finished = self.tokens[-1] in model.stops
-        notes = usage, self.evictions.eviction_trace(self.position), self.likeness
-        tokens = tuple(self.tokens)
+        first = Generation(
+            key=self.request.key,
+            policy=self.policies[0],
+            tokens=tuple(self.tokens),
+            finished=finished,
+            thinking_end=self.thinking_end,
+            decoded=len(self.tokens) - self.forked_at,
+            usage=usage,
+            eviction_trace=self.evictions.eviction_trace(self.position),
+            likeness=self.likeness,
+        )
         # A trace that ended before any compression is one generation for all its settings: decoded once.
-        decoded = [len(tokens) - self.forked_at] + [0] * (len(self.policies) - 1)
-        return [
-            Generation(self.request.key, policy, tokens, finished, self.thinking_end, own, *notes)
-            for policy, own in zip(self.policies, decoded, strict=True)
-        ]
+        others = [replace(first, policy=policy, decoded=0) for policy in self.policies[1:]]
+        return [first, *others]
 
 
 def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
@@ -238,7 +251,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     """
     (policy,) = row.policies
     assert isinstance(policy, CompressingPolicy)
-    length, prompt_length = row.cached.length, len(row.request.prompt)
+    length = row.cached.length
+    prompt_length = len(row.request.prompt)
     slots = cache.slots(row.cached)
     layers, heads = policy.scope.width(model.shape)
     fresh = torch.arange(row.since, row.position, device=cache.device).expand(layers, heads, -1)

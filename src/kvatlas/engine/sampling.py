@@ -88,16 +88,17 @@ def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[in
     """Return the next token of each row from its logits [rows, vocabulary], by its request's processor and sampling."""
     logits = _processed(logits, rows)
     keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
-    sampled = [0] * len(rows)
-    for sampling in {id(row.sampling): row.sampling for row in rows}.values():
-        own = [index for index, row in enumerate(rows) if row.sampling is sampling]
-        whole = len(own) == len(rows)
-        streams, places = keys if whole else keys[:, own]
-        for index, token in zip(
-            own, sample(logits if whole else logits[own], sampling, streams, places).tolist(), strict=True
-        ):
-            sampled[index] = token
-    return sampled
+    samplings = {id(row.sampling): row.sampling for row in rows}
+    if len(samplings) == 1:
+        streams, future_positions = keys
+        return sample(logits, rows[0].sampling, streams, future_positions).tolist()
+    sampled: dict[int, int] = {}
+    for sampling in samplings.values():
+        members = [index for index, row in enumerate(rows) if row.sampling is sampling]
+        streams, future_positions = keys[:, members]
+        tokens = sample(logits[members], sampling, streams, future_positions).tolist()
+        sampled.update(zip(members, tokens, strict=True))
+    return [sampled[index] for index in range(len(rows))]
 
 
 def _processed(logits: Tensor, rows: Sequence[Row[Any]]) -> Tensor:
@@ -117,7 +118,10 @@ def follow_script(logits: Tensor, rows: Sequence[Row[Any]], count: int) -> list[
     logits [rows * new tokens, vocabulary]. Compressed rows note their likeness to the row without compression.
     """
     first = rows[0]
-    new = int(first.prompt_left <= count) if first.prompt_left else count
+    new = count
+    if first.prompt_left:
+        # The last chunk of a prompt is followed by the first new token, other chunks by none.
+        new = 1 if first.prompt_left <= count else 0
     written = len(first.tokens)
     following = list(first.request.script[written : written + new])
     compressed = [index for index, row in enumerate(rows) if row.compressions]
@@ -128,30 +132,37 @@ def follow_script(logits: Tensor, rows: Sequence[Row[Any]], count: int) -> list[
     return [following for _ in rows]
 
 
-def _compare(full: Tensor, own: Tensor, rows: Sequence[Row[Any]], following: list[int]) -> None:
+def _compare(full: Tensor, compressed: Tensor, rows: Sequence[Row[Any]], following: list[int]) -> None:
     """Note the likeness of rows [rows, new, vocabulary] to the full cache [new, vocabulary]."""
-    first, count = rows[0], len(following)
-    start = len(first.tokens)
-    positions = [first.position + 1 + number for number in range(count)] * len(rows)
-    owners = [row for row in rows for _ in following]
-    sampled = torch.tensor(sample_rows(own.flatten(0, 1), owners, positions)).view(len(rows), count)
-    likely, likely_own = full.float().log_softmax(-1), own.float().log_softmax(-1)
-    kl = (likely.exp() * (likely - likely_own)).sum(-1).tolist()
-    top1 = (full.argmax(-1) == own.argmax(-1)).tolist()
+    count = len(following)
+    first_position = rows[0].position + 1
+    sampled_rows: list[Row[Any]] = []
+    positions: list[int] = []
+    for row in rows:
+        sampled_rows.extend([row] * count)
+        positions.extend(range(first_position, first_position + count))
+    sampled = torch.tensor(sample_rows(compressed.flatten(0, 1), sampled_rows, positions)).view(len(rows), count)
+    log_full = full.float().log_softmax(-1)
+    log_compressed = compressed.float().log_softmax(-1)
+    kl = (log_full.exp() * (log_full - log_compressed)).sum(-1).tolist()
+    top1 = (full.argmax(-1) == compressed.argmax(-1)).tolist()
     script = torch.tensor(following, device=full.device)[:, None]
-    likely_script = likely_own.gather(-1, script.expand(len(rows), -1, -1)).squeeze(-1)
-    change = (likely_script - likely.gather(-1, script).squeeze(-1)).tolist()
+    script_compressed = log_compressed.gather(-1, script.expand(len(rows), -1, -1)).squeeze(-1)
+    change = (script_compressed - log_full.gather(-1, script).squeeze(-1)).tolist()
     differs = (sampled != torch.tensor(following)).tolist()
-    for number, row in enumerate(rows):
-        likeness, (thinking, answer) = row.likeness, row.split
+    start = len(rows[0].tokens)
+    for index, row in enumerate(rows):
+        likeness = row.likeness
         assert likeness is not None
-        for index in range(count):
-            if differs[number][index] and likeness.departs_at is None:
-                likeness.departs_at = start + index
-            if start + index < thinking:
+        thinking_end, answer_start = row.split
+        for step in range(count):
+            token = start + step
+            if differs[index][step] and likeness.departs_at is None:
+                likeness.departs_at = token
+            if token < thinking_end:
                 likeness.thinking += 1
-                likeness.kl += kl[number][index]
-                likeness.top1 += top1[number][index]
-            elif start + index >= answer:
+                likeness.kl += kl[index][step]
+                likeness.top1 += top1[index][step]
+            elif token >= answer_start:
                 likeness.answer += 1
-                likeness.answer_change += change[number][index]
+                likeness.answer_change += change[index][step]

@@ -20,13 +20,17 @@ from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
 
-#: A request starts while fewer settings are open than this many times the batch, or fewer requests than one for so many
-#: rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their rows.
-OPEN_SETTINGS, ROWS_PER_REQUEST = 2, 8
+#: A request starts while fewer settings are open than OPEN_SETTINGS times the batch, or fewer requests than one for
+#: ROWS_PER_REQUEST rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their
+#: rows.
+OPEN_SETTINGS = 2
+ROWS_PER_REQUEST = 8
 #: The most prompt tokens of one pass: further prompts wait, rows in decoding do not.
 PROMPT_TOKENS = 1024
-#: The most logits of one pass over scripts, in numbers, and its most tokens.
-SCRIPT_LOGITS, SCRIPT_TOKENS = 2**26, 2048
+#: The most logits of one pass over scripts, in numbers.
+SCRIPT_LOGITS = 2**26
+#: The most tokens of one pass over scripts.
+SCRIPT_TOKENS = 2048
 
 
 class Scheduler:
@@ -35,8 +39,11 @@ class Scheduler:
     def __init__(
         self, model: ModelHandle, cache: KVCache, collector: SignalCollector, sampling: Sampling, batch_size: int
     ) -> None:
-        self.model, self.cache, self.collector = model, cache, collector
-        self.sampling, self.batch_size = sampling, batch_size
+        self.model = model
+        self.cache = cache
+        self.collector = collector
+        self.sampling = sampling
+        self.batch_size = batch_size
         self.evicted_tokens = 0
         self.samplings: dict[Sampling, Sampling] = {}
         self.begin(())
@@ -52,13 +59,17 @@ class Scheduler:
 
     def unfinished(self) -> list[Request[Any]]:
         """Return the started, unfinished requests, each with its remaining policies."""
-        left: dict[int, tuple[Request[Any], set[Policy]]] = {}
+        requests: dict[int, Request[Any]] = {}
+        remaining: dict[int, set[Policy]] = {}
         for row in [*self.rows, *(row for _, row in self.branches)]:
-            left.setdefault(id(row.request), (row.request, set()))[1].update(row.policies)
-        return [
-            replace(request, policies=tuple(policy for policy in request.policies if policy in policies))
-            for request, policies in left.values()
-        ]
+            key = id(row.request)
+            requests[key] = row.request
+            remaining.setdefault(key, set()).update(row.policies)
+        unfinished = []
+        for key, request in requests.items():
+            policies = tuple(policy for policy in request.policies if policy in remaining[key])
+            unfinished.append(replace(request, policies=policies))
+        return unfinished
 
     @torch.inference_mode()
     def admit(self) -> bool:
@@ -81,10 +92,13 @@ class Scheduler:
         return bool(self.rows) or self.source is not None
 
     def _next_request(self) -> Request[Any] | None:
+        if self.source is None:
+            return None
         size = self.batch_size
-        many = self.open.total() >= OPEN_SETTINGS * size and len(self.open) >= size // ROWS_PER_REQUEST
+        if self.open.total() >= OPEN_SETTINGS * size and len(self.open) >= size // ROWS_PER_REQUEST:
+            return None
         # The rows of a script are compared in the same pass, so it has the batch for itself.
-        if self.source is None or many or (self.rows and self.rows[0].request.script):
+        if self.rows and self.rows[0].request.script:
             return None
         try:
             return next(self.source)
@@ -93,32 +107,38 @@ class Scheduler:
             return None
 
     def _begin_row(self, request: Request[Any]) -> Row[Any]:
-        sampling, script = request.sampling or self.sampling, request.script
+        sampling = request.sampling or self.sampling
+        script = request.script
         if script and (self.rows or len(request.policies) > self.batch_size):
             raise ValueError(f"a request with a script needs a run and {len(request.policies)} rows for itself")
         self.open[id(request)] = len(request.policies)
         # One object for equal samplings, so that rows can be grouped by identity.
-        how = replace(sampling, max_new_tokens=0)
-        how = self.samplings.setdefault(how, how)
-        # A script without an end token ends the generation as well.
-        limit = min(sampling.max_new_tokens, len(script)) if script else sampling.max_new_tokens
-        left = len(request.prompt)
+        unlimited = replace(sampling, max_new_tokens=0)
+        unlimited = self.samplings.setdefault(unlimited, unlimited)
+        limit = sampling.max_new_tokens
+        if script:
+            # A script without an end token ends the generation as well.
+            limit = min(limit, len(script))
+        prompt_length = len(request.prompt)
         steady = self.model.steady_positions
         # The last token does not go through the model.
-        if steady is not None and left + limit - 1 > steady:
+        if steady is not None and prompt_length + limit - 1 > steady:
             raise KvatlasError(
-                f"A prompt of {left} tokens and {limit} new ones are more than the {steady} positions up to which the "
-                f"model {self.model.name!r} rotates short and long texts alike."
+                f"A prompt of {prompt_length} tokens and {limit} new ones are more than the {steady} positions up to "
+                f"which the model {self.model.name!r} rotates short and long texts alike."
             )
-        row = Row(request, (), frozenset(), how, limit, self.cache.begin(), prompt_left=left)
+        row = Row(request, (), frozenset(), unlimited, limit, self.cache.begin(), prompt_left=prompt_length)
         if script:
-            row.likeness, row.split = Likeness(), self.model.split(script) or (len(script), len(script))
+            row.likeness = Likeness()
+            row.split = self.model.split(script) or (len(script), len(script))
         return self._restrict(row, request.policies)
 
     def next_step(self) -> tuple[list[Row[Any]], list[Sequence[int]]]:
         """Return the rows of the next pass, all rows in decoding and prompts while there is room, and their tokens."""
-        ahead, prompt_tokens = self._ahead(), 0
-        rows, tokens = [], []
+        ahead = self._ahead()
+        prompt_tokens = 0
+        rows = []
+        tokens = []
         for row in self.rows:
             new = row.next_tokens(ahead)
             if row.prompt_left:
@@ -131,15 +151,19 @@ class Scheduler:
 
     def _ahead(self) -> int:
         """Return the number of script tokens behind the newest one in the next pass: up to the next compression."""
-        rows, first = self.rows, self.rows[0]
-        script, written = first.request.script, len(first.tokens)
+        rows = self.rows
+        first = rows[0]
+        script = first.request.script
+        if not script or first.prompt_left:
+            return 0
         # Policies observe attention one token at a time, as in decoding.
-        if not script or first.prompt_left or self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
+        if self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
             return 0
         most = max(1, min(SCRIPT_TOKENS, SCRIPT_LOGITS // self.model.vocabulary) // len(rows))
-        room = [row.trigger - row.cached.length for row in rows if row.trigger is not None]
+        before_compression = [row.trigger - row.cached.length for row in rows if row.trigger is not None]
         # The script's last token never goes through the model.
-        return max(0, min([most, *room, len(script) - written]) - 1)
+        before_end = len(script) - len(first.tokens)
+        return max(0, min([most, *before_compression, before_end]) - 1)
 
     def finish(self, row: Row[Any]) -> None:
         self.rows.remove(row)
@@ -162,7 +186,8 @@ class Scheduler:
             self.evicted_tokens += compress(self.model, self.cache, row)
 
     def _restrict(self, row: Row[Any], policies: tuple[Policy, ...]) -> Row[Any]:
-        row.policies, row.signals = policies, self.collector.signals(policies)
+        row.policies = policies
+        row.signals = self.collector.signals(policies)
         row.trigger = row.next_trigger()
         return row
 
@@ -197,7 +222,9 @@ def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees:
     by_storage: dict[Storage, list[Policy]] = {}
     for policy in policies:
         by_storage.setdefault(policy.storage, []).append(policy)
-    peaks = [_peak(model, storage, own, batch_size, trees, prompt, output) for storage, own in by_storage.items()]
+    peaks = []
+    for storage, settings in by_storage.items():
+        peaks.append(_peak(model, storage, settings, batch_size, trees, prompt, output))
     return max(peaks, key=lambda peak: peak.total)
 
 
@@ -210,31 +237,46 @@ def _peak(
     prompt: int,
     output: int,
 ) -> Peak:
+    settings = len(policies)
     budgets = sorted({policy.budget.most(prompt) for policy in policies if policy.budget is not None})
+    is_any_unbounded = any(policy.budget is None for policy in policies)
+    longest = prompt + output
+    largest_budget = budgets[-1] if budgets else longest
     # A request starts while one setting fewer than the limit is open.
-    most = max(OPEN_SETTINGS * batch_size - 1 + len(policies), batch_size // ROWS_PER_REQUEST * len(policies))
-    open_trees = min(trees, -(-most // len(policies)))
-    longest, rows = prompt + output, min(batch_size, trees * len(policies))
-    unbounded = min(open_trees, rows) if any(policy.budget is None for policy in policies) else 0
-    bounded = rows - unbounded if budgets else 0
+    most_open = max(OPEN_SETTINGS * batch_size - 1 + settings, batch_size // ROWS_PER_REQUEST * settings)
+    open_trees = min(trees, -(-most_open // settings))
+
+    # Each open tree has at most one row without a budget: its trunk.
+    rows = min(batch_size, trees * settings)
+    unbounded_rows = min(open_trees, rows) if is_any_unbounded else 0
+    bounded_rows = rows - unbounded_rows if budgets else 0
+    pages = unbounded_rows * pages_for(longest) + bounded_rows * pages_for(min(longest, largest_budget))
+
     # A snapshot that outlives its trunk stays until every branch of its tree has a row.
-    open_settings = min(trees * len(policies), most)
-    forked = round((open_settings - rows) / max(1, len(policies) - 1))
-    waiting = sum(pages_for(budget) for budget in budgets if budget < longest) if len(policies) > 1 else 0
-    shape, collector, size = model.shape, SignalCollector(policies), 4 if model.dtype == "float32" else 2
-    token, beside = shape.kv_bytes(storage, size)
-    page = PAGE * token
-    pages = unbounded * pages_for(longest) + bounded * pages_for(min(longest, budgets[-1] if budgets else longest))
+    open_settings = min(trees * settings, most_open)
+    forked_trees = round((open_settings - rows) / max(1, settings - 1))
+    snapshot_pages = 0
+    if settings > 1:
+        snapshot_pages = sum(pages_for(budget) for budget in budgets if budget < longest)
+
+    shape = model.shape
+    element_bytes = 4 if model.dtype == "float32" else 2
+    token_bytes, tail_bytes = shape.kv_bytes(storage, element_bytes)
+    page_bytes = PAGE * token_bytes
+    # The notes of policies for each token, the recent queries, the unpacked newest tokens and the states of layers.
+    collector = SignalCollector(policies)
     noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
-    queries = collector.query_window * shape.layers * shape.heads * shape.head_dim * size
-    capacity = longest if unbounded else budgets[-1] if budgets else 0
+    noted_tokens = longest if unbounded_rows else largest_budget
+    query_bytes = collector.query_window * shape.layers * shape.heads * shape.head_dim * element_bytes
+    row_bytes = 4 * noted * noted_tokens + query_bytes + tail_bytes + shape.state_bytes
+
     # While one layer grows, its old pages stand beside the new ones; logits and states of a pass come after that.
-    grown = pages * page // (2 * shape.layers)
-    states = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * size
+    growing_bytes = pages * page_bytes // (2 * shape.layers)
+    prompt_state_bytes = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * element_bytes
+    logit_bytes = rows * model.vocabulary * (element_bytes + 2 * 8)
     return Peak(
         weights=model.weight_bytes or 0,
-        slots=int(pages * page * (1 + 1 / (2 * GROWTH)))
-        + rows * (4 * noted * capacity + queries + beside + shape.state_bytes),
-        snapshots=max(0, forked - unbounded) * waiting * page,
-        workspace=max(rows * model.vocabulary * (size + 2 * 8) + states, grown),
+        slots=int(pages * page_bytes * (1 + 1 / (2 * GROWTH))) + rows * row_bytes,
+        snapshots=max(0, forked_trees - unbounded_rows) * snapshot_pages * page_bytes,
+        workspace=max(logit_bytes + prompt_state_bytes, growing_bytes),
     )

@@ -34,11 +34,11 @@ class SignalCollector:
 
     def token_state(self, shape: Shape) -> dict[str, tuple[int, int]]:
         """Return all columns with their widths (layers, KV heads), by the scopes of their policies."""
-        return {
-            state_name(policy, name): policy.scope.width(shape)
-            for policy in self.by_key.values()
-            for name in policy.columns
-        }
+        widths = {}
+        for policy in self.by_key.values():
+            for name in policy.columns:
+                widths[state_name(policy, name)] = policy.scope.width(shape)
+        return widths
 
     def signals(self, policies: Iterable[Policy]) -> Signals:
         return frozenset(policy.observer for policy in policies if policy.observes)
@@ -46,7 +46,9 @@ class SignalCollector:
     def asking(self, signal: Signal, signals: Sequence[Signals]) -> tuple[int, ...]:
         """Return the indices of the sequences whose policies declare a signal."""
         keys = {key for key, policy in self.by_key.items() if signal in policy.observes}
-        return tuple(number for number, own in enumerate(signals) if keys and not keys.isdisjoint(own))
+        if not keys:
+            return ()
+        return tuple(index for index, observers in enumerate(signals) if not keys.isdisjoint(observers))
 
     def notify(
         self,
@@ -61,14 +63,19 @@ class SignalCollector:
         `prompts` has the length of the prompt for sequences in their prompt, None for the others. `hidden` [tokens,
         hidden size] are the last hidden states.
         """
-        alone = [count > 1 or prompt is not None for count, prompt in zip(batch.counts, prompts, strict=True)]
-        decoding = [index for index, own in enumerate(alone) if not own]
-        others = [[index] for index, own in enumerate(alone) if own]
-        watched = {index: number for number, index in enumerate(batch.watched)}
+        # All sequences in decoding are one step. Prompts and scripts have unlike numbers of tokens: a step for each.
+        decoding: list[int] = []
+        several: list[list[int]] = []
+        for index, (count, prompt) in enumerate(zip(batch.counts, prompts, strict=True)):
+            if count > 1 or prompt is not None:
+                several.append([index])
+            else:
+                decoding.append(index)
+        watched = {index: place for place, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
             if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
                 continue
-            for group in (decoding, *others):
+            for group in (decoding, *several):
                 asking = [index for index in group if key in signals[index]]
                 if asking:
                     policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden))
@@ -83,18 +90,27 @@ class SignalCollector:
         prompt: int | None,
         hidden: Tensor | None,
     ) -> Step:
-        device, new = batch.positions.device, range(batch.counts[members[0]])
+        new = range(batch.counts[members[0]])
+        indices = []
+        for member in members:
+            start = batch.starts[member]
+            length = batch.lengths[member]
+            row = batch.rows[member]
+            indices.append([(start + token, length + token, row) for token in new])
         # One tensor: to make three takes three times as long.
-        numbers = [[(batch.starts[i] + n, batch.lengths[i] + n, batch.rows[i]) for n in new] for i in members]
-        tokens, entered, rows = torch.tensor(numbers, device=device).unbind(-1)
+        tokens, entered, rows = torch.tensor(indices, device=batch.positions.device).unbind(-1)
         places = [watched[index] for index in members] if Signal.ATTENTION in policy.observes else []
         attention = None
         if places:
             layers, heads = policy.scope.width(batch.cache.shape)
             attention = batch.attention[:, places].transpose(0, 1)
-            attention = attention.mean(1, keepdim=True) if layers == 1 else attention
-            attention = attention.mean(2, keepdim=True) if heads == 1 else attention
-        states = hidden[tokens] if hidden is not None and Signal.HIDDEN in policy.observes else None
+            if layers == 1:
+                attention = attention.mean(1, keepdim=True)
+            if heads == 1:
+                attention = attention.mean(2, keepdim=True)
+        states = None
+        if hidden is not None and Signal.HIDDEN in policy.observes:
+            states = hidden[tokens]
         columns = _Columns(batch.cache, policy, rows[:, 0], entered, attention)
         return Step(model, batch.positions[tokens], states, attention, columns, prompt)
 

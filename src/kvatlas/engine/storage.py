@@ -20,39 +20,49 @@ def pack(numbers: Tensor, bits: int, group: int) -> Tensor:
     the first code. Of 16 codes of 4 bits those with even numbers come first; of 3 bits the two low ones of all codes
     come before the high ones. Codes fill whole words of 32 bits.
     """
-    head, size, most = numbers.shape[:-1], numbers.shape[-1], 2**bits - 1
+    head = numbers.shape[:-1]
+    size = numbers.shape[-1]
+    largest_code = 2**bits - 1
     filler = numbers[..., -1:].expand(*head, -size % group)
     groups = torch.cat([numbers, filler], -1).float().view(*head, -1, group)
     low, high = groups.aminmax(dim=-1, keepdim=True)
-    scales = torch.cat([(high - low) / most, low], -1).half()
-    scale, zero = scales[..., :1].float(), scales[..., 1:].float()
+    scales = torch.cat([(high - low) / largest_code, low], -1).half()
+    scale = scales[..., :1].float()
+    zero = scales[..., 1:].float()
     # All numbers of a group without a range have the code 0.
-    codes = ((groups - zero) / scale).round().nan_to_num(0.0).clamp(0, most).to(torch.uint8)
+    codes = ((groups - zero) / scale).round().nan_to_num(0.0).clamp(0, largest_code).to(torch.uint8)
     codes = codes.flatten(-2)[..., : size + -size % CODES]
     if bits == 4:
         codes = codes.reshape(*head, -1, CODES // 2, 2).transpose(-1, -2).flatten(-3)
-    parts = [_joined(codes & 3, 2), _joined(codes >> 2, 1)] if bits == 3 else [_joined(codes, bits)]
-    filled = torch.nn.functional.pad(torch.cat(parts, -1), (0, -sum(part.shape[-1] for part in parts) % 4))
-    return torch.cat([filled, scales.flatten(-2).view(torch.uint8)], -1)
+    if bits == 3:
+        # The two low bits of all codes, then the high bit of all codes.
+        packed = torch.cat([_join_codes(codes & 3, 2), _join_codes(codes >> 2, 1)], -1)
+    else:
+        packed = _join_codes(codes, bits)
+    whole_words = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % 4))
+    return torch.cat([whole_words, scales.flatten(-2).view(torch.uint8)], -1)
 
 
 def unpack(rows: Tensor, size: int, bits: int, group: int) -> Tensor:
     """Return the numbers [..., size] of rows of bytes [..., row], in fp32."""
-    head, padded, width = rows.shape[:-1], size + -size % CODES, rows.shape[-1] - 4 * -(-size // group)
-    plane = 2 if bits == 3 else bits
-    low = padded * plane // 8
-    codes = _apart(rows[..., :low], plane)
+    head = rows.shape[:-1]
+    padded = size + -size % CODES
+    # The scale and the zero point of a group have 4 bytes.
+    code_bytes = rows.shape[-1] - 4 * -(-size // group)
+    low_bits = 2 if bits == 3 else bits
+    low_bytes = padded * low_bits // 8
+    codes = _split_codes(rows[..., :low_bytes], low_bits)
     if bits == 3:
-        codes = codes | _apart(rows[..., low : low + padded // 8], 1) << 2
+        codes = codes | _split_codes(rows[..., low_bytes : low_bytes + padded // 8], 1) << 2
     if bits == 4:
         codes = codes.reshape(*head, -1, 2, CODES // 2).transpose(-1, -2).flatten(-3)
-    scales = rows[..., width:].contiguous().view(torch.float16).float().view(*head, -1, 2)
+    scales = rows[..., code_bytes:].contiguous().view(torch.float16).float().view(*head, -1, 2)
     scale, zero = (each.repeat_interleave(group, -1)[..., :size] for each in scales.unbind(-1))
     numbers: Tensor = codes[..., :size] * scale + zero
     return numbers
 
 
-def _joined(codes: Tensor, bits: int) -> Tensor:
+def _join_codes(codes: Tensor, bits: int) -> Tensor:
     """Return codes [..., codes] as bytes, the first one in the lowest bits."""
     several = codes.reshape(*codes.shape[:-1], -1, 8 // bits)
     joined = several[..., 0]
@@ -61,7 +71,7 @@ def _joined(codes: Tensor, bits: int) -> Tensor:
     return joined
 
 
-def _apart(joined: Tensor, bits: int) -> Tensor:
+def _split_codes(joined: Tensor, bits: int) -> Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=joined.device)
     codes: Tensor = joined.unsqueeze(-1) >> shifts & 2**bits - 1
     return codes.flatten(-2)

@@ -6,47 +6,66 @@ After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvatlas.core import SERVED, KvatlasError, Note, differing
 from kvatlas.figures import style
-from kvatlas.figures.style import Line, Look, Margins, fitting, save, settle, sheet, wrapped, write_above
+from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, save, settle, sheet, wrapped, write_above
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.systems import ModelSetting, Pair
-from kvatlas.text import guarded
+from kvatlas.text import axis_label, guarded, model_name, percent_text, signed
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 MOST_PANELS = 28
-#: Inches: of a panel where there is room, in any figure, and of the values left of it and below it.
-_WIDEST, _HIGHEST, _TICKS = 2.1, 3.0, 0.24
+#: Inches of a panel where there is room.
+_PANEL_WIDTH = 2.1
+#: Inches of a panel in any figure, at most.
+_PANEL_LIMIT = 3.0
+#: Inches of a panel whose numbers can be read, at least.
+_PANEL_LEAST = 0.7
+#: Inches of the values left of a panel and below it.
+_TICKS = 0.24
 #: Values are counted in bins: 0, equal ones up to 1, and 1.
 _INNER = 5
 _BINS = _INNER + 2
 
 
 def names_of(systems: Sequence[ModelSetting]) -> list[str]:
-    """The shortest names that tell the systems apart: the model, the setting, or both, with parameters if need be."""
-    models, policies = {e.model for e in systems}, {e.setting.policy for e in systems}
-    if len({e.setting for e in systems}) == 1:
-        names = [style.model(e.model) for e in systems]
-        return names if len(set(names)) == len(models) else [e.model for e in systems]
-    names = []
-    for system in systems:
-        if system.setting == SERVED:
-            names.append(style.model(system.model))
-            continue
-        parameters = differing(e.setting.values for e in systems if e.setting.policy == system.setting.policy)
-        values = [f"{name}={value}" for name, value in system.setting.parameters if name in parameters]
-        parts = [style.model(system.model)] if len(models) > 1 else []
-        parts += [system.setting.policy] if len(policies) > 1 or not values else []
-        names.append(" ".join([*parts, ", ".join(values)]).strip())
-    return names if len(set(names)) == len(names) else [f"{e.model} {e.setting}" for e in systems]
+    """Return the shortest names that tell the systems apart: the model, the setting, or both, with parameters."""
+    models = {system.model for system in systems}
+    if len({system.setting for system in systems}) == 1:
+        names = [model_name(system.model) for system in systems]
+        return names if len(set(names)) == len(models) else [system.model for system in systems]
+    names = [_name(system, systems, len(models) > 1) for system in systems]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{system.model} {system.setting}" for system in systems]
+
+
+def _name(system: ModelSetting, systems: Sequence[ModelSetting], with_model: bool) -> str:
+    """Return the parts of a system's name in which systems differ."""
+    setting = system.setting
+    if setting == SERVED:
+        return model_name(system.model)
+    policies = {other.setting.policy for other in systems}
+    parameters = differing(other.setting.values for other in systems if other.setting.policy == setting.policy)
+    values = [f"{name}={value}" for name, value in setting.parameters if name in parameters]
+    words = []
+    if with_model:
+        words.append(model_name(system.model))
+    if len(policies) > 1 or not values:
+        words.append(setting.policy)
+    return " ".join([*words, ", ".join(values)]).strip()
 
 
 def check_panels(systems: Sequence[ModelSetting]) -> None:
@@ -60,10 +79,20 @@ def check_panels(systems: Sequence[ModelSetting]) -> None:
 
 
 def _whole_name(name: str, system: ModelSetting) -> str:
-    """A name with the window and the ratio of its setting, where it does not say them."""
+    """Return a name with the window and the ratio of its setting, where it does not say them."""
     values = system.setting.values
-    left = [f"{key}={values[key]}" for key in ("local_window", "ratio") if key in values and f"{key}=" not in name]
-    return f"{name} ({', '.join(left)})" if left else name
+    unsaid = [f"{key}={values[key]}" for key in ("local_window", "ratio") if key in values and f"{key}=" not in name]
+    return f"{name} ({', '.join(unsaid)})" if unsaid else name
+
+
+class _Layout(NamedTuple):
+    """Panels in a row: inches of the figure's width and of a panel's sides, and the labels of axes in lines."""
+
+    across: int
+    width: float
+    inner: float
+    margins: Margins
+    labels: Sequence[Sequence[str]]
 
 
 def pairwise_figure(
@@ -72,78 +101,126 @@ def pairwise_figure(
     metric: str,
     notes: Sequence[Note] = (),
     *,
-    look: Look | None = None,
+    options: FigureOptions | None = None,
 ) -> Figure:
-    """One panel for every pair, three in a row for up to nine, with counts on one colour scale.
+    """Return one panel for every pair, three in a row for up to nine, with counts on one colour scale.
 
     Raises KvatlasError for more than 28 panels.
     """
     from matplotlib.colors import PowerNorm
 
     check_panels(systems)
-    look = look or Look()
-    short = [look.named(name) for name in names_of(systems)]
-    names = [_whole_name(name, system) for name, system in zip(short, systems, strict=True)]
+    options = options or FigureOptions()
+    names = [_whole_name(options.named(name), system) for name, system in zip(names_of(systems), systems, strict=True)]
     counts = [_counts(pair) for _, _, pair in pairs]
-    most = max(int(own.max()) for own in counts)
-    problems = {len(pair.places) for _, _, pair in pairs}
-    label = look.named(style.label(metric))
-    title = f"{label}, problem by problem"
-    if len(pairs) == 1:
-        i, j, pair = pairs[0]
-        ahead = names[i] if pair.difference.value > 0 else names[j]
-        title = f"{label}: {ahead} is ahead by {_points(abs(pair.difference.value))} points"
-        title += "" if pair.difference.low <= 0 <= pair.difference.high else ", proven"
-    about = [f"{problems.pop():,} problems in each panel" if len(problems) == 1 else ""]
-    about.append("numbers: problems at these values")
-    about.append("±: half a 95 % interval over problems" if look.intervals is not False else "")
-    with look.applied():
-
-        def margins(across: int, width: float) -> tuple[Margins, list[list[str]]]:
-            """Return the margins of panels and the lines of each name, which depend on each other."""
-            lines = 1
-            while True:
-                side = lines * style.SMALL_TYPE * style.LINE + 0.04 + _TICKS
-                own = Margins(side + 0.02, 0.1, side + 0.08, 0, _TICKS + lines * style.SMALL_TYPE * style.LINE + 0.08)
-                inner = own.inner(width, across)
-                wrapping = [wrapped(name, max(inner, 0.3)) for name in names]
-                if lines >= max(map(len, wrapping)):
-                    return own, wrapping
-                lines += 1
-
-        def is_legible(across: int) -> bool:
-            inner = margins(across, look.widest)[0].inner(look.widest, across)
-            return inner >= 0.7 and fitting(inner / _BINS, [str(most)], style.SMALL_TYPE) >= style.LEAST_TYPE
-
-        across = style.across(len(pairs), 3 if len(pairs) <= 9 else 4, is_legible) or 1
-        width = look.width or min(max(across * (_WIDEST + 0.5), style.WIDTHS[1]), look.widest)
-        own, axis_labels = margins(across, width)
-        # One panel alone needs no whole page.
-        inner = min(own.inner(width, across), _HIGHEST)
-        own = own._replace(right=width - own.left - across * inner - (across - 1) * own.between)
-        heads = [_head(pair, names[i], names[j], inner, look) for i, j, pair in pairs]
-        own = own._replace(above=max(sum(line.high for line in lines) for lines in heads) + 0.1)
-        figure, panels = sheet(look, (width, inner), len(pairs), across, own, title=title, about=about, notes=notes)
-        norm, size = PowerNorm(0.5, 0, most), fitting(inner / _BINS, [str(most)], 7.0)
-        for panel, (i, j, _), own_counts, lines in zip(panels, pairs, counts, heads, strict=True):
-            panel.pcolormesh(
-                np.ma.masked_equal(own_counts, 0), cmap=style.colour_map(style.COUNTS), norm=norm, snap=True
-            )
-            for row, column in np.argwhere(own_counts > 0):
-                panel.text(
-                    column + 0.5, row + 0.5, f"{own_counts[row, column]:.0f}", fontsize=size,
-                    color=style.ON_COLOUR, ha="center", va="center", zorder=4,
-                )  # fmt: skip
-            panel.set(xticks=_PLACES, xticklabels=_VALUES, yticks=_PLACES, yticklabels=_VALUES)
-            ends = (0, _BINS)
-            panel.plot(ends, ends, linestyle=(0, (4, 3)), color=look.colours.soft, linewidth=0.7, alpha=0.7, zorder=3)
-            panel.set(xlim=ends, ylim=ends, facecolor="#ffffff")
-            panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
-            panel.set_xlabel("\n".join(axis_labels[i]), labelpad=2, fontsize=style.SMALL_TYPE)
-            panel.set_ylabel("\n".join(axis_labels[j]), labelpad=2, fontsize=style.SMALL_TYPE)
-            write_above(panel, lines)
-        settle(figure, look)
+    most = max(int(count.max()) for count in counts)
+    title = _title(pairs, names, options.named(axis_label(metric)))
+    with options.applied():
+        layout = _layout(len(pairs), names, most, options)
+        heads = [_head(pair, layout.inner, options) for _, _, pair in pairs]
+        figure, panels = sheet(
+            options,
+            (layout.width, layout.inner),
+            len(pairs),
+            layout.across,
+            layout.margins._replace(above=max(map(style.height_of, heads)) + 0.1),
+            title=title,
+            about=_about(pairs, options),
+            notes=notes,
+        )
+        norm = PowerNorm(0.5, 0, most)
+        size = font_size(layout.inner / _BINS, [str(most)], 7.0)
+        for panel, (x, y, _), count, head in zip(panels, pairs, counts, heads, strict=True):
+            _draw_counts(panel, count, norm, size)
+            _write_axes(panel, layout.labels[x], layout.labels[y], options)
+            write_above(panel, head)
+        settle(figure, options)
     return figure
+
+
+def _title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], label: str) -> str:
+    """Return the title: of a single pair the finding."""
+    if len(pairs) > 1:
+        return f"{label}, problem by problem"
+    x, y, pair = pairs[0]
+    difference = pair.difference
+    ahead = names[x] if difference.value > 0 else names[y]
+    title = f"{label}: {ahead} is ahead by {_points(abs(difference.value))} points"
+    if difference.low <= 0 <= difference.high:
+        return title
+    return f"{title}, proven"
+
+
+def _about(pairs: Sequence[tuple[int, int, Pair]], options: FigureOptions) -> list[str]:
+    about = []
+    problems = {len(pair.places) for _, _, pair in pairs}
+    if len(problems) == 1:
+        about.append(f"{problems.pop():,} problems in each panel")
+    about.append("numbers: problems at these values")
+    if options.intervals is not False:
+        about.append("±: half a 95 % interval over problems")
+    return about
+
+
+def _layout(count: int, names: Sequence[str], most: int, options: FigureOptions) -> _Layout:
+    """Return the layout of `count` panels whose largest number is `most`."""
+
+    def is_legible(across: int) -> bool:
+        margins, _ = _margins(names, across, options.widest)
+        inner = margins.inner(options.widest, across)
+        size = font_size(inner / _BINS, [str(most)], style.SMALL_TYPE)
+        return inner >= _PANEL_LEAST and size >= style.LEAST_TYPE
+
+    across = style.panels_in_row(count, 3 if count <= 9 else 4, is_legible) or 1
+    natural = max(across * (_PANEL_WIDTH + 0.5), style.WIDTHS[1])
+    width = options.width or min(natural, options.widest)
+    margins, labels = _margins(names, across, width)
+    # One panel alone needs no whole page.
+    inner = min(margins.inner(width, across), _PANEL_LIMIT)
+    right = width - margins.left - across * inner - (across - 1) * margins.between
+    return _Layout(across, width, inner, margins._replace(right=right), labels)
+
+
+def _margins(names: Sequence[str], across: int, width: float) -> tuple[Margins, list[list[str]]]:
+    """Return the margins of panels and the lines of each name, which depend on each other."""
+    line = style.SMALL_TYPE * style.LINE
+    lines = 1
+    while True:
+        side = lines * line + 0.04 + _TICKS
+        margins = Margins(side + 0.02, 0.1, side + 0.08, 0, _TICKS + lines * line + 0.08)
+        inner = margins.inner(width, across)
+        labels = [wrapped(name, max(inner, 0.3)) for name in names]
+        if lines >= max(map(len, labels)):
+            return margins, labels
+        lines += 1
+
+
+def _draw_counts(panel: Axes, counts: Floats, norm: Normalize, size: float) -> None:
+    """Draw the bins in their colours with the number of problems in each."""
+    panel.pcolormesh(np.ma.masked_equal(counts, 0), cmap=style.colour_map(style.COUNTS), norm=norm, snap=True)
+    for row, column in np.argwhere(counts > 0):
+        panel.text(
+            column + 0.5,
+            row + 0.5,
+            f"{counts[row, column]:.0f}",
+            fontsize=size,
+            color=style.ON_COLOUR,
+            ha="center",
+            va="center",
+            zorder=4,
+        )
+
+
+def _write_axes(panel: Axes, x_label: Sequence[str], y_label: Sequence[str], options: FigureOptions) -> None:
+    """Write the values and the labels of both axes, and the line of equal values."""
+    ends = (0, _BINS)
+    soft = options.colours.soft
+    panel.set(xticks=_PLACES, xticklabels=_VALUES, yticks=_PLACES, yticklabels=_VALUES)
+    panel.plot(ends, ends, linestyle=(0, (4, 3)), color=soft, linewidth=0.7, alpha=0.7, zorder=3)
+    panel.set(xlim=ends, ylim=ends, facecolor="#ffffff")
+    panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
+    panel.set_xlabel("\n".join(x_label), labelpad=2, fontsize=style.SMALL_TYPE)
+    panel.set_ylabel("\n".join(y_label), labelpad=2, fontsize=style.SMALL_TYPE)
 
 
 #: Edges of the bins between 0 and 1, and the middles of the bins of 0 and 1, with their texts.
@@ -152,25 +229,25 @@ _VALUES = ("0", *(f".{2 * n}" for n in range(1, _INNER)), "1")
 
 
 def _points(share: float) -> str:
-    """A difference of shares in points, whole from 10 on."""
-    return style.percent(share, 0 if abs(share) >= 0.0995 else 1)
+    """Return a difference of shares in points, whole from 10 on."""
+    return percent_text(share, 0 if abs(share) >= 0.0995 else 1)
 
 
-def _head(pair: Pair, x: str, y: str, inches: float, look: Look) -> list[Line]:
-    """The lines over a panel: the system ahead and its lead, and the shares of problems above and below the line."""
-    value = pair.difference
-    half = f" ± {_points((value.high - value.low) / 2)}" if look.intervals is not False else ""
-    ahead = f"{'x' if value.value > 0 else 'y'} ahead by {_points(abs(value.value))} points{half}"
-    shares = f"above the line {style.percent(pair.above, 0)} %, below {style.percent(pair.below, 0)} %"
-    lines = style.lines(ahead, inches, style.NAME_TYPE, look.colours.ink)
-    return lines + style.lines(shares, inches, style.SMALL_TYPE, look.colours.soft)
+def _head(pair: Pair, inches: float, options: FigureOptions) -> list[Line]:
+    """Return the lines over a panel: the system ahead and its lead, and the shares of problems beside the line."""
+    difference = pair.difference
+    ahead = f"{'x' if difference.value > 0 else 'y'} ahead by {_points(abs(difference.value))} points"
+    if options.intervals is not False:
+        ahead += f" ± {_points((difference.high - difference.low) / 2)}"
+    shares = f"above the line {percent_text(pair.above, 0)} %, below {percent_text(pair.below, 0)} %"
+    lines = style.text_lines(ahead, inches, style.NAME_TYPE, options.colours.ink)
+    return lines + style.text_lines(shares, inches, style.SMALL_TYPE, options.colours.soft)
 
 
 def pair_text(pair: Pair, first: str, second: str) -> str:
     """Return a comparison of two systems in a sentence."""
-    mean, low, high = (
-        style.signed(value, 3, "-") for value in (pair.difference.value, pair.difference.low, pair.difference.high)
-    )
+    difference = pair.difference
+    mean, low, high = (signed(value, 3, "-") for value in (difference.value, difference.low, difference.high))
     return (
         f"x: {first} vs y: {second}: x ahead on {100 * pair.below:.1f} %, equal on {100 * pair.on:.1f} %, y ahead on "
         f"{100 * pair.above:.1f} % of {len(pair.places)} problems; mean of x - y {mean} ({low} to {high})"
@@ -180,20 +257,30 @@ def pair_text(pair: Pair, first: str, second: str) -> str:
 def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str) -> list[Path]:
     """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
     means = [system.means() for system in systems]
-    about = {key: facts for system in reversed(systems) for key, facts in system.about.items()}
-    rows: list[list[Any]] = [["benchmark", "problem", "L", *(f"{metric}: {e.model} {e.setting}" for e in systems)]]
-    for key in dict.fromkeys(key for values in means for key in values):
-        values = ["" if key not in own else round(own[key], 6) for own in means]
-        rows.append([*key, about.get(key, {}).get("L", ""), *values])
-    return save(figure, path, data=style.rows_csv([list(map(guarded, row)) for row in rows]))
+    columns = [f"{metric}: {system.model} {system.setting}" for system in systems]
+    rows: list[list[Any]] = [["benchmark", "problem", "L", *columns]]
+    for key in dict.fromkeys(chain.from_iterable(means)):
+        values = [round(of_system[key], 6) if key in of_system else "" for of_system in means]
+        rows.append([*key, _facts(systems, key).get("L", ""), *values])
+    guarded_rows = [list(map(guarded, row)) for row in rows]
+    return save(figure, path, data=style.rows_csv(guarded_rows))
+
+
+def _facts(systems: Sequence[ModelSetting], key: tuple[str, str]) -> Mapping[str, Any]:
+    """Return what the first system that knows a problem knows about it."""
+    return next((system.about[key] for system in systems if key in system.about), {})
 
 
 def _counts(pair: Pair) -> Floats:
-    """[bins, bins] (rows: y) the number of problems in each pair of bins; a bin holds its upper edge."""
-    bins = [np.clip(np.ceil(values.round(9) * _INNER), 1, _INNER) for values in (pair.x, pair.y)]
-    for own, values in zip(bins, (pair.x, pair.y), strict=True):
-        own[values <= 1e-9] = 0
-        own[values >= 1 - 1e-9] = _BINS - 1
+    """Return [bins, bins] (rows: y) the number of problems in each pair of bins."""
     counts = np.zeros((_BINS, _BINS))
-    np.add.at(counts, (bins[1].astype(int), bins[0].astype(int)), 1)
+    np.add.at(counts, (_bins(pair.y), _bins(pair.x)), 1)
     return counts
+
+
+def _bins(values: Floats) -> NDArray[np.int64]:
+    """Return the bin of each value; a bin holds its upper edge."""
+    bins = np.clip(np.ceil(values.round(9) * _INNER), 1, _INNER)
+    bins[values <= 1e-9] = 0
+    bins[values >= 1 - 1e-9] = _BINS - 1
+    return bins.astype(int)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from kvatlas.columns import CELL_COLUMNS, Column
 from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
-from kvatlas.stats.pairs import Differences
-from kvatlas.text import guarded
+from kvatlas.stats.pairs import CellDifference, Differences
+from kvatlas.text import axis_label, guarded, interval_text, percent_text, signed
+
+K = TypeVar("K", bound=Hashable)
 
 #: The least distance of the ends of a scale that are the lowest and the highest cell.
 NARROWEST = 1.0
@@ -62,67 +66,80 @@ class Panel:
         Empty for other maps, for a budget in bytes, of which each value is such a line, and where bytes are unknown.
         """
         (vertical, rows), (horizontal, columns) = self.map.axes
-        words = [value for value in (*rows, *columns) if isinstance(value, str)]
-        if "kv_bits" not in (vertical, horizontal) or (words and "kv_budget" in (vertical, horizontal)):
+        names = (vertical, horizontal)
+        has_words = str in set(map(type, (*rows, *columns)))
+        if "kv_bits" not in names or ("kv_budget" in names and has_words):
             return []
-        sizes = [
-            [(self.map.cells[at].mean_kv_bytes if (at := (r, c)) in self.map.cells else None) or 0.0 for c in columns]
-            for r in rows
-        ]
-        return sizes if min(len(rows), len(columns)) > 1 and all(map(all, sizes)) else []
+        if min(len(rows), len(columns)) < 2 or len(self.map.cells) < len(rows) * len(columns):
+            return []
+        sizes = {coord: cell.mean_kv_bytes or 0.0 for coord, cell in self.map.cells.items()}
+        return _table(sizes, rows, columns) if all(sizes.values()) else []
+
+
+def _table(values: Mapping[CellCoord, float], rows: Sequence[Any], columns: Sequence[Any]) -> list[list[float]]:
+    """Return values by rows and columns."""
+    return [_row(values, row, columns) for row in rows]
+
+
+def _row(values: Mapping[CellCoord, float], row: Any, columns: Sequence[Any]) -> list[float]:
+    return [values[row, column] for column in columns]
 
 
 def finding(panels: Sequence[Panel]) -> str:
     """State the number of cells of which the claim is proven; the range of the cells if none was tested."""
-    first, claim = panels[0], panels[0].claim
+    claim = panels[0].claim
     if not claim or any(panel.claim != claim for panel in panels):
-        labels = dict.fromkeys(panel.label for panel in panels)
-        cells = sorted(cell for panel in panels for cell in panel.cells.values())
-        numbers = f" from {cells[0].text} to {cells[-1].text} {first.unit.removeprefix('in ')}" * (len(labels) == 1)
-        return f"{' and '.join(labels)}{numbers}"
-    count, proven = sum(len(panel.cells) for panel in panels), sum(len(panel.proven) for panel in panels)
+        return _range(panels)
+    count = sum(len(panel.cells) for panel in panels)
+    proven = sum(len(panel.proven) for panel in panels)
     if claim == WORSE and not proven:
         return "no cell is shown to be better than another"
-    if proven in (0, count):
-        return f"{f'all {count} cells are' if proven else 'no cell is'} {claim}"
+    if proven == 0:
+        return f"no cell is {claim}"
+    if proven == count:
+        return f"all {count} cells are {claim}"
     return f"{proven} of {count} cells {'is' if proven == 1 else 'are'} {claim}"
 
 
+def _range(panels: Sequence[Panel]) -> str:
+    """State what the panels show, and of one measure from which value to which."""
+    labels = dict.fromkeys(panel.label for panel in panels)
+    subject = " and ".join(labels)
+    if len(labels) > 1:
+        return subject
+    cells = sorted(chain.from_iterable(panel.cells.values() for panel in panels))
+    return f"{subject} from {cells[0].text} to {cells[-1].text} {panels[0].unit.removeprefix('in ')}"
+
+
 def framed(map_: Map) -> tuple[frozenset[CellCoord], str]:
-    """The cells in the frame, and what they have in common: the margin is kept; without a full cache, the plateau."""
+    """Return the cells in the frame, and what they have in common.
+
+    They keep the margin; without a full cache they are the plateau.
+    """
     if map_.keeps is not None and map_.margin is not None:
         return map_.keeps, f"proven to stay within {round(100 * map_.margin, 4):g} points of the full cache"
     return map_.plateau or frozenset(), "statistically tied with the best"
 
 
 def metric_panels(maps: Sequence[Map]) -> list[Panel]:
-    """Maps of a metric: percent with the 95 % interval, highest cells in bold, and a frame around proven ones."""
+    """Return maps of a metric: percent with 95 % intervals, the highest cells in bold, and proven ones framed."""
     panels = []
     for map_ in maps:
-        estimates = {coord: cell.estimate for coord, cell in map_.cells.items()}
-        best = max((estimate.value for estimate in estimates.values()), default=0.0)
-        cells = {
-            coord: CellText(100 * e.value, style.percent(e.value), style.interval(e), e.value > best - 1e-9)
-            for coord, e in estimates.items()
-        }
-        region, common = framed(map_)
-        claim, proven = "", frozenset[CellCoord]()
-        if map_.keeps is not None:
-            claim, proven = common, region
-        elif map_.plateau is not None:
-            claim, proven = WORSE, frozenset(cells) - region
-        if any(note.kind is NoteKind.VACUOUS for note in map_.remarks):
-            claim = ""
+        region, common_claim = framed(map_)
+        claim, proven = _claim(map_)
         # A frame around everything would say nothing: the title does.
-        outlined = frozenset[CellCoord]() if region >= set(cells) else region
-        widths = _widths(estimates.values())
+        outlined = frozenset[CellCoord]() if region >= set(map_.cells) else region
+        about = [BEST]
+        if outlined:
+            about.append(f"framed: {common_claim}")
+        widths = _widths(cell.estimate for cell in map_.cells.values())
         panels.append(
             Panel(
                 map_,
-                cells,
-                style.label(map_.metric),
+                _estimate_texts(map_),
+                axis_label(map_.metric),
                 "in %",
-                (BEST, *[f"framed: {common}"] * bool(outlined)),
+                tuple(about),
                 least=max(NARROWEST, fmean(widths or [0])),
                 claim=claim,
                 proven=proven,
@@ -135,9 +152,40 @@ def metric_panels(maps: Sequence[Map]) -> list[Panel]:
     return panels
 
 
+def _estimate_texts(map_: Map) -> dict[CellCoord, CellText]:
+    """Return the cells of a map in percent with their intervals, the highest in bold."""
+    best = max((cell.estimate.value for cell in map_.cells.values()), default=0.0)
+    texts = {}
+    for coord, cell in map_.cells.items():
+        estimate = cell.estimate
+        is_best = estimate.value > best - 1e-9
+        texts[coord] = CellText(100 * estimate.value, percent_text(estimate.value), interval_text(estimate), is_best)
+    return texts
+
+
+def _claim(map_: Map) -> tuple[str, frozenset[CellCoord]]:
+    """Return what was tested of each cell, and the cells of which it is proven; no claim if traces cannot show any."""
+    region, common_claim = framed(map_)
+    claim = ""
+    proven = frozenset[CellCoord]()
+    if map_.keeps is not None:
+        claim = common_claim
+        proven = region
+    elif map_.plateau is not None:
+        claim = WORSE
+        proven = frozenset(map_.cells) - region
+    if any(note.kind is NoteKind.VACUOUS for note in map_.remarks):
+        claim = ""
+    return claim, proven
+
+
 def _widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
-    """The widths of intervals in points: a scale narrower than their mean would show noise."""
-    return [100 * (e.high - e.low) for e in estimates if e.low is not None and e.high is not None]
+    """Return the widths of intervals in points: a scale narrower than their mean would show noise."""
+    return [
+        100 * (estimate.high - estimate.low)
+        for estimate in estimates
+        if estimate.low is not None and estimate.high is not None
+    ]
 
 
 class Unit(NamedTuple):
@@ -148,85 +196,104 @@ class Unit(NamedTuple):
     digits: int = 0
 
     def text(self, value: float) -> str:
-        """A cost in its own unit as it is printed in this one."""
+        """Return a cost in its own unit as it is printed in this one."""
         return f"{value / self.size:,.{self.digits}f}"
 
 
 _TIMES = (Unit("ms", 0.001), Unit("s"), Unit("h", 3600))
 _BYTES = (Unit("bytes"), Unit("KiB", 2**10), Unit("MiB", 2**20), Unit("GiB", 2**30))
+#: The units in which figures print costs of a column's unit; others have one unit, under its name.
+_UNITS = {"seconds": _TIMES, "traces": (Unit("number"),)}
 
 
 class Cost(NamedTuple):
-    """A cost that a map's cells carry: its label, the field of the cell, its units, and a factor for the first."""
+    """A cost that a map's cells carry: its label, its column, its units, and a factor for the first of them."""
 
     label: str
-    field: str
+    column: Column
     units: tuple[Unit, ...] = (Unit("tokens"),)
     factor: float = 1.0
 
     def of(self, cell: Cell) -> float | None:
-        """The cost of a cell, None if it is not known."""
+        """Return the cost of a cell, None if it is not known."""
         if self.units is _BYTES and cell.mean_kv_bytes is not None:
             return cell.mean_kv_bytes
-        value = getattr(cell, self.field)
+        value = self.column.read(cell)
         return None if value is None else self.factor * value
 
+    def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
+        """Return the costs of the cells of which they are known."""
+        costs = {key: self.of(cell) for key, cell in cells.items()}
+        return {key: value for key, value in costs.items() if value is not None}
+
     def unit(self, values: Iterable[float]) -> Unit:
-        """The unit in which the largest of the values has at most three digits before the point, with three in all."""
+        """Return the unit in which the largest of the values has at most three digits before the point.
+
+        It has three digits in all, where a cost has several units.
+        """
         largest = max(values, default=0.0)
         unit = next((unit for unit in self.units if largest < 1000 * unit.size), self.units[-1])
-        whole = len(self.units) == 1 or largest <= 0
-        return unit if whole else unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
+        if len(self.units) == 1 or largest <= 0:
+            return unit
+        return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
 
 
-#: Costs by the names under which `--metric` knows them.
-COSTS: Mapping[str, Cost] = {
-    "mean_kv_tokens": Cost("mean KV cache", "mean_kv_tokens"),
-    "peak_kv_tokens": Cost("peak KV cache", "peak_kv_tokens"),
-    "seconds": Cost("time per answer", "seconds_mean", _TIMES),
-    "output_tokens": Cost("answer length", "output_tokens_mean"),
-    "truncated": Cost("truncated answers", "truncated", (Unit("number"),)),
-}
 #: KV memory of cells without known bytes is the tokens' cost times the model's bytes per token.
 KV_MEMORY = "kv_memory"
 
 
+def is_cost(name: str | None) -> bool:
+    """Return whether `--metric` knows a cost under this name."""
+    return name == KV_MEMORY or name in _cost_columns()
+
+
+def _cost_columns() -> dict[str, Column]:
+    return {column.frame: column for column in CELL_COLUMNS if column.title}
+
+
 def cost_of(name: str, model: str) -> Cost:
-    """The cost of that name; raises KvatlasError without one."""
-    if name in COSTS:
-        return COSTS[name]
+    """Return the cost that `--metric` knows under a name; raises KvatlasError without one."""
+    columns = _cost_columns()
+    if name in columns:
+        column = columns[name]
+        return Cost(column.title, column, _UNITS.get(column.unit, (Unit(column.unit),)))
     if name != KV_MEMORY:
-        raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join((*COSTS, KV_MEMORY))}.")
+        raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join((*columns, KV_MEMORY))}.")
     from kvatlas import models
 
-    return Cost("mean KV memory", "mean_kv_tokens", _BYTES, models.find(model).kv_bytes_per_token)
+    return Cost("mean KV memory", columns["mean_kv_tokens"], _BYTES, models.find(model).kv_bytes_per_token)
 
 
 def _known_costs(map_: Map, name: str) -> tuple[Cost, dict[CellCoord, float]]:
-    """A cost and its values in the cells of a map that know it; raises KvatlasError if no cell does."""
+    """Return a cost and its values in the cells of a map that know it; raises KvatlasError if no cell does."""
     cost = cost_of(name, map_.model)
-    known = {coord: value for coord, cell in map_.cells.items() if (value := cost.of(cell)) is not None}
-    if not known:
+    values = cost.known(map_.cells)
+    if not values:
         raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")
-    return cost, known
+    return cost, values
 
 
 def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
-    """Maps of a cost of `COSTS` or of `KV_MEMORY`, all in one unit; raises KvatlasError if the maps do not carry it."""
+    """Return maps of a cost (see `cost_of`), all in one unit; raises KvatlasError if the maps do not carry it."""
     costs = [_known_costs(map_, name) for map_ in maps]
+    every_value = list(chain.from_iterable(values.values() for _, values in costs))
     panels = []
-    for map_, (cost, known) in zip(maps, costs, strict=True):
-        unit = cost.unit(value for _, values in costs for value in values.values())
-        cells = {coord: CellText(value / unit.size, unit.text(value)) for coord, value in known.items()}
-        of_baselines = {text: value for text, cell in map_.baselines.items() if (value := cost.of(cell)) is not None}
-        baselines = tuple((f"{text} {unit.text(value)}", "") for text, value in of_baselines.items())
-        least = 0.02 * max(known.values()) / unit.size or 1.0
+    for map_, (cost, values) in zip(maps, costs, strict=True):
+        unit = cost.unit(every_value)
+        baselines = cost.known(map_.baselines)
         panels.append(
             Panel(
-                map_, cells, cost.label, f"in {unit.name}", colours=style.COSTS, least=least, digits=unit.digits,
-                baselines=baselines, notes=map_.remarks,
+                map_,
+                {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
+                cost.label,
+                f"in {unit.name}",
+                colours=style.COSTS,
+                least=0.02 * max(values.values()) / unit.size or 1.0,
+                digits=unit.digits,
+                baselines=tuple((f"{text} {unit.text(value)}", "") for text, value in baselines.items()),
+                notes=map_.remarks,
             )
-        )  # fmt: skip
+        )
     return panels
 
 
@@ -243,7 +310,7 @@ class Compared:
     differences: Differences
 
     def cells(self, map_: Map) -> dict[CellCoord, Cell]:
-        """The other side of the cells of a map; raises KvatlasError without one."""
+        """Return the other side of the cells of a map; raises KvatlasError without one."""
         other = self.others[map_.name].cells
         shared = {coord: cell for coord, cell in other.items() if coord in map_.cells}
         if not shared:
@@ -252,46 +319,56 @@ class Compared:
 
 
 def difference_panels(compared: Compared) -> list[Panel]:
-    """Maps of cell minus the other side, in points; without intervals where the differences are not paired.
+    """Return maps of cell minus the other side, in points; without intervals where the differences are not paired.
 
     Each interval speaks of its own cell; marks allow for all cells of a map (Holm). Raises KvatlasError if a map has
     nothing to be compared with.
     """
     panels = []
     for map_ in compared.maps:
-        paired, cells = compared.differences.get(map_.name, {}), {}
-        for coord, other in compared.cells(map_).items():
-            contrast = paired.get(coord)
-            value = 100 * (contrast.value if contrast else map_.cells[coord].estimate.value - other.estimate.value)
-            limits = [style.signed(100 * limit, 0) for limit in (contrast.low, contrast.high)] if contrast else []
-            is_proven = contrast is not None and contrast.p_holm <= LEVEL
-            cells[coord] = CellText(value, style.signed(value), " to ".join(limits), is_proven)
+        paired = compared.differences.get(map_.name, {})
+        cells = {
+            coord: _difference_text(map_.cells[coord], other, paired.get(coord))
+            for coord, other in compared.cells(map_).items()
+        }
+        about: tuple[str, ...] = ("not paired",)
+        if paired:
+            about = ("paired by problem", "bold: a difference is proven, allowing for all cells of the map")
         widths = _widths(paired.values())
-        base = {name: cell for name, cell in map_.baselines.items() if name == compared.name}
         panels.append(
             Panel(
                 map_,
                 cells,
-                f"{style.label(map_.metric)} minus {compared.name}",
+                f"{axis_label(map_.metric)} minus {compared.name}",
                 "in points",
-                ("paired by problem", "bold: a difference is proven, allowing for all cells of the map")
-                if paired
-                else ("not paired",),
+                about,
                 style.DIFFERENCES,
                 centred=True,
                 least=max(NARROWEST, fmean(widths or [0])) / 2,
                 claim=f"proven to differ from {compared.name}" if paired else "",
                 proven=frozenset(coord for coord, cell in cells.items() if cell.bold),
                 half_interval=median(widths) / 2 if widths else None,
-                baselines=style.baseline_texts(base),
+                baselines=style.baseline_texts(
+                    {name: cell for name, cell in map_.baselines.items() if name == compared.name}
+                ),
                 notes=map_.remarks,
             )
         )
     return panels
 
 
+def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None) -> CellText:
+    """Return the difference of two cells; with its limits, and bold if it is proven, where it is paired."""
+    if contrast is None:
+        value = 100 * (cell.estimate.value - other.estimate.value)
+        return CellText(value, signed(value))
+    value = 100 * contrast.value
+    limits = f"{signed(100 * contrast.low, 0)} to {signed(100 * contrast.high, 0)}"
+    return CellText(value, signed(value), limits, contrast.p_holm <= LEVEL)
+
+
 def data_csv(panels: Sequence[Panel]) -> str:
-    """The numbers of the panels, one row per cell: what is printed, and whether the cell is outlined."""
+    """Return the numbers of the panels, one row per cell: what is printed, and if the cell is outlined."""
     axes = [name for name, _ in panels[0].map.axes]
     rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", "value", "text", "small", "outlined"]]
     for panel in panels:

@@ -1,4 +1,4 @@
-"""Parts that all figures share: names and numbers as text, colours, options, the sheet of panels, and files."""
+"""Parts that all figures share: colours, options, the sheet of panels, and files."""
 
 from __future__ import annotations
 
@@ -10,95 +10,40 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from decimal import ROUND_HALF_UP, Decimal
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
-from kvatlas.text import visible
+from kvatlas.core import Cell, KvatlasError, Map, Note, NoteKind
+from kvatlas.text import interval_text, percent_text, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-LABELS: Mapping[str, str] = {
-    "local_window": "Local Window Size",
-    "ratio": "Ratio",
-    "kv_budget": "KV Budget",
-    "kv_bits": "Bits",
-    "key_bits": "Key Bits",
-    "value_bits": "Value Bits",
-    "budget_over": "Budget Over",
-    "every": "Compression Every (Tokens)",
-    "pass@1": "Pass@1",
-    "progress": "Progress Ratio",
-    "policy": "Policy",
-}
-
-
-def label(name: str) -> str:
-    """A parameter or metric as it stands on an axis: `local_window` is `Local Window Size`.
-
-    A metric that was graded again is `Pass@1 by GRADER`.
-    """
-    graded, _, grader = name.partition(":")
-    if grader and graded == "graded":
-        return f"Pass@1 by {grader}"
-    return LABELS.get(name, name.replace("_", " ").title())
-
-
-def model(name: str) -> str:
-    """A model as titles show it: `embedded:tiny-llama` is `tiny-llama`, `hf:/models/R1-Llama` is `R1-Llama`."""
-    kind, _, rest = name.partition(":")
-    return rest.rstrip("/").rpartition("/")[2] if kind in ("embedded", "hf") and rest else name
-
-
-def fixed(value: float, digits: int = 1) -> str:
-    """A number with so many decimals; halves go away from 0, as on the page: 51.25 is `51.3`, -0.04 is `0.0`."""
-    # To four decimals first, as exports and JSON are: 0.2875 is 28.8 everywhere, whatever its last binary digit.
-    rounded = Decimal(round(value, 4)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
-    return f"{rounded or abs(rounded):f}"
-
-
-def percent(value: float, digits: int = 1) -> str:
-    """A share in [0, 1] as a percentage without the sign: 0.4933 is `49.3`."""
-    return fixed(100 * value, digits)
-
-
-def signed(value: float, digits: int = 1, minus: str = "−") -> str:
-    """A number with its sign: 3.2 is `+3.2`, -3.2 is `−3.2` (a true minus, for text the hyphen), 0 is `0.0`."""
-    text = fixed(value, digits)
-    return text.replace("-", minus) if float(text) <= 0 else f"+{text}"
-
-
-def difference(share: float) -> str:
-    """A difference of shares in points, as text: 0.032 is `+3.2`."""
-    return signed(100 * share, minus="-")
-
-
-def interval(estimate: Estimate) -> str:
-    """The interval as `32.6–65.4` in percent, empty where it is unknown."""
-    if estimate.low is None or estimate.high is None:
-        return ""
-    return f"{percent(estimate.low)}–{percent(estimate.high)}"
-
 
 def baseline_texts(cells: Mapping[str, Cell]) -> tuple[tuple[str, str], ...]:
-    """The baselines as texts, each with its interval: (`full 97.0`, `94.1–98.6`)."""
-    return tuple((f"{name} {percent(cell.estimate.value)}", interval(cell.estimate)) for name, cell in cells.items())
+    """Return the baselines as texts, each with its interval: (`full 97.0`, `94.1–98.6`)."""
+    return tuple(
+        (f"{name} {percent_text(cell.estimate.value)}", interval_text(cell.estimate)) for name, cell in cells.items()
+    )
 
 
 def sentence(text: str) -> str:
-    """A text with a capital letter and a full stop; the name of a parameter stays as it is."""
-    first = text[:1] if "=" in text.partition(" ")[0] else text[:1].upper()
-    return f"{first}{text[1:]}{'' if text.endswith('.') else '.'}"
+    """Return a text with a capital letter and a full stop; the name of a parameter stays as it is."""
+    first_word = text.partition(" ")[0]
+    if "=" not in first_word:
+        text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else f"{text}."
 
 
-#: Colour maps of ColorBrewer (Brewer 2003) by the names of matplotlib: values, costs, counts, differences (low is red).
-#: All are perceptually ordered and safe for the colour-blind.
-VALUES, COSTS, COUNTS, DIFFERENCES = "YlGnBu", "YlOrBr", "Blues", "RdBu"
+#: Colour maps of ColorBrewer (Brewer 2003) by the names of matplotlib: perceptually ordered, safe for the colour-blind.
+VALUES = "YlGnBu"
+COSTS = "YlOrBr"
+COUNTS = "Blues"
+#: Low is red.
+DIFFERENCES = "RdBu"
 #: The pale part of each, on which black type has a contrast of 4.5 or more.
 _PALE = {VALUES: (0.0, 0.62), COSTS: (0.0, 0.62), COUNTS: (0.05, 0.68), DIFFERENCES: (0.22, 0.78)}
 #: The colour of text on any of them.
@@ -133,12 +78,13 @@ DARK = Palette(
 )  # fmt: skip
 
 
-def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
-    """From the smallest to the largest value, `least` apart at least; as far below 0 as above it if `centred`.
+def scale_limits(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
+    """Return the smallest and the largest value, `least` apart at least; as far below 0 as above it if `centred`.
 
     A scale that is widened stays within 0 to 100 where the values do: there are no percentages beyond.
     """
-    low, high = min(values, default=0.0), max(values, default=100.0)
+    low = min(values, default=0.0)
+    high = max(values, default=100.0)
     if centred:
         reach = max(abs(low), abs(high), least)
         return -reach, reach
@@ -151,8 +97,8 @@ def span(values: Sequence[float], centred: bool = False, least: float = 1.0) -> 
 
 
 @cache
-def steps(colours: str) -> list[str]:
-    """The nine colours, as `#rrggbb`, between which a scale mixes."""
+def colour_steps(colours: str) -> list[str]:
+    """Return the nine colours, as `#rrggbb`, between which a scale mixes."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -162,22 +108,28 @@ def steps(colours: str) -> list[str]:
 
 @cache
 def colour_map(colours: str) -> LinearSegmentedColormap:
-    """The scale of these colours for matplotlib."""
+    """Return the scale of these colours for matplotlib."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list(colours, steps(colours))
+    return LinearSegmentedColormap.from_list(colours, colour_steps(colours))
 
 
 #: The font that comes with matplotlib, and what stands in for it.
 FONTS = ["DejaVu Sans", "sans-serif"]
 #: Inches of one and of two columns of a paper.
 WIDTHS = {1: 3.35, 2: 7.0}
-#: Points of a figure's title, of a panel's name, and of other text.
-TITLE_TYPE, NAME_TYPE, SMALL_TYPE = 9.0, 7.5, 6.5
+#: Points of a figure's title.
+TITLE_TYPE = 9.0
+#: Points of a panel's name.
+NAME_TYPE = 7.5
+#: Points of other text.
+SMALL_TYPE = 6.5
 #: Points: no text of a figure is smaller on paper.
 LEAST_TYPE = 5.0
-#: Inches of the border around a figure, and of a line of text for each point of its type.
-EDGE, LINE = 0.07, 1.35 / 72
+#: Inches of the border around a figure.
+EDGE = 0.07
+#: Inches of a line of text for each point of its type.
+LINE = 1.35 / 72
 
 
 class Line(NamedTuple):
@@ -190,12 +142,17 @@ class Line(NamedTuple):
 
     @property
     def high(self) -> float:
-        """Its height in inches."""
+        """The height of the line in inches."""
         return self.size * LINE
 
 
+def height_of(lines: Iterable[Line]) -> float:
+    """Return the height of lines of text in inches."""
+    return sum(line.high for line in lines)
+
+
 @dataclass(frozen=True)
-class Look:
+class FigureOptions:
     """The options of all figures.
 
     `columns` are those of a paper that the figure fills, None for a figure as wide as it needs. `labels` are texts by
@@ -230,16 +187,17 @@ class Look:
         return self.width or WIDTHS[2]
 
     def named(self, name: str) -> str:
-        """The text for this name in the figure."""
+        """Return the text for this name in the figure."""
         self._names[name] = None
         return self.labels.get(name, name)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Figures that are drawn and written inside look like this."""
+        """Set up matplotlib for figures that are drawn and written inside."""
         import matplotlib as mpl
 
-        ground, ink, *_ = self.colours
+        ground = self.colours.ground
+        ink = self.colours.ink
         settings: Any = {
             "font.family": FONTS,
             "font.size": 8.0,
@@ -258,13 +216,13 @@ class Look:
 
 
 def text_width(text: str, size: float = SMALL_TYPE, bold: bool = False) -> float:
-    """Inches of a text."""
+    """Return the inches of a text."""
     return size * _unit_width(visible(text), bold)
 
 
 @lru_cache(100_000)
 def _unit_width(text: str, bold: bool) -> float:
-    """Inches of a text in type of one point."""
+    """Return the inches of a text in type of one point."""
     renderer, fonts = _renderer()
     # A fiftieth more, since small type is wider than its share of large type.
     return 1.02 * float(renderer.get_text_width_height_descent(text, fonts[bold], False)[0]) / 7200
@@ -272,7 +230,7 @@ def _unit_width(text: str, bold: bool) -> float:
 
 @cache
 def _renderer() -> tuple[Any, list[Any]]:
-    """The renderer that measures texts, and the normal and the bold font at 100 points."""
+    """Return the renderer that measures texts, and the normal and the bold font at 100 points."""
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
 
@@ -281,7 +239,10 @@ def _renderer() -> tuple[Any, list[Any]]:
 
 
 def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = False) -> list[str]:
-    """The lines into which a text breaks within a width; a number stays with its ` %`, too long words are broken."""
+    """Return the lines into which a text breaks within a width.
+
+    A number stays with its ` %`; words that are wider than a line are broken.
+    """
     lines = [""]
     for word in text.replace(" %", "\u00a0%").split(" "):
         line = f"{lines[-1]} {word}" if lines[-1] else word
@@ -290,30 +251,46 @@ def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = Fal
             continue
         if lines[-1]:
             lines.append("")
-        # After a mark if possible, else anywhere.
-        for part in [word] if text_width(word, size, bold) <= inches else re.split(r"(?<=[-_/,=(])", word):
-            for piece in [part] if text_width(part, size, bold) <= inches else part:
-                if lines[-1] and text_width(lines[-1] + piece, size, bold) > inches:
-                    lines.append("")
-                lines[-1] += piece
+        for piece in _pieces(word, inches, size, bold):
+            if lines[-1] and text_width(lines[-1] + piece, size, bold) > inches:
+                lines.append("")
+            lines[-1] += piece
     return [line.replace("\u00a0", " ") for line in lines if line]
 
 
-def lines(text: str, inches: float, size: float, colour: str, weight: str = "normal") -> list[Line]:
-    """The lines into which a text breaks within a width."""
-    return [Line(part, size, colour, weight) for part in wrapped(text, inches, size, weight == "bold")]
+def _pieces(word: str, inches: float, size: float, bold: bool) -> Iterator[str]:
+    """Yield the pieces of a word that fit into a width: after a mark if possible, else single characters."""
+    if text_width(word, size, bold) <= inches:
+        yield word
+        return
+    for piece in re.split(r"(?<=[-_/,=(])", word):
+        if text_width(piece, size, bold) <= inches:
+            yield piece
+        else:
+            yield from piece
 
 
-def fitting(inches: float, texts: Iterable[str], largest: float, bold: bool = False) -> float:
-    """Points, `largest` at most, at which each of the texts fits into a width."""
+def text_lines(text: str, inches: float, size: float, colour: str, weight: str = "normal") -> list[Line]:
+    """Return the lines into which a text breaks within a width."""
+    return [Line(line, size, colour, weight) for line in wrapped(text, inches, size, weight == "bold")]
+
+
+def font_size(inches: float, texts: Iterable[str], largest: float, bold: bool = False) -> float:
+    """Return the points, `largest` at most, at which each of the texts fits into a width."""
     longest = max((text_width(text, 1, bold) for text in texts), default=0)
     return min(largest, (inches - 2 / 72) / longest) if longest else largest
 
 
-def across(count: int, most: int, fits: Callable[[int], bool] = lambda number: True) -> int:
-    """The number of panels in a row: the largest up to `most` that `fits`, in rows of like length; 0 if none fits."""
-    fitting = next((number for number in range(min(most, count), 0, -1) if fits(number)), 0)
-    return math.ceil(count / math.ceil(count / fitting)) if fitting else 0
+def panels_in_row(count: int, most: int, fits: Callable[[int], bool] = lambda panels: True) -> int:
+    """Return the number of panels in a row: the largest up to `most` that `fits`, in rows of like length.
+
+    0 if none fits.
+    """
+    for panels in range(min(most, count), 0, -1):
+        if fits(panels):
+            rows = math.ceil(count / panels)
+            return math.ceil(count / rows)
+    return 0
 
 
 class Margins(NamedTuple):
@@ -326,12 +303,33 @@ class Margins(NamedTuple):
     below: float
 
     def inner(self, width: float, across: int) -> float:
-        """The width of a panel in a row of a figure."""
+        """Return the width of a panel in a row of a figure."""
         return (width - self.left - self.right - (across - 1) * self.between) / across
 
 
+class _Texts(NamedTuple):
+    """Lines of text above all panels and below them."""
+
+    head: list[Line]
+    foot: list[Line]
+
+    @property
+    def above(self) -> float:
+        """Inches from the upper edge of the figure to the panels."""
+        return EDGE + height_of(self.head) + (_TEXT_GAP if self.head else 0)
+
+    @property
+    def below(self) -> float:
+        """Inches from the panels to the lower edge of the figure."""
+        return EDGE + height_of(self.foot) + (_TEXT_GAP if self.foot else 0)
+
+
+#: Inches between the texts of a figure and its panels.
+_TEXT_GAP = 0.05
+
+
 def sheet(
-    look: Look,
+    options: FigureOptions,
     size: tuple[float, float],
     count: int,
     across: int,
@@ -341,37 +339,66 @@ def sheet(
     about: Iterable[str] = (),
     notes: Iterable[Note] = (),
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of panels, `across` in a row, under its title and a line about it, and above its notes.
+    """Return a figure of panels, `across` in a row, under its title and a line about it, and above its notes.
 
     `size` is the width of the figure and the height of a panel, in inches.
     """
     from matplotlib.figure import Figure
 
-    (width, high), colours = size, look.colours
-    about = "; ".join(filter(None, dict.fromkeys(about)))
-    about = about[:1].upper() + about[1:]
-    kept = [note for note in dict.fromkeys(notes) if look.intervals is not False or note.kind is not NoteKind.INTERVAL]
+    width, panel_height = size
     room = width - 2 * EDGE
-    urgent, calm = ([note.text for note in kept if note.is_warning == warns] for warns in (True, False))
-    head = lines(title, room, TITLE_TYPE, colours.ink, "bold") + lines(about, room, SMALL_TYPE, colours.soft)
-    foot = [line for text in urgent for line in lines(text, room, SMALL_TYPE, colours.warning, "bold")]
-    foot += lines(" ".join(map(sentence, calm)), room, SMALL_TYPE, colours.soft)
-    top, bottom = (EDGE + sum(line.high for line in part) + 0.05 * bool(part) for part in (head, foot))
-    down = margins.above + high + margins.below
-    height = top + math.ceil(count / across) * down + bottom
+    texts = _Texts(_head(title, about, room, options), _foot(notes, room, options))
+    row_height = margins.above + panel_height + margins.below
+    height = texts.above + math.ceil(count / across) * row_height + texts.below
     figure = Figure((width, height))
-    for part, y in ((head, height - EDGE), (foot, EDGE + sum(line.high for line in foot))):
-        for line in part:
-            y -= line.high
-            place = (EDGE / width, (y + 0.3 * line.size / 72) / height)
-            figure.text(*place, line.text, fontsize=line.size, color=line.colour, fontweight=line.weight)
+    _write_lines(figure, texts.head, height - EDGE)
+    _write_lines(figure, texts.foot, EDGE + height_of(texts.foot))
     inner = margins.inner(width, across)
     panels = []
-    for number in range(count):
-        row, column = divmod(number, across)
-        x, y = margins.left + column * (inner + margins.between), height - top - row * down - margins.above - high
-        panels.append(figure.add_axes((x / width, y / height, inner / width, high / height)))
+    for index in range(count):
+        row, column = divmod(index, across)
+        x = margins.left + column * (inner + margins.between)
+        y = height - texts.above - row * row_height - margins.above - panel_height
+        panels.append(figure.add_axes((x / width, y / height, inner / width, panel_height / height)))
     return figure, panels
+
+
+def _head(title: str, about: Iterable[str], room: float, options: FigureOptions) -> list[Line]:
+    """Return the lines over all panels: the title, and the clauses about it as one sentence."""
+    clauses = "; ".join(filter(None, dict.fromkeys(about)))
+    clauses = clauses[:1].upper() + clauses[1:]
+    title_lines = text_lines(title, room, TITLE_TYPE, options.colours.ink, "bold")
+    return title_lines + text_lines(clauses, room, SMALL_TYPE, options.colours.soft)
+
+
+def _foot(notes: Iterable[Note], room: float, options: FigureOptions) -> list[Line]:
+    """Return the lines under all panels: a paragraph for each warning, and one of all other notes."""
+    lines: list[Line] = []
+    others: list[str] = []
+    for note in dict.fromkeys(notes):
+        if options.intervals is False and note.kind is NoteKind.INTERVAL:
+            continue
+        if note.is_warning:
+            lines += text_lines(note.text, room, SMALL_TYPE, options.colours.warning, "bold")
+        else:
+            others.append(sentence(note.text))
+    return lines + text_lines(" ".join(others), room, SMALL_TYPE, options.colours.soft)
+
+
+def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:
+    """Write lines at the left edge of a figure, the first one below `top` inches."""
+    width, height = figure.get_size_inches()
+    for line in lines:
+        top -= line.high
+        baseline = top + 0.3 * line.size / 72
+        figure.text(
+            EDGE / width,
+            baseline / height,
+            line.text,
+            fontsize=line.size,
+            color=line.colour,
+            fontweight=line.weight,
+        )
 
 
 def write_above(panel: Axes, lines: Sequence[Line]) -> None:
@@ -385,24 +412,24 @@ def write_above(panel: Axes, lines: Sequence[Line]) -> None:
         y += 72 * line.high
 
 
-def line_axes(panel: Axes, look: Look, grid: str = "both") -> None:
-    """Thin ticks, a pale grid and open sides for a panel of lines."""
+def line_axes(panel: Axes, options: FigureOptions, grid: str = "both") -> None:
+    """Give a panel of lines thin ticks, a pale grid and open sides."""
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=SMALL_TYPE)
-    panel.grid(axis=grid, color=look.colours.soft, alpha=0.3, linewidth=0.5)  # type: ignore[arg-type]
+    panel.grid(axis=grid, color=options.colours.soft, alpha=0.3, linewidth=0.5)  # type: ignore[arg-type]
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def settle(figure: Figure, look: Look) -> None:
+def settle(figure: Figure, options: FigureOptions) -> None:
     """Make all texts of a figure visible, so that none steers what shows it.
 
     Raises KvatlasError if a label is for a name that the figure does not show.
     """
     from matplotlib.text import Text
 
-    for name in look.labels:
-        if name not in look._names:
-            raise KvatlasError(f"The figure does not show the name {name!r}; it shows: {', '.join(look._names)}.")
+    for name in options.labels:
+        if name not in options._names:
+            raise KvatlasError(f"The figure does not show the name {name!r}; it shows: {', '.join(options._names)}.")
     for text in figure.findobj(Text):
         text.set_text(visible(text.get_text()))
 
@@ -431,30 +458,30 @@ def save(figure: Figure, path: Path, maps: Sequence[Map] = (), *, data: str | No
 
     check_figure(path)
     content = rendered(figure, path.suffix.lower())
-    with replacing(path) as part:
-        part.write_bytes(content)
-    if data is None and len({(map_.metric, *(name for name, _ in map_.axes)) for map_ in maps}) == 1:
+    with replacing(path) as partial_file:
+        partial_file.write_bytes(content)
+    if data is None and len({(map_.metric, map_.axes[0][0], map_.axes[1][0]) for map_ in maps}) == 1:
         data = csv_text(maps)
     if data is None:
         return [path]
-    beside = path.with_suffix(".data.csv")
-    with replacing(beside) as part:
-        part.write_text(data, "utf-8", newline="")
-    return [path, beside]
+    data_path = path.with_suffix(".data.csv")
+    with replacing(data_path) as partial_file:
+        partial_file.write_text(data, "utf-8", newline="")
+    return [path, data_path]
 
 
 def rows_csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows, the header first, as the text of a CSV file."""
+    """Return rows, the header first, as the text of a CSV file."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()
 
 
 def rendered(figure: Figure, suffix: str, dots: int = 300) -> bytes:
-    """A figure's bytes as `.png` (with so many dots per inch), `.svg` or `.pdf`."""
+    """Return a figure's bytes as `.png` (with so many dots per inch), `.svg` or `.pdf`."""
     dates = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[suffix]
     dots = min(dots, int((_PIXELS / (figure.get_figwidth() * figure.get_figheight())) ** 0.5))
     file = io.BytesIO()
-    with Look().applied():
+    with FigureOptions().applied():
         figure.savefig(file, format=suffix[1:], dpi=dots, metadata=dates, facecolor=figure.get_facecolor())
     return file.getvalue()

@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,22 +44,21 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     where = f"The log {str(log)!r}"
     read = _read(log)
     samples = read.samples or []
-    configs = (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump())
-    sampling = {name: config[name] for config in configs for name in _SAMPLING if config.get(name) is not None}
-    if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
-        raise KvatlasError(f"{where} was sampled with {sampling}; expected finite numbers.")
+    sampling = _sampling(read, where)
     ours = _benchmark(read, where)
     about: dict[str, dict[str, Any]]
     problems: dict[str, Problem] = {}
     if ours is None:
         about = {str(sample.id): {} for sample in samples}
         task = read.eval.task
-        name, identity = task.rpartition("/")[2], [task, read.eval.task_version, read.eval.task_args]
+        name = task.rpartition("/")[2]
+        identity = [task, read.eval.task_version, read.eval.task_args]
         grade = _scored(read, where, scorer)
     else:
         problems = _problems(samples, ours, where)
         about = {id_: dict(problem.about) for id_, problem in problems.items()}
-        name, identity = ours.name, [ours.name, ours.version]
+        name = ours.name
+        identity = [ours.name, ours.version]
 
         def grade(sample: EvalSample) -> Grade | None:
             read = reading.read_text(_text(sample), cut=sample.output.stop_reason in CUT)
@@ -89,19 +89,31 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     return cell, len(traces)
 
 
+def _sampling(read: EvalLog, where: str) -> dict[str, Any]:
+    """Return the sampling settings of a log; those of the plan win. Raises KvatlasError for infinite numbers."""
+    sampling: dict[str, Any] = {}
+    for config in (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump()):
+        sampling.update({name: config[name] for name in _SAMPLING if config.get(name) is not None})
+    if any(isinstance(value, float) and not math.isfinite(value) for value in sampling.values()):
+        raise KvatlasError(f"{where} was sampled with {sampling}; expected finite numbers.")
+    return sampling
+
+
 def _manifest(
     before: Manifest, cell: Expected, about: Mapping[str, Mapping[str, Any]], source: Mapping[str, Any]
 ) -> Manifest:
     """Return the manifest of the run with this cell, which replaces one of the same name."""
     imported = {**before.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
     manifest = before.with_cells([cell], imported=imported)
-    beside = [other for other in manifest.expected if other.benchmark == cell.benchmark]
-    if any(set(other.problems) != set(cell.problems) for other in beside):
+    same_benchmark = [other for other in manifest.expected if other.benchmark == cell.benchmark]
+    if any(set(other.problems) != set(cell.problems) for other in same_benchmark):
         raise KvatlasError(
             f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."
         )
-    values = {id_: dict(own) for id_, own in about.items() if own}
-    return replace(manifest, about={**manifest.about, cell.benchmark: values}) if values else manifest
+    values = {id_: dict(problem_values) for id_, problem_values in about.items() if problem_values}
+    if not values:
+        return manifest
+    return replace(manifest, about={**manifest.about, cell.benchmark: values})
 
 
 def _with_contents(manifest: Manifest, cell: Expected, problems: Mapping[str, Problem]) -> Manifest:
@@ -109,11 +121,11 @@ def _with_contents(manifest: Manifest, cell: Expected, problems: Mapping[str, Pr
     if not problems:
         return manifest
     contents = contents_of(problems.values())
-    known = manifest.contents.get(cell.benchmark, {})
-    changed = changed_problems(cell.benchmark, contents, {**contents, **known})
+    recorded = manifest.contents.get(cell.benchmark, {})
+    changed = changed_problems(cell.benchmark, contents, {**contents, **recorded})
     if changed:
         raise KvatlasError(f"The run has other contents of {changed} than the log; import it into a run of its own.")
-    return replace(manifest, contents={**manifest.contents, cell.benchmark: {**known, **contents}})
+    return replace(manifest, contents={**manifest.contents, cell.benchmark: {**recorded, **contents}})
 
 
 def _read(log: Path) -> EvalLog:
@@ -144,7 +156,8 @@ def _read(log: Path) -> EvalLog:
 def _benchmark(read: EvalLog, where: str) -> Benchmark | None:
     """Return the benchmark of one of our tasks; None for other tasks."""
     about = read.eval.metadata or {}
-    name, version = about.get("kvatlas_benchmark"), about.get("kvatlas_version")
+    name = about.get("kvatlas_benchmark")
+    version = about.get("kvatlas_version")
     if not isinstance(name, str):
         return None
     benchmark = find(name)
@@ -156,71 +169,100 @@ def _benchmark(read: EvalLog, where: str) -> Benchmark | None:
 def _problems(samples: Sequence[EvalSample], benchmark: Benchmark, where: str) -> dict[str, Problem]:
     """Return the problems of the log by id. Raises KvatlasError for another prompt than ours."""
     ids = [str(sample.id) for sample in samples]
-    problems = {problem.id: problem for problem in benchmark.problems(None)}
-    if not set(ids) <= problems.keys():
-        # Generated benchmarks have any number of problems; the ids tell the highest one of the log.
-        numbers = [id_.rpartition("-")[2] for id_ in ids]
-        highest = max((int(number) for number in numbers if number.isdecimal() and len(number) < 7), default=0)
-        problems = {problem.id: problem for problem in benchmark.problems(highest + 1)}
+    problems = _candidates(ids, benchmark)
     for sample in samples:
-        problem, question = problems.get(str(sample.id)), sample.input
-        if not isinstance(question, str):
-            question = "\n".join(message.text for message in question if message.role == "user")
-        if problem is None or question != benchmark.prompt(problem):
+        problem = problems.get(str(sample.id))
+        if problem is None or _question(sample) != benchmark.prompt(problem):
             raise KvatlasError(f"{where} asks {sample.id!r} in another way than {benchmark.name} does.")
     return {id_: problems[id_] for id_ in ids}
 
 
+def _candidates(ids: Sequence[str], benchmark: Benchmark) -> dict[str, Problem]:
+    """Return the problems of a benchmark by id, as many as the ids of a log need."""
+    problems = {problem.id: problem for problem in benchmark.problems(None)}
+    if set(ids) <= problems.keys():
+        return problems
+    # Generated benchmarks have any number of problems; the ids tell the highest one of the log.
+    endings = [id_.rpartition("-")[2] for id_ in ids]
+    indices = [int(ending) for ending in endings if ending.isdecimal() and len(ending) < 7]
+    highest = max(indices, default=0)
+    return {problem.id: problem for problem in benchmark.problems(highest + 1)}
+
+
+def _question(sample: EvalSample) -> str:
+    """Return the text of a sample's user messages."""
+    if isinstance(sample.input, str):
+        return sample.input
+    return "\n".join(message.text for message in sample.input if message.role == "user")
+
+
 def _scored(read: EvalLog, where: str, scorer: str) -> Callable[[EvalSample], Grade | None]:
     """Return a function that gives the grade of a sample by the log's score; None for a sample without score."""
-    names = list(dict.fromkeys(name for sample in read.samples or [] for name in sample.scores or {}))
+    found: dict[str, None] = {}
+    for sample in read.samples or []:
+        found.update(dict.fromkeys(sample.scores or {}))
+    names = list(found)
     if not names:
         raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
     if scorer and scorer not in names:
         raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(names)}.")
     chosen = scorer or names[0]
+    return partial(_grade_of, chosen)
 
-    def share(value: Any, sample: EvalSample) -> float | None:
-        """Return letters, truth values and numbers as a share in [0, 1]; None for a missing score (NaN)."""
-        if isinstance(value, str) and value in _LETTERS:
-            return _LETTERS[value]
-        if isinstance(value, bool | int | float):
-            if math.isnan(value):
-                return None
-            if 0 <= value <= 1:
-                return float(value)
-        raise KvatlasError(
-            f"The sample {sample.id!r} of the log has the score {value!r}; expected numbers from 0 to 1 and the "
-            "letters C, I, P and N."
-        )
 
-    def grade(sample: EvalSample) -> Grade | None:
-        score = (sample.scores or {}).get(chosen)
-        if score is None:
+def _share(value: Any, sample: EvalSample) -> float | None:
+    """Return letters, truth values and numbers as a share in [0, 1]; None for a missing score (NaN)."""
+    if isinstance(value, str) and value in _LETTERS:
+        return _LETTERS[value]
+    if isinstance(value, bool | int | float):
+        if math.isnan(value):
             return None
-        values = score.value if isinstance(score.value, dict) else {chosen: score.value}
-        shares = {name: share(value, sample) for name, value in values.items()}
-        # The first entry of a dictionary is the scorer's main score.
-        first = next(iter(shares.values()), None)
-        if first is None:
-            return None
-        truncated = sample.output.stop_reason in CUT and first < 1
-        further = {name: value for name, value in shares.items() if len(shares) > 1 and value is not None}
-        return Grade(first >= 1, first, score.answer, Status.TRUNCATED if truncated else Status.OK, further)
+        if 0 <= value <= 1:
+            return float(value)
+    raise KvatlasError(
+        f"The sample {sample.id!r} of the log has the score {value!r}; expected numbers from 0 to 1 and the "
+        "letters C, I, P and N."
+    )
 
-    return grade
+
+def _grade_of(scorer: str, sample: EvalSample) -> Grade | None:
+    """Return the grade of a sample by the score of one scorer; None for a sample without it."""
+    score = (sample.scores or {}).get(scorer)
+    if score is None:
+        return None
+    values = score.value if isinstance(score.value, dict) else {scorer: score.value}
+    shares = {name: _share(value, sample) for name, value in values.items()}
+    # The first entry of a dictionary is the scorer's main score.
+    first = next(iter(shares.values()), None)
+    if first is None:
+        return None
+    truncated = sample.output.stop_reason in CUT and first < 1
+    status = Status.TRUNCATED if truncated else Status.OK
+    further: dict[str, Any] = {}
+    if len(shares) > 1:
+        further = {name: value for name, value in shares.items() if value is not None}
+    return Grade(first >= 1, first, score.answer, status, further)
 
 
 def _setting(samples: Sequence[EvalSample]) -> Setting:
     """Return the setting in the answers of our own provider; `served` for every other model."""
-    notes = [(sample.output.metadata or {}).get("kvatlas") for sample in samples if sample.output.choices]
-    settings = set()
-    for setting in (note["setting"] for note in notes if isinstance(note, dict) and "setting" in note):
-        policy, values = setting["policy"], dict(setting["values"])
-        if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
-            raise KvatlasError(f"The log names the policy {policy!r} with {values}; expected a name and plain values.")
-        settings.add(Setting.of(policy, **values))
+    notes = [_provider_note(sample) for sample in samples if sample.output.choices]
+    settings = {_noted_setting(note["setting"]) for note in notes if isinstance(note, dict) and "setting" in note}
     return settings.pop() if len(settings) == 1 and all(notes) else SERVED
+
+
+def _provider_note(sample: EvalSample) -> Any:
+    """Return the note of our own provider in an answer: its setting and its usage; None for other models."""
+    return (sample.output.metadata or {}).get("kvatlas")
+
+
+def _noted_setting(noted: Mapping[str, Any]) -> Setting:
+    """Return the setting in a note of our own provider; raises KvatlasError for one that no provider writes."""
+    policy = noted["policy"]
+    values = dict(noted["values"])
+    if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
+        raise KvatlasError(f"The log names the policy {policy!r} with {values}; expected a name and plain values.")
+    return Setting.of(policy, **values)
 
 
 def _traces(
@@ -237,24 +279,34 @@ def _traces(
 
 def _text(sample: EvalSample) -> str:
     message = sample.output.choices[0].message
-    parts = [] if isinstance(message.content, str) else message.content
-    return reading.joined("".join(part.reasoning for part in parts if part.type == "reasoning"), message.text)
+    contents = [] if isinstance(message.content, str) else message.content
+    thinking = "".join(content.reasoning for content in contents if content.type == "reasoning")
+    return reading.joined(thinking, message.text)
 
 
 def _costs(sample: EvalSample) -> Costs:
     """Return the costs in the log; those of the cache are known for our own provider only."""
-    usages = list(sample.model_usage.values())
-    prompt, output = (sum(getattr(usage, name) for usage in usages) for name in ("input_tokens", "output_tokens"))
-    thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
+    prompt, output, thinking = _token_counts(sample)
     seconds = float(sample.total_time or 0.0)
     if not (math.isfinite(seconds) and min(seconds, prompt, output, thinking) >= 0):
         raise KvatlasError(
             f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thinking} of "
             "reasoning); expected finite numbers from 0."
         )
-    own = ((sample.output.metadata or {}).get("kvatlas") or {}).get("usage") or {}
-    if own.get("output_tokens") == output:
+    provider_usage = (_provider_note(sample) or {}).get("usage") or {}
+    if provider_usage.get("output_tokens") == output:
         # The sample consists of this one answer.
-        return Costs(**own)
-    tokens = [count if usages else None for count in (prompt, output, thinking)]
-    return Costs(tokens[0], tokens[1], tokens[2], None, None, None, seconds or None)
+        return Costs(**provider_usage)
+    costs = Costs(None, None, None, None, None, None, seconds or None)
+    if not sample.model_usage:
+        return costs
+    return replace(costs, prompt_tokens=prompt, output_tokens=output, thinking_tokens=thinking)
+
+
+def _token_counts(sample: EvalSample) -> tuple[int, int, int]:
+    """Return the numbers of prompt, output and reasoning tokens of a sample, which may have asked several models."""
+    usages = sample.model_usage.values()
+    prompt = sum(usage.input_tokens for usage in usages)
+    output = sum(usage.output_tokens for usage in usages)
+    thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
+    return prompt, output, thinking

@@ -30,8 +30,19 @@ from kvatlas.serve import service
 
 #: Fields of GenerateConfig that would change answers and are not supported.
 REFUSED = (
-    *("best_of", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs", "prompt_logprobs"),
-    *("reasoning_tokens", "reasoning_effort", "effort", "response_schema", "modalities", "extra_body"),
+    "best_of",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "prompt_logprobs",
+    "reasoning_tokens",
+    "reasoning_effort",
+    "effort",
+    "response_schema",
+    "modalities",
+    "extra_body",
 )
 #: Inspect limits the number of concurrent requests; all of them may wait here.
 _LINE = 100_000
@@ -113,12 +124,9 @@ class SelectedModel(inspect.ModelAPI):
 
         Raises KvatlasError for unsupported requests: tools, images, and the fields in REFUSED.
         """
-        if tools:
-            raise KvatlasError("kvatlas models call no tools; expected tasks without tools.")
-        for name in REFUSED:
-            if getattr(config, name, None):
-                raise KvatlasError(f"{name} is set; kvatlas models do not honour it.")
-        model, policy = self.service.model, self.service.policy
+        _check_supported(tools, config)
+        model = self.service.model
+        policy = self.service.policy
         prompt = model.tokens(model.conversation([_message(message) for message in input]))
         try:
             room = service.room_for(model, policy, prompt, None)
@@ -136,15 +144,22 @@ class SelectedModel(inspect.ModelAPI):
         streams = [service.next_stream(seed, prompt, self._requests) for _ in range(config.num_choices or 1)]
         handles = self.service.ask(service.GenerationRequest(prompt, sampling, stream, stop) for stream in streams)
         await asyncio.gather(*(handle.finished() for handle in handles))
+        return self._output(handles)
+
+    def _output(self, handles: list[service.RequestHandle]) -> inspect.ModelOutput:
+        """Return the finished answers to one prompt, with their cost."""
+        setting = self.service.policy.setting
         usages = [handle.generation.result().usage for handle in handles]
-        read, wrote = usages[0].prompt_tokens, sum(usage.output_tokens for usage in usages)
+        # All answers have the same prompt, which counts once.
+        prompt_tokens = usages[0].prompt_tokens
+        output_tokens = sum(usage.output_tokens for usage in usages)
         return inspect.ModelOutput(
             model=self.model_name,
             choices=[_choice(self.model_name, handle) for handle in handles],
             usage=inspect.ModelUsage(
-                input_tokens=read,
-                output_tokens=wrote,
-                total_tokens=read + wrote,
+                input_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+                total_tokens=prompt_tokens + output_tokens,
                 reasoning_tokens=sum(usage.thinking_tokens for usage in usages),
             ),
             metadata={
@@ -152,7 +167,7 @@ class SelectedModel(inspect.ModelAPI):
                 "compressions": sum(usage.compressions for usage in usages),
                 # For `kvatlas import`: the cost of one answer, since several have several costs.
                 "kvatlas": {
-                    "setting": {"policy": policy.setting.policy, "values": policy.setting.values},
+                    "setting": {"policy": setting.policy, "values": setting.values},
                     "usage": asdict(usages[0]) if len(usages) == 1 else None,
                 },
             },
@@ -163,6 +178,15 @@ class SelectedModel(inspect.ModelAPI):
 
     def max_connections(self) -> int:
         return self.service.batch_size
+
+
+def _check_supported(tools: list[ToolInfo], config: inspect.GenerateConfig) -> None:
+    """Raise KvatlasError for tools, and for fields that would change answers and are not supported."""
+    if tools:
+        raise KvatlasError("kvatlas models call no tools; expected tasks without tools.")
+    for name in REFUSED:
+        if getattr(config, name, None):
+            raise KvatlasError(f"{name} is set; kvatlas models do not honour it.")
 
 
 def _choice(name: str, handle: service.RequestHandle) -> inspect.ChatCompletionChoice:
@@ -176,8 +200,9 @@ def _choice(name: str, handle: service.RequestHandle) -> inspect.ChatCompletionC
 
 
 def _message(message: inspect.ChatMessage) -> dict[str, str]:
-    parts = [] if isinstance(message.content, str) else message.content
-    others = [part for part in parts if not isinstance(part, inspect.ContentText | inspect.ContentReasoning)]
+    contents = [] if isinstance(message.content, str) else message.content
+    readable = inspect.ContentText | inspect.ContentReasoning
+    others = [content for content in contents if not isinstance(content, readable)]
     if message.role == "tool" or others:
         kind = "a tool's message" if message.role == "tool" else f"content of type {others[0].type!r}"
         raise KvatlasError(f"The conversation holds {kind}; expected text.")

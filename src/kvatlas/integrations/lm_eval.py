@@ -63,7 +63,8 @@ class SelectedLM(HFLM):
         self.atlas, self.policy = model_and_policy(pretrained, policy, arguments)
         # 1 is the harness's default.
         self.rows = ROWS if str(batch_size) in ("1", "auto") else int(batch_size)
-        self.seed, self.new_tokens = seed, max_gen_toks
+        self.seed = seed
+        self.new_tokens = max_gen_toks
         super().__init__(
             self.atlas.load(),
             tokenizer=self.atlas.tokenizer,
@@ -83,23 +84,31 @@ class SelectedLM(HFLM):
         """
         seen: Counter[tuple[int, ...]] = Counter()
         work = []
-        for number, request in enumerate(requests):
+        for index, request in enumerate(requests):
             context, arguments = request.args
             prompt = tuple(self.tok_encode(context))
             sampling, stop = self._sampling(prompt, arguments)
             opened = context.rstrip().endswith(self.atlas.thinking.open or "\0")
-            text, until = (Detokenizer(self.atlas, stop, opened=opened) for _ in range(2))
-            stream, stops = next_stream(self.seed, prompt, seen), until.stops if stop else None
-            policies = (self.policy,)
-            work.append(Request((number, text), prompt, stream, policies, sampling=sampling, stopping_criterion=stops))
-        answers = [""] * len(work)
+            stopping_criterion = Detokenizer(self.atlas, stop, opened=opened).stops if stop else None
+            work.append(
+                Request(
+                    # The finished text is read by a second detokenizer, from its beginning.
+                    (index, Detokenizer(self.atlas, stop, opened=opened)),
+                    prompt,
+                    next_stream(self.seed, prompt, seen),
+                    (self.policy,),
+                    sampling=sampling,
+                    stopping_criterion=stopping_criterion,
+                )
+            )
+        answers = ["" for _ in work]
         engine = Engine(self.atlas, self.model, [self.policy], Sampling(), min(self.rows, max(1, len(work))))
         for generation in tqdm(engine.run(work), total=len(work), disable=disable_tqdm, desc="generate_until"):
-            number, text = generation.key
-            _, answer = text.push(generation.tokens, last=True)
+            index, detokenizer = generation.key
+            _, answer = detokenizer.push(generation.tokens, last=True)
             # Tasks do not expect the space between thinking and answer.
-            answers[number] = answer.lstrip() if self.atlas.thinking.close else answer
-            self.cache_hook.add_partial("generate_until", requests[number].args, answers[number])
+            answers[index] = answer.lstrip() if self.atlas.thinking.close else answer
+            self.cache_hook.add_partial("generate_until", requests[index].args, answers[index])
         return answers
 
     def _sampling(self, prompt: tuple[int, ...], arguments: dict[str, Any]) -> tuple[Sampling, tuple[str, ...]]:

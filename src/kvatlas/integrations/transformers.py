@@ -95,45 +95,47 @@ def generate(
     one. Raises KvatlasError for unsupported arguments.
     """
     _refuse(generation_config, logits_processor)
-    ends = [c.eos_token_id.flatten().tolist() for c in stopping_criteria if isinstance(c, stopping.EosTokenCriteria)]
-    stops = frozenset(int(token) for tokens in ends for token in tokens)
+    stops = _end_tokens(stopping_criteria)
     handle = handle_for(model, think_tokenizer, stops, think_close=think_close)
     setting = find_policy(
         handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
     )
     sampling = _sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])
-    own = [processor for processor in logits_processor if not isinstance(processor, _OURS)]
-    ours = stopping.MaxLengthCriteria | stopping.EosTokenCriteria
-    criteria = [criterion for criterion in stopping_criteria if not isinstance(criterion, ours)]
     if seed is None and generation_config.do_sample:
         seed = int(torch.randint(2**62, ()).item())
     seen: Counter[tuple[int, ...]] = Counter()
-    visible = _visible(input_ids, prepared)
-    prompts = [tuple(tokens[mask].tolist()) for tokens, mask in zip(input_ids, visible, strict=True)]
+    rows = _padded_rows(input_ids, _visible(input_ids, prepared), logits_processor, stopping_criteria)
     requests = []
-    for number, prompt in enumerate(prompts):
-        room_for(handle, setting, prompt, sampling.max_new_tokens)
-        processors = [_of_row(processor, number, len(prompts)) for processor in own]
-        row = _PaddedRow(input_ids[number], len(prompt), processors, criteria)
+    for index, row in enumerate(rows):
+        room_for(handle, setting, row.prompt, sampling.max_new_tokens)
         requests.append(
             Request(
-                number,
-                prompt,
-                next_stream(seed or 0, prompt, seen),
+                index,
+                row.prompt,
+                next_stream(seed or 0, row.prompt, seen),
                 (setting,),
-                stopping_criterion=row.stops if criteria else None,
-                logits_processor=row.processed if own else None,
+                stopping_criterion=row.stops if row.criteria else None,
+                logits_processor=row.processed if row.processors else None,
             )
         )
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
         with pack(model):
-            tokens = {generation.key: generation.tokens for generation in engine.run(requests)}
+            written = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
         model.train(training)
-    sequences = _sequences(input_ids, [tokens[request.key] for request in requests], generation_config)
+    sequences = _sequences(input_ids, written, generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+def _end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
+    """Return the ids of the tokens at which generation ends."""
+    ends: set[int] = set()
+    for criterion in criteria:
+        if isinstance(criterion, stopping.EosTokenCriteria):
+            ends.update(map(int, criterion.eos_token_id.flatten().tolist()))
+    return frozenset(ends)
 
 
 def _refuse(config: GenerationConfig, processors: Sequence[Any]) -> None:
@@ -160,8 +162,8 @@ def _refuse_processor(processor: Any) -> None:
     if name in _REFUSED:
         argument, cause = _REFUSED[name]
         raise KvatlasError(f"{argument} is not supported (the logits processor {name}): {cause}.")
-    known = isinstance(processor, (*_OURS, *_ROWWISE, *_BATCHWISE))
-    if type(processor).__module__.startswith("transformers.") and not known:
+    is_supported = isinstance(processor, (*_OURS, *_ROWWISE, *_BATCHWISE))
+    if type(processor).__module__.startswith("transformers.") and not is_supported:
         raise KvatlasError(f"The logits processor {name} is not supported; expected one that treats each row alone.")
 
 
@@ -184,7 +186,8 @@ def _visible(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
     The inputs of `generate` itself are recognised by type, since names differ between versions: an empty cache, the
     positions of the tokens, and single values, which change nothing here.
     """
-    mask, visible = prepared.get("attention_mask"), torch.ones_like(input_ids, dtype=torch.bool)
+    mask = prepared.get("attention_mask")
+    visible = torch.ones_like(input_ids, dtype=torch.bool)
     if isinstance(mask, torch.Tensor) and mask.shape == input_ids.shape:
         visible = mask.bool()
     positions = visible.long().cumsum(-1) - 1
@@ -224,16 +227,16 @@ def _of_row(processor: Any, row: int, rows: int) -> Any:
     if isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         return processing.PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
-    own = copy.copy(processor)
-    if isinstance(own, processing.RepetitionPenaltyLogitsProcessor):
-        if isinstance(own.prompt_ignore_length, Tensor):
-            own.prompt_ignore_length = _entry(own.prompt_ignore_length, row, rows)
-    elif isinstance(own, processing.EncoderRepetitionPenaltyLogitsProcessor):
-        own.encoder_input_ids = _entry(own.encoder_input_ids, row, rows)
-    elif isinstance(own, processing.EncoderNoRepeatNGramLogitsProcessor):
-        own.generated_ngrams = _entry(own.generated_ngrams, row, rows)
-        own.batch_size = 1
-    return own
+    row_processor = copy.copy(processor)
+    if isinstance(row_processor, processing.RepetitionPenaltyLogitsProcessor):
+        if isinstance(row_processor.prompt_ignore_length, Tensor):
+            row_processor.prompt_ignore_length = _entry(row_processor.prompt_ignore_length, row, rows)
+    elif isinstance(row_processor, processing.EncoderRepetitionPenaltyLogitsProcessor):
+        row_processor.encoder_input_ids = _entry(row_processor.encoder_input_ids, row, rows)
+    elif isinstance(row_processor, processing.EncoderNoRepeatNGramLogitsProcessor):
+        row_processor.generated_ngrams = _entry(row_processor.generated_ngrams, row, rows)
+        row_processor.batch_size = 1
+    return row_processor
 
 
 def _entry(values: Any, row: int, rows: int) -> Any:
@@ -247,7 +250,7 @@ class _PaddedRow:
     """One row as the processors and criteria of transformers see it: `ids` with padding, then its new tokens."""
 
     ids: Tensor
-    prompt_length: int
+    prompt: tuple[int, ...]
     processors: Sequence[Any]
     criteria: Sequence[Any]
 
@@ -256,7 +259,7 @@ class _PaddedRow:
         return any(bool(criterion(ids, None).all()) for criterion in self.criteria)
 
     def processed(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
-        ids = self._with(tokens[self.prompt_length :]).to(logits.device)
+        ids = self._with(tokens[len(self.prompt) :]).to(logits.device)
         scores = logits[None].float().clone()
         for processor in self.processors:
             scores = processor(ids, scores)
@@ -266,9 +269,28 @@ class _PaddedRow:
         return torch.cat([self.ids, self.ids.new_tensor(new)])[None]
 
 
-def _sequences(input_ids: Tensor, written: Sequence[Sequence[int]], config: GenerationConfig) -> Tensor:
+def _padded_rows(
+    input_ids: Tensor, visible: Tensor, processors: Sequence[Any], criteria: Sequence[Any]
+) -> list[_PaddedRow]:
+    """Return the rows of a batch, with the processors and criteria whose work the engine does not do itself."""
+    kept_processors = [processor for processor in processors if not isinstance(processor, _OURS)]
+    ours = stopping.MaxLengthCriteria | stopping.EosTokenCriteria
+    kept_criteria = [criterion for criterion in criteria if not isinstance(criterion, ours)]
+    rows = []
+    for index, mask in enumerate(visible):
+        prompt = tuple(input_ids[index][mask].tolist())
+        row_processors = [_of_row(processor, index, len(input_ids)) for processor in kept_processors]
+        rows.append(_PaddedRow(input_ids[index], prompt, row_processors, kept_criteria))
+    return rows
+
+
+def _sequences(input_ids: Tensor, written: Mapping[int, Sequence[int]], config: GenerationConfig) -> Tensor:
+    """Return the prompts with the tokens `written` after them, by the index of the row, padded to one length."""
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     padding = next((int(i) for i in (config.pad_token_id, *ends) if i is not None), 0)
-    longest = max(map(len, written))
-    new = [[*tokens, *[padding] * (longest - len(tokens))] for tokens in written]
+    longest = max(map(len, written.values()))
+    new = []
+    for index in range(len(input_ids)):
+        tokens = written[index]
+        new.append([*tokens, *[padding] * (longest - len(tokens))])
     return torch.cat([input_ids, torch.tensor(new, device=input_ids.device, dtype=input_ids.dtype)], dim=1)

@@ -45,7 +45,8 @@ def why_not() -> str | None:
 def _loaded() -> tuple[Native | None, str | None]:
     if os.environ.get(VARIABLE) == "off":
         return None, f"The native CPU kernels are switched off ({VARIABLE}=off)."
-    system, machine = platform.system().lower(), platform.machine().lower()
+    system = platform.system().lower()
+    machine = platform.machine().lower()
     family = _MACHINES.get(machine)
     files = sorted(_FOLDER.glob(f"{system}-{family}*{_SUFFIXES.get(system, '.so')}"))
     if not files:
@@ -106,7 +107,8 @@ class _Layer(ctypes.Structure):
         *((name, c_int64) for name in ("heads", "kv_heads", "slots")),
         ("query", c_void_p),
         ("query_stride", c_int64),
-        *((f"{side}_{name}", kind) for side in ("key", "value") for name, kind in _SIDE.items()),
+        *((f"key_{name}", kind) for name, kind in _SIDE.items()),
+        *((f"value_{name}", kind) for name, kind in _SIDE.items()),
         *((name, c_void_p) for name in ("out", "places", "positions", "mass", "sinks")),
         ("window", c_int64),
         *((name, c_double) for name in ("scaling", "softcap")),
@@ -124,7 +126,7 @@ class PagedBatch:
     need them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         table: Tensor,
         starts: Tensor,
@@ -152,10 +154,13 @@ class Linear:
     def __init__(
         self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, outputs: int, whole: Linear | None = None
     ) -> None:
-        self.library, self.weight, self.bias = library, weight, bias
+        self.library = library
+        self.weight = weight
+        self.bias = bias
         #: The layer of which this one is a part.
         self.whole = whole
-        self.inputs, self.outputs = weight.shape[1], outputs
+        self.inputs = weight.shape[1]
+        self.outputs = outputs
         self._weight = weight.data_ptr()
         self._bias = _pointer(bias)
         # Looked up once: a small layer takes less time than the interpreter around it.
@@ -169,14 +174,25 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x [..., inputs] W^T + bias, [..., outputs]; x may be columns of a wider table [rows, columns]."""
-        inputs, outputs = self.inputs, self.outputs
+        inputs = self.inputs
+        outputs = self.outputs
         _check(x.shape[-1] == inputs, x, inputs)
         if x.dim() != 2 and not x.is_contiguous():
             x = x.contiguous()
         y = x.new_empty((*x.shape[:-1], outputs))
-        rows, weight, bias = x.numel() // inputs, self._weight, self._bias
-        self._call(x.data_ptr(), x.stride(-2), weight, bias, y.data_ptr(), y.stride(-2), rows, inputs, outputs)
+        rows = x.numel() // inputs
+        x_stride = x.stride(-2)
+        y_stride = y.stride(-2)
+        self._call(x.data_ptr(), x_stride, self._weight, self._bias, y.data_ptr(), y_stride, rows, inputs, outputs)
         return y
+
+
+def _packed_side(bits: int, pool: Tensor, group: int, recent: Tensor | None) -> tuple[int, int, int, int, int | None]:
+    """Return bits, bytes of a row, group, residual and recent tokens of keys or values for `_Layer`."""
+    if bits == 16:
+        return _UNPACKED
+    residual = 0 if recent is None else recent.shape[2]
+    return bits, pool.shape[2], group, residual, _pointer(recent)
 
 
 class Native:
@@ -185,31 +201,37 @@ class Native:
     def __init__(self, file: Path, target: str) -> None:
         import torch
 
-        self.target, self._empty = target, torch.empty
+        self.target = target
+        self._empty = torch.empty
         self.library = library = ctypes.CDLL(str(file))
-        pointer, number = c_void_p, c_int64
+        pointer = c_void_p
+        integer = c_int64
         for name, arguments in {
-            "linear": [pointer, number, pointer, pointer, pointer, *[number] * 4],
+            "linear": [pointer, integer, pointer, pointer, pointer, *[integer] * 4],
             "attend": [pointer, pointer],
-            "attention_scratch": [number] * 3,
-            "rms_norm": [pointer, pointer, pointer, number, number, c_double],
-            "silu_mul": [pointer, number, pointer, number, pointer, number, number],
-            "rotate": [pointer, number, pointer, pointer, number, number, number],
-            "uniform": [pointer, pointer, pointer, number, pointer, number, number],
+            "attention_scratch": [integer] * 3,
+            "rms_norm": [pointer, pointer, pointer, integer, integer, c_double],
+            "silu_mul": [pointer, integer, pointer, integer, pointer, integer, integer],
+            "rotate": [pointer, integer, pointer, pointer, integer, integer, integer],
+            "uniform": [pointer, pointer, pointer, integer, pointer, integer, integer],
         }.items():
             function = getattr(library, f"kvatlas_{name}")
-            function.argtypes, function.restype = arguments, None
+            function.argtypes = arguments
+            function.restype = None
         library.kvatlas_attention_scratch.restype = c_int64
-        self._attend, self._scratch = library.kvatlas_attend, library.kvatlas_attention_scratch
-        self._rms_norm, self._silu_mul = library.kvatlas_rms_norm, library.kvatlas_silu_mul
-        self._rotate, self._uniform = library.kvatlas_rotate, library.kvatlas_uniform
+        self._attend = library.kvatlas_attend
+        self._scratch = library.kvatlas_attention_scratch
+        self._rms_norm = library.kvatlas_rms_norm
+        self._silu_mul = library.kvatlas_silu_mul
+        self._rotate = library.kvatlas_rotate
+        self._uniform = library.kvatlas_uniform
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return a layer with a packed copy of `weight` [outputs, inputs]."""
         bias = bias.detach().float().contiguous() if bias is not None else None
         return Linear(self.library, pack(weight), bias, weight.shape[0])
 
-    def attention(
+    def attention(  # noqa: PLR0913
         self,
         batch: PagedBatch,
         query: Tensor,
@@ -249,20 +271,17 @@ class Native:
         if batch.scratch is None or batch.scratch_size < largest:
             # Working memory for all layers of a step.
             floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
-            batch.scratch, batch.scratch_size = self._empty(floats), largest
+            batch.scratch = self._empty(floats)
+            batch.scratch_size = largest
             batch.struct.scratch = batch.scratch.data_ptr()
-        packed = [_UNPACKED, _UNPACKED]
+        packed_keys = packed_values = _UNPACKED
         if bits != (16, 16):
-            packed = [
-                _UNPACKED
-                if own == 16
-                else (own, pool.shape[2], group, 0 if newest is None else newest.shape[2], _pointer(newest))
-                for own, pool, newest in zip(bits, (keys, values), recent, strict=True)
-            ]
+            packed_keys = _packed_side(bits[0], keys, group, recent[0])
+            packed_values = _packed_side(bits[1], values, group, recent[1])
         layer = _Layer(
             *(heads, kv_heads, slots, query.data_ptr(), query.stride(0)),
-            *(size, key.stride(0), key.data_ptr(), keys.data_ptr(), *packed[0]),
-            *(value_size, value.stride(0), value.data_ptr(), values.data_ptr(), *packed[1]),
+            *(size, key.stride(0), key.data_ptr(), keys.data_ptr(), *packed_keys),
+            *(value_size, value.stride(0), value.data_ptr(), values.data_ptr(), *packed_values),
             *(out.data_ptr(), _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
             *(window, scaling, softcap),
         )
@@ -288,9 +307,9 @@ class Native:
     def rotate(self, table: Tensor, cos: Tensor, sin: Tensor, heads: int, size: int) -> None:
         """Apply rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
         x cos + rotate_half(x) sin; cos and sin [rows, size], contiguous."""
-        rows, stride = table.shape[0], table.stride(0)
+        rows = table.shape[0]
         _check(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
-        self._rotate(table.data_ptr(), stride, cos.data_ptr(), sin.data_ptr(), rows, heads, size)
+        self._rotate(table.data_ptr(), table.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, size)
 
     def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         """Return numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token).
@@ -301,7 +320,9 @@ class Native:
 
         rows, width = tokens.shape
         out = torch.empty((rows, width), dtype=torch.float64)
-        streams, positions = streams.contiguous(), positions.contiguous()
+        # The kernel reads the numbers of rows one after the other.
+        streams = streams.contiguous()
+        positions = positions.contiguous()
         pointers = streams.data_ptr(), positions.data_ptr(), tokens.data_ptr()
         self._uniform(*pointers, tokens.stride(0), out.data_ptr(), rows, width)
         return out

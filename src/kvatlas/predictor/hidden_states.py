@@ -26,7 +26,8 @@ def sample_tokens(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tupl
     if tokens and len(label) > tokens:
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randperm(len(label), generator=generator)[:tokens].sort().values.to(label.device)
-        hidden, label = hidden[chosen], label[chosen]
+        hidden = hidden[chosen]
+        label = label[chosen]
     return hidden.float().clamp(-_LARGEST, _LARGEST).half().cpu(), label.float().cpu()
 
 

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 #: Reasons to exclude traces: thinking without an end; no readable answer; a wrong answer; no thinking token.
 REASONS = ("no_closing_tag", "no_answer", "wrong", "no_thinking")
-#: Queries in a block of attention, and answer tokens whose weights are in memory at a time.
-BLOCK, ROWS = 256, 32
+#: Queries in a block of attention.
+BLOCK = 256
+#: Answer tokens whose weights are in memory at a time.
+ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def _read(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) -> T
     return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
 
-def _attend(
+def _attend(  # noqa: PLR0913
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -81,7 +83,8 @@ def _attend(
     **_others: Any,
 ) -> tuple[Tensor, None]:
     _, heads, length, size = query.shape
-    kv_heads, width = key.shape[1], value.shape[3]
+    kv_heads = key.shape[1]
+    width = value.shape[3]
     groups = heads // kv_heads
     window = sliding_window or length
     layer = Layer(module.layer_idx, scaling, window, softcap, s_aux)
@@ -116,21 +119,23 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
 
     The mean is over layers, heads and answer tokens (arXiv 2601.18383, section 3), in float32.
     """
-    total, layers = torch.zeros(answer_start, device=model.device), 0
+    total = torch.zeros(answer_start, device=model.device)
+    layers = 0
 
     def observe(layer: Layer, query: Tensor, key: Tensor) -> None:
         nonlocal layers
         heads, length, size = query.shape
         groups = heads // len(key)
-        query, keys = query.view(len(key), groups, length, size), key.float().transpose(-1, -2)
+        query = query.view(len(key), groups, length, size)
+        keys = key.float().transpose(-1, -2)
         positions = torch.arange(length, device=query.device)
         share = 1.0 / (heads * (length - answer_start))
         for first in range(answer_start, length, ROWS):
             rows = slice(first, min(first + ROWS, length))
-            part = query[:, :, rows].float().reshape(len(key), -1, size)
+            chunk = query[:, :, rows].float().reshape(len(key), -1, size)
             back = positions[rows, None] - positions
             visible = (back >= 0) & (back < (layer.window or length))
-            scores = (part @ keys * layer.scaling).view(len(key), groups, -1, length)
+            scores = (chunk @ keys * layer.scaling).view(len(key), groups, -1, length)
             total.add_(layer.weights(scores, visible)[..., :answer_start].sum((0, 1, 2)) * share)
         layers += 1
 
@@ -152,7 +157,8 @@ def query_statistics(
     if rotary is None or getattr(rotary, "rope_type", None) not in STEADY:
         raise KvatlasError(f"The model {handle.name!r} cannot be calibrated: its rotation of positions is not steady.")
     frequency = rotary.inv_freq.double()
-    shape, planes = handle.shape, len(frequency)
+    shape = handle.shape
+    planes = len(frequency)
     if 2 * planes != shape.head_dim:
         raise KvatlasError(
             f"The model {handle.name!r} cannot be calibrated: it rotates {2 * planes} of {shape.head_dim}."
@@ -161,7 +167,7 @@ def query_statistics(
     norm = center.real.clone()
 
     def observe(layer: Layer, query: Tensor, *_: Any) -> None:
-        place = shape.place[layer.number]
+        place = shape.place[layer.place]
         angles = torch.arange(query.shape[1], device=query.device)[:, None] * frequency
         pairs = torch.complex(query[..., :planes].double(), query[..., planes:].double())
         pairs = pairs * torch.polar(torch.full_like(angles, 1 / rotary.attention_scaling), -angles)
@@ -174,7 +180,8 @@ def query_statistics(
         tokens += len(text)
     if tokens == 0:
         raise KvatlasError("There is no text to calibrate on.")
-    center, norm = center / tokens, norm / tokens
+    center = center / tokens
+    norm = norm / tokens
     statistics = {"center_real": center.real, "center_imag": center.imag, "norm": norm, "frequency": frequency}
     return {name: value.float().contiguous().cpu() for name, value in statistics.items()}
 

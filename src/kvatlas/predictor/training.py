@@ -68,7 +68,7 @@ def new_head(hidden: int, layout: Layout = Layout.OURS) -> nn.Sequential:
     )
 
 
-def train(
+def train(  # noqa: PLR0913
     data: Examples,
     *,
     layout: Layout = Layout.OURS,
@@ -103,8 +103,10 @@ def train(
         labels = target[index].to(device)
         if loss is HeadLoss.RANKED:
             # The second half of the tokens are the partners of the first.
-            (first, second), (more, less) = scores.chunk(2), labels.chunk(2)
-            error = F.mse_loss(scores, labels) + F.softplus(-torch.sign(more - less) * (first - second)).mean()
+            first, second = scores.chunk(2)
+            first_label, second_label = labels.chunk(2)
+            order = torch.sign(first_label - second_label)
+            error = F.mse_loss(scores, labels) + F.softplus(-order * (first - second)).mean()
         else:
             weights = torch.where((labels >= 4) & (labels < 5), 5.0, 1.0)
             error = (weights * (scores - labels) ** 2).mean()
@@ -124,8 +126,9 @@ def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
         raise KvatlasError(
             f"The predictor is for a hidden size of {head['0.weight'].shape[1]}, the model has {data.hidden.shape[1]}."
         )
-    predicted = torch.cat([importance(head, part) for part in torch.split(data.hidden, 65_536)])
-    correlations, overlaps = [], []
+    predicted = torch.cat([importance(head, chunk) for chunk in torch.split(data.hidden, 65_536)])
+    correlations = []
+    overlaps = []
     lengths = torch.bincount(data.trace).tolist()
     for scores, labels in zip(torch.split(predicted, lengths), torch.split(data.label, lengths), strict=True):
         if not _differ(labels):

@@ -3,133 +3,184 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from kvatlas.core import KvatlasError, Map, MapName, Note, NoteKind
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
-from kvatlas.figures import style
 from kvatlas.figures.heatmap import plot
-from kvatlas.figures.panels import Compared, cost_panels, data_csv, difference_panels, metric_panels
-from kvatlas.figures.style import Look, check_figure, save
-from kvatlas.report.result import Source, bare_maps, of_policy, open_source
+from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels, is_cost, metric_panels
+from kvatlas.figures.style import FigureOptions, check_figure, save
+from kvatlas.report.options import ReadOptions, Source, bare_maps
+from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
-from kvatlas.stats.csv_tests import verdicts_of_maps
 from kvatlas.stats.maps import POLICY, curves_of_run, mean_maps
-from kvatlas.stats.metrics import COSTS
-from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import RunAnalysis, group_by_axes, with_regions
-from kvatlas.stats.run_data import RunData, margin_from_points
+from kvatlas.stats.pairs import CellDifference, differences_of_run, differences_of_runs
+from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
+from kvatlas.text import model_name, percent_text
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """The options of a figure of maps.
+
+    Args:
+        mean: means over benchmarks, side by side on one colour scale.
+        shared: how far scales go (see `kvatlas.figures.heatmap.plot`).
+        against: differences to a baseline, a policy, a model, or the maps of another run or CSV file.
+        figure: the options of all figures.
+    """
+
+    mean: bool = False
+    shared: bool | None = None
+    against: str | None = None
+    figure: FigureOptions | None = None
 
 
 def plot_sources(
     sources: Sequence[str | Path],
     out: Path,
-    *,
-    metric: str | None = None,
-    mean: bool = False,
-    shared: bool | None = None,
-    policy: str | None = None,
-    against: str | None = None,
-    look: Look | None = None,
-    partial: bool = False,
-    fix: Mapping[str, Any] | None = None,
-    lose_at_most: float | None = None,
+    options: ReadOptions | None = None,
+    show: MapOptions | None = None,
 ) -> list[Path]:
     """Draw runs and CSV maps to `out` and return what was written: the figure, and its numbers as CSV.
 
-    `metric` may be a cost; without one it is pass@1. `mean` draws means over benchmarks, side by side on one colour
-    scale; `shared` says how far scales go (`figures.heatmap.plot`); `against` draws differences to a baseline, a
-    policy, a model, or the maps of another run or CSV file. KvatlasError for what cannot be drawn.
+    The metric of the options may be a cost; without one it is pass@1. Raises KvatlasError for what cannot be drawn.
     """
     check_figure(out)
-    margin = margin_from_points(lose_at_most)
-    cost = metric if metric in COSTS else None
-    graded = None if cost else metric or "pass@1"
-
-    given = [open_source(source, graded, partial, fix, lose_at_most) for source in sources]
-    analyses = [source for source in given if isinstance(source, RunAnalysis)]
-    runs = [analysis.run for analysis in analyses]
-    if any(run.is_line for run in runs):
-        if len(sources) > 1:
-            raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
-        if mean or against:
-            option = "--mean" if mean else f"--against {against}"
-            raise KvatlasError(
-                f"{option} draws maps, and a run with fewer than two axes is a line chart; leave it out."
-            )
-        return _line_chart(runs[0], out, cost, policy, look)
-    if cost and against:
-        raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
-    maps = [map_ for source in given for map_ in bare_maps(source)]
-    if against:
-        is_source = Path(against).exists() or against.startswith(PUBLISHED)
-        other = open_source(against, graded, partial, fix, lose_at_most) if is_source else None
-        compared = compare(maps, runs, against, other)
-        compared = replace(compared, maps=of_policy(compared.maps, policy))
-        panels = difference_panels(_of_means(compared) if mean else compared)
-        return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels))
-    single = of_policy(maps, policy)
-    framed = mean_maps(single) if mean else single
+    options = options or ReadOptions(metric=None)
+    show = show or MapOptions()
+    cost = options.metric if is_cost(options.metric) else None
+    metric = None if cost else options.metric or "pass@1"
+    result = open_result(sources, replace(options, metric=metric))
+    if any(analysis.run.is_line for analysis in result.opened_runs):
+        _check_line(result, show)
+        return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
     if cost:
-        panels = cost_panels(framed, cost)
-        return save(plot(panels, shared=shared, one_bar=mean, look=look), out, data=data_csv(panels))
-    verdicts = verdicts_of_maps(single) if len(runs) < len(given) else {}
-    for analysis in group_by_axes(analyses):
-        verdicts |= analysis.verdicts
-    framed = with_regions(framed, verdicts, runs[0].margin if runs else margin)
-    if mean:
-        framed = _with_rounding(framed, sources)
-    unlike = next((map_ for map_ in framed if metric and map_.metric != metric), None)
-    if unlike is not None:
-        raise KvatlasError(f"The map of {unlike.model} on {unlike.benchmark} shows {unlike.metric} and no {metric!r}.")
-    return save(plot(metric_panels(framed), shared=shared, one_bar=mean, look=look), out, framed)
+        return _draw_cost(result, out, cost, show)
+    if show.against:
+        return _draw_panels(_difference_panels(result, show.against, show.mean), out, show)
+    return _draw_metric(result, sources, out, options.metric, show)
 
 
-def _with_rounding(means: Sequence[Map], sources: Sequence[str | Path]) -> list[Map]:
-    """The means with a note on how many cells differ from the published means of the same maps by rounding."""
-    names = [f"{source}_mean" for source in map(str, sources) if source.startswith(PUBLISHED)]
-    published = {
-        map_.model: map_
-        for name in names
-        if name.removeprefix(PUBLISHED) in published_names()
-        for map_ in read_maps(name)
-    }
-    pairs = [
-        (cell.estimate.value, published[mean.model].cells[coord].estimate.value)
-        for mean in means
-        for coord, cell in mean.cells.items()
-        if mean.model in published
-    ]
-    count = sum(style.percent(own) != style.percent(other) for own, other in pairs)
-    if not count:
-        return list(means)
-    text = (
-        f"in {count} of {len(pairs)} cells the published mean differs by 0.1, since the benchmarks' values are rounded"
+def _draw_cost(result: Result, out: Path, cost: str, show: MapOptions) -> list[Path]:
+    if show.against:
+        raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
+    maps = result.untested_means if show.mean else result.untested
+    return _draw_panels(cost_panels(maps, cost), out, show)
+
+
+def _draw_metric(
+    result: Result, sources: Sequence[str | Path], out: Path, metric: str | None, show: MapOptions
+) -> list[Path]:
+    maps = _tested_means(result, sources) if show.mean else [one.map for one in result.maps]
+    _check_metric(maps, metric)
+    figure = plot(metric_panels(maps), shared=show.shared, one_bar=show.mean, options=show.figure)
+    return save(figure, out, maps)
+
+
+def _draw_panels(panels: Sequence[Panel], out: Path, show: MapOptions) -> list[Path]:
+    figure = plot(panels, shared=show.shared, one_bar=show.mean, options=show.figure)
+    return save(figure, out, data=data_csv(panels))
+
+
+def _check_metric(maps: Sequence[Map], metric: str | None) -> None:
+    """Raise KvatlasError for a CSV map of another metric than the one that was asked for."""
+    for map_ in maps:
+        if metric and map_.metric != metric:
+            raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} shows {map_.metric} and no {metric!r}.")
+
+
+# -- means -------------------------------------------------------------------------------------------------------------
+
+
+def _tested_means(result: Result, sources: Sequence[str | Path]) -> list[Map]:
+    """Return the means with their regions, and with a note on those that differ from published ones by rounding.
+
+    Raises KvatlasError for maps that cannot be averaged.
+    """
+    _ = result.untested_means
+    means = [one.map for one in result.means]
+    published = _published_means(sources)
+    values = []
+    for mean in means:
+        if mean.model in published:
+            theirs = published[mean.model].cells
+            values += [(cell.estimate.value, theirs[coord].estimate.value) for coord, cell in mean.cells.items()]
+    differing = sum(percent_text(ours) != percent_text(other) for ours, other in values)
+    if not differing:
+        return means
+    note = Note(
+        NoteKind.GRANULARITY,
+        f"in {differing} of {len(values)} cells the published mean differs by 0.1, since the benchmarks' values are "
+        "rounded",
     )
-    return [replace(mean, notes=(*mean.notes, Note(NoteKind.GRANULARITY, text))) for mean in means]
+    return [replace(mean, notes=(*mean.notes, note)) for mean in means]
 
 
-def _line_chart(run: RunData, out: Path, cost: str | None, policy: str | None, look: Look | None) -> list[Path]:
+def _published_means(sources: Sequence[str | Path]) -> dict[str, Map]:
+    """Return the published means of published maps by their model."""
+    published: dict[str, Map] = {}
+    for source in map(str, sources):
+        name = f"{source.removeprefix(PUBLISHED)}_mean"
+        if source.startswith(PUBLISHED) and name in published_names():
+            published |= {map_.model: map_ for map_ in read_maps(f"{PUBLISHED}{name}")}
+    return published
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+def _check_line(result: Result, show: MapOptions) -> None:
+    """Raise KvatlasError for what a line chart cannot show."""
+    if len(result.sources) > 1:
+        raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
+    if show.mean or show.against:
+        option = "--mean" if show.mean else f"--against {show.against}"
+        raise KvatlasError(f"{option} draws maps, and a run with fewer than two axes is a line chart; leave it out.")
+
+
+def _draw_lines(
+    run: RunData, out: Path, cost: str | None, policy: str | None, options: FigureOptions | None
+) -> list[Path]:
     curves = curves_of_run(run)
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
-    policies = dict.fromkeys(name for curve in curves for name in line_charts.points(curve))
-    if policy is not None and policy not in policies:
-        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(policies)}.")
     if policy:
-        own = [curve for curve in curves if policy in line_charts.points(curve)]
-        curves = [replace(curve, axes=((POLICY, (policy,)), curve.axes[1])) for curve in own]
-    figure = line_charts.line_figure(curves, cost=cost, look=look)
+        curves = _curves_of_policy(curves, policy)
+    figure = line_charts.line_figure(curves, cost=cost, options=options)
     return save(figure, out, data=line_charts.data_csv(curves, cost))
+
+
+def _curves_of_policy(curves: Sequence[Map], policy: str) -> list[Map]:
+    """Return the curves with the line of one policy alone; raises KvatlasError without one."""
+    chosen = []
+    policies: dict[str, None] = {}
+    for curve in curves:
+        lines = line_charts.points(curve)
+        policies |= dict.fromkeys(lines)
+        if policy in lines:
+            chosen.append(replace(curve, axes=((POLICY, (policy,)), curve.axes[1])))
+    if not chosen:
+        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(policies)}.")
+    return chosen
 
 
 # -- differences -------------------------------------------------------------------------------------------------------
 
 
+def _difference_panels(result: Result, against: str, mean: bool) -> list[Panel]:
+    """Return the maps of a result minus a baseline, a policy, a model, or the maps of another source."""
+    is_source = Path(against).exists() or against.startswith(PUBLISHED)
+    other = result.options.open_source(against) if is_source else None
+    compared = compare(result.every_map, [analysis.run for analysis in result.opened_runs], against, other)
+    compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
+    return difference_panels(_of_means(compared) if mean else compared)
+
+
 def _of_means(compared: Compared) -> Compared:
-    """The same comparison for means over benchmarks."""
+    """Return the same comparison for means over benchmarks."""
     others = [
         replace(compared.others[map_.name], model=map_.model, benchmark=map_.benchmark, policy=map_.policy)
         for map_ in compared.maps
@@ -139,56 +190,96 @@ def _of_means(compared: Compared) -> Compared:
 
 
 def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> Compared:
-    """Maps against a baseline, a policy, a model, or the maps of the `other` source.
+    """Return maps against a baseline, a policy, a model, or the maps of the `other` source.
 
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.
     """
     if other is not None:
-        other_runs = [other.run] if isinstance(other, RunAnalysis) else []
-        return _compared(maps, Path(against).name, bare_maps(other), lambda name: name, runs, other_runs)
+        return _against_source(maps, runs, Path(against).name, other)
     if any(against in map_.baselines for map_ in maps):
-        paired = {name: cells for run in runs for name, cells in differences_of_run(run, against).items()}
-        return Compared(maps, against, {map_.name: _everywhere(map_, against) for map_ in maps}, paired)
+        return _against_baseline(maps, runs, against)
     if any(against == map_.policy for map_ in maps):
-        rest = [map_ for map_ in maps if map_.policy != against]
-        return _compared(rest, against, maps, lambda name: name._replace(policy=against), runs, runs)
+        return _against_policy(maps, runs, against)
     models = dict.fromkeys(map_.model for map_ in maps)
-    model = next((name for name in models if against in (name, style.model(name))), None)
+    model = next((name for name in models if against in (name, model_name(name))), None)
     if model is not None:
-        rest, full = [map_ for map_ in maps if map_.model != model], model
-        return _compared(rest, style.model(full), maps, lambda name: name._replace(model=full), runs, runs)
-    named = dict.fromkeys(
-        [*(name for map_ in maps for name in map_.baselines), *(map_.policy for map_ in maps), *models]
-    )
+        return _against_model(maps, runs, model)
     raise KvatlasError(
         f"There is no baseline, policy or model {against!r} to compare with, and no such run or CSV map; there are: "
-        f"{', '.join(filter(None, named))}."
+        f"{', '.join(_names(maps))}."
     )
+
+
+def _names(maps: Sequence[Map]) -> list[str]:
+    """Return the names of baselines, policies and models, each once."""
+    names: dict[str, None] = {}
+    for map_ in maps:
+        names |= dict.fromkeys(map_.baselines)
+    names |= dict.fromkeys(map_.policy for map_ in maps)
+    names |= dict.fromkeys(map_.model for map_ in maps)
+    return list(filter(None, names))
+
+
+def _against_source(maps: Sequence[Map], runs: Sequence[RunData], name: str, other: Source) -> Compared:
+    """Return maps against those of the same name in another source, which is shown under `name`."""
+    other_runs = [other.run] if isinstance(other, RunAnalysis) else []
+    return _compared(maps, _Others(name, bare_maps(other), lambda map_name: map_name), runs, other_runs)
+
+
+def _against_policy(maps: Sequence[Map], runs: Sequence[RunData], policy: str) -> Compared:
+    rest = [map_ for map_ in maps if map_.policy != policy]
+    return _compared(rest, _Others(policy, maps, lambda name: name._replace(policy=policy)), runs, runs)
+
+
+def _against_model(maps: Sequence[Map], runs: Sequence[RunData], model: str) -> Compared:
+    rest = [map_ for map_ in maps if map_.model != model]
+    return _compared(rest, _Others(model_name(model), maps, lambda name: name._replace(model=model)), runs, runs)
+
+
+def _against_baseline(maps: Sequence[Map], runs: Sequence[RunData], baseline: str) -> Compared:
+    paired: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
+    for run in runs:
+        paired |= differences_of_run(run, baseline)
+    return Compared(maps, baseline, {map_.name: _everywhere(map_, baseline) for map_ in maps}, paired)
 
 
 def _everywhere(map_: Map, baseline: str) -> Map:
-    """A map with its baseline in all cells; raises KvatlasError where it has none of that name."""
+    """Return a map with its baseline in all cells; raises KvatlasError where it has none of that name."""
     if baseline not in map_.baselines:
-        known = ", ".join(map_.baselines) or "none"
+        names = ", ".join(map_.baselines) or "none"
         raise KvatlasError(
-            f"The map of {map_.model} on {map_.benchmark} has no baseline {baseline!r}; its baselines are: {known}."
+            f"The map of {map_.model} on {map_.benchmark} has no baseline {baseline!r}; its baselines are: {names}."
         )
     return replace(map_, cells=dict.fromkeys(map_.cells, map_.baselines[baseline]))
 
 
-def _compared(
-    maps: Sequence[Map],
-    name: str,
-    theirs: Sequence[Map],
-    partner: Callable[[MapName], MapName],
-    runs: Sequence[RunData],
-    other_runs: Sequence[RunData],
-) -> Compared:
-    by_name = {(map_.name, *(axis for axis, _ in map_.axes)): map_ for map_ in theirs}
-    meets = {map_.name: (partner(map_.name), *(axis for axis, _ in map_.axes)) for map_ in maps}
-    others = {name: by_name[other] for name, other in meets.items() if other in by_name}
-    if not others:
-        raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
-    paired = [differences_of_runs(run, other, partner) for run in runs for other in other_runs]
-    contrasts = {name: cells for part in paired for name, cells in part.items()}
-    return Compared([map_ for map_ in maps if map_.name in others], name, others, contrasts)
+@dataclass(frozen=True)
+class _Others:
+    """The maps that others are compared with, under one name; `partner` gives the name of a map's partner."""
+
+    name: str
+    maps: Sequence[Map]
+    partner: Callable[[MapName], MapName]
+
+
+def _compared(maps: Sequence[Map], others: _Others, runs: Sequence[RunData], other_runs: Sequence[RunData]) -> Compared:
+    """Return maps with their partners of the same axes; raises KvatlasError if none has one."""
+    by_name = {(map_.name, *_axes(map_)): map_ for map_ in others.maps}
+    partners: dict[MapName, Map] = {}
+    for map_ in maps:
+        partner = by_name.get((others.partner(map_.name), *_axes(map_)))
+        if partner is not None:
+            partners[map_.name] = partner
+    if not partners:
+        raise KvatlasError(
+            f"No map has the model, benchmark, policy and axes of a map of {others.name} to be compared with."
+        )
+    contrasts: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
+    for run in runs:
+        for other_run in other_runs:
+            contrasts |= differences_of_runs(run, other_run, others.partner)
+    return Compared([map_ for map_ in maps if map_.name in partners], others.name, partners, contrasts)
+
+
+def _axes(map_: Map) -> tuple[str, str]:
+    return map_.axes[0][0], map_.axes[1][0]

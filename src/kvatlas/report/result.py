@@ -1,33 +1,43 @@
-"""The result: what is known of runs and CSV maps, analysed once. Text, JSON, pages and the Python API read it."""
+"""The result: what is known of runs and CSV maps, analysed once; figures, text, JSON, pages and the API read it."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, Setting, percent, rounded
-from kvatlas.figures import style
-from kvatlas.results.csv_maps import read_maps
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, percent
+from kvatlas.report.as_data import (
+    NO_SETTING,
+    Json,
+    choice_document,
+    comparison_document,
+    contrast_document,
+    loss_values,
+    omnibus_document,
+    p_value,
+    pooled_document,
+)
+from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.stats.adaptive import NO_PAIRS
-from kvatlas.stats.choice import Choice, Saving, choices_of_maps, kv_tokens_of
+from kvatlas.stats.choice import Choice, choices_of_maps
 from kvatlas.stats.csv_tests import PooledEffect, pooled_effects, verdicts_of_maps
-from kvatlas.stats.estimates import common, with_binomial_bounds
-from kvatlas.stats.losses import LossFamily, RequiredProblems, SettingLoss
+from kvatlas.stats.estimates import common
+from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
-from kvatlas.stats.numerics.arrays import Contrast
-from kvatlas.stats.pairs import Comparison, adjusted
+from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjusted
 from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_analysis import RunAnalysis, grids, group_by_axes, with_regions
-from kvatlas.stats.run_data import RunData, margin_from_points
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Limitation, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
+from kvatlas.text import model_name
 
-Json = dict[str, Any]
 #: Values nearer than this are the same peak.
 _TIE = 1e-9
 
@@ -42,7 +52,7 @@ class MapResult:
     @property
     def title(self) -> str:
         """Model, benchmark and policy."""
-        return " | ".join(filter(None, (style.model(self.map.model), self.map.benchmark, self.map.policy)))
+        return " | ".join(filter(None, (model_name(self.map.model), self.map.benchmark, self.map.policy)))
 
     @property
     def axes(self) -> tuple[str, str]:
@@ -98,12 +108,9 @@ class MapResult:
         return [coord for coord, cell in self.map.cells.items() if abs(cell.estimate.value - value) <= _TIE]
 
     def to_dict(self) -> Json:
-        """The map as data: its cells with intervals, costs and losses, and its tests."""
-        map_, verdict, test = self.map, self.verdict, self.verdict.omnibus
-
-        def places(coords: Sequence[CellCoord]) -> list[Json]:
-            return [{**self._coord(coord), **map_.cells[coord].estimate.to_dict()} for coord in coords]
-
+        """Return the map as data: its cells with intervals, costs and losses, and its tests."""
+        map_ = self.map
+        verdict = self.verdict
         return {
             "model": map_.model,
             "benchmark": map_.benchmark,
@@ -117,17 +124,13 @@ class MapResult:
             "mean": percent(self.mean),
             "min": percent(min(self.values)),
             "max": percent(max(self.values)),
-            "peaks": places(self.peaks),
-            "lowest": places(self.lowest),
+            "peaks": [self._estimate(coord) for coord in self.peaks],
+            "lowest": [self._estimate(coord) for coord in self.lowest],
             "estimates": [self._cell(coord) for coord in map_.cells],
             "baselines": [{**cell.to_dict(), "setting": name} for name, cell in map_.baselines.items()],
-            "omnibus": {
-                "statistic": rounded(test.statistic, 4) if test else None,
-                "p": _p(test.p) if test else None,
-                "method": test.method.value if test else None,
-            },
+            "omnibus": omnibus_document(verdict.omnibus),
             "evidence_of_difference": verdict.evidence,
-            "plateau": [self._coord(coord) for coord in verdict.plateau] if verdict.plateau else None,
+            "plateau": [self._coord(coord) for coord in verdict.plateau] or None,
             "may_lose": percent(verdict.most_lost),
             "effects": [self._effect(effect) for effect in verdict.effects],
             "stability": {
@@ -142,42 +145,165 @@ class MapResult:
     def _coord(self, coord: CellCoord) -> Json:
         return dict(zip(self.axes, coord, strict=True))
 
+    def _estimate(self, coord: CellCoord) -> Json:
+        return {**self._coord(coord), **self.map.cells[coord].estimate.to_dict()}
+
     def _cell(self, coord: CellCoord) -> Json:
         loss = self.losses.get(coord)
         return {
             **self._coord(coord),
             **self.map.cells[coord].to_dict(),
-            "p_best": _p(self.verdict.p_best.get(coord)),
+            "p_best": p_value(self.verdict.p_best.get(coord)),
             "may_lose": percent(self.verdict.may_lose.get(coord)),
-            **_loses(loss),
+            **loss_values(loss),
             "shown": loss.is_kept if loss else None,
         }
 
     def _effect(self, effect: Effect) -> Json:
-        levels = [{"level": level, **_contrast(contrast)} for level, contrast in effect.levels]
-        return {"axis": effect.axis, "levels": levels, "p": _p(effect.p), "missed": percent(effect.hidden)}
+        levels = [{"level": level, **contrast_document(contrast)} for level, contrast in effect.levels]
+        return {"axis": effect.axis, "levels": levels, "p": p_value(effect.p), "missed": percent(effect.hidden)}
 
 
 @dataclass(frozen=True)
 class Result:
-    """All that is known of some maps. Shares in [0, 1]; parts that need traces are empty for maps without.
+    """All that is known of runs and CSV maps, each part made on first use and kept. Shares in [0, 1].
 
-    `choices` are the recommendations, one for each model. `effects` are the axes' over all benchmarks.
+    Runs with the same axes are compared with each other as one. Parts that need traces are empty for maps without.
     """
 
-    findings: tuple[Limitation, ...]
-    maps: tuple[MapResult, ...]
-    means: tuple[MapResult, ...]
-    comparisons: tuple[Comparison, ...]
-    choices: tuple[Choice, ...]
-    notes: tuple[Note, ...]
-    effects: tuple[PooledEffect, ...] = ()
-    runs: tuple[RunData, ...] = field(default=(), repr=False)
+    sources: tuple[Source, ...] = field(repr=False)
+    options: ReadOptions = field(default_factory=ReadOptions)
+
+    # -- runs and maps before any test ---------------------------------------------------------------------------------
+
+    @cached_property
+    def opened_runs(self) -> list[RunAnalysis]:
+        """The runs among the sources, each with all its policies."""
+        return [source for source in self.sources if isinstance(source, RunAnalysis)]
+
+    @cached_property
+    def every_map(self) -> list[Map]:
+        """The maps of all policies, without tests. Raises KvatlasError for a run without two axes."""
+        maps = []
+        for source in self.sources:
+            maps += bare_maps(source)
+        return maps
+
+    @cached_property
+    def untested(self) -> list[Map]:
+        """The maps of the policy that the options name, without tests; raises KvatlasError without any."""
+        return of_policy(self.every_map, self.options.policy)
+
+    @cached_property
+    def untested_means(self) -> list[Map]:
+        """Their means over benchmarks, without tests; raises KvatlasError for maps that cannot be averaged."""
+        return mean_maps(self.untested)
+
+    @cached_property
+    def _means_and_notes(self) -> tuple[list[Map], list[Note]]:
+        try:
+            return self.untested_means, []
+        except KvatlasError as error:
+            return [], [Note(NoteKind.LEFT_OUT, f"No means over benchmarks: {error}")]
+
+    # -- tests ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _joined_runs(self) -> list[RunAnalysis]:
+        """The runs, those with the same axes as one."""
+        return group_by_axes(self.opened_runs)
+
+    @cached_property
+    def _analyses(self) -> list[RunAnalysis]:
+        """The group_by_axes runs, of the policy that the options name; adaptive runs with all policies."""
+        policy = self.options.policy
+        return [run if policy is None or run.is_adaptive else run.of_policy(policy) for run in self._joined_runs]
+
+    @property
+    def runs(self) -> tuple[RunData, ...]:
+        """The analysed runs."""
+        return tuple(run.run for run in self._analyses)
+
+    @property
+    def margin(self) -> float:
+        """The loss against the full cache that a setting may have, in (0, 1)."""
+        return self.opened_runs[0].run.margin if self.opened_runs else self.options.margin
+
+    @cached_property
+    def verdicts(self) -> Mapping[MapName, Verdict]:
+        """The tests by map, means over benchmarks included."""
+        by_map: dict[MapName, Verdict] = {}
+        if len(self.opened_runs) < len(self.sources):
+            by_map |= verdicts_of_maps(self.untested)
+        for run in self._analyses:
+            by_map |= run.verdicts
+        return by_map
+
+    @cached_property
+    def maps(self) -> tuple[MapResult, ...]:
+        """The maps with their regions and tests."""
+        return self._tested(self.untested)
+
+    @cached_property
+    def means(self) -> tuple[MapResult, ...]:
+        """The means over benchmarks with their regions and tests; empty for maps that cannot be averaged."""
+        means, _ = self._means_and_notes
+        return self._tested(means)
+
+    def _tested(self, maps: Sequence[Map]) -> tuple[MapResult, ...]:
+        regions = with_regions(maps, self.verdicts, self.margin)
+        return tuple(MapResult(map_, self.verdicts.get(map_.name, Verdict())) for map_ in regions)
+
+    @cached_property
+    def findings(self) -> tuple[Limitation, ...]:
+        """The limits of what the runs can show, the gravest first."""
+        cells: list[CellTraces] = []
+        for run in self.opened_runs:
+            cells += run.cells_of(self.options.policy)
+        return tuple(findings(cells))
+
+    @cached_property
+    def effects(self) -> tuple[PooledEffect, ...]:
+        """The effects of the axes over all benchmarks."""
+        return tuple(pooled_effects([one.map for one in self.maps], self.verdicts))
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """The recommendation for each model."""
+        choices: list[Choice] = []
+        for run in self._analyses:
+            choices += run.choices
+        maps = grids([one.map for one in self.maps], [one.map for one in self.means])
+        return (*choices, *choices_of_maps(maps, self.verdicts, choices, self.effects))
+
+    @cached_property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Policies, models and best cells of the runs in pairs, p-values adjusted over all of them."""
+        policy = self.options.policy
+        comparisons: list[Comparison] = []
+        for run in self._joined_runs:
+            comparisons += [one for one in run.comparisons if policy is None or _is_about(one, policy)]
+        return adjusted(comparisons)
+
+    @property
+    def differences(self) -> Differences:
+        """The cells of the runs minus the first baseline of their maps, in pairs."""
+        differences: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
+        for run in self.opened_runs:
+            differences |= run.differences
+        return differences
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Notes on the whole result."""
+        _, notes = self._means_and_notes
+        is_adaptive = any(run.is_adaptive for run in self.opened_runs)
+        return (NO_PAIRS, *notes) if is_adaptive else tuple(notes)
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:
         """The cost of a right answer of each setting of the runs."""
-        return tuple(price for run in self.runs for price in prices(run))
+        return tuple(chain.from_iterable(map(prices, self.runs)))
 
     @property
     def single(self) -> list[MapResult]:
@@ -205,8 +331,12 @@ class Result:
                 by_text.setdefault(note.text, []).append(one)
         return by_text
 
+    def comparison_documents(self) -> list[Json]:
+        """Return the comparisons as data: first minus second, in points."""
+        return [comparison_document(comparison) for comparison in self.comparisons]
+
     def to_dict(self) -> Json:
-        """The document of `kvatlas describe --json`: percent scale, unknown values None.
+        """Return the document of `kvatlas describe --json`: percent scale, unknown values None.
 
         `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples,
         unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
@@ -218,115 +348,63 @@ class Result:
         over all benchmarks (and models, for CSV maps), each level against the mean of the others. `per_right_answer`:
         what a right answer of each setting costs, with the ratio to the full cache's.
         """
-        choices = [_choice(choice) for choice in self.choices]
+        choices = [choice_document(choice) for choice in self.choices]
+        first_choice = choices[0] if choices else NO_SETTING
         return {
             "findings": [asdict(finding) for finding in self.findings],
             "maps": [one.to_dict() for one in self.maps],
             "means": [one.to_dict() for one in self.means],
-            "comparisons": [_comparison(comparison) for comparison in self.comparisons],
-            "recommendation": {**(choices[0] if choices else _NO_SETTING), "all": choices},
-            "effects": [_pooled(effect) for effect in self.effects],
+            "comparisons": self.comparison_documents(),
+            "recommendation": {**first_choice, "all": choices},
+            "effects": [pooled_document(effect) for effect in self.effects],
             "per_right_answer": [{**vars(price), "setting": str(price.setting)} for price in self.prices],
             "notes": [note.text for note in self.notes],
         }
 
 
-#: An opened run, or the maps of a file.
-Source = RunAnalysis | list[Map]
+def open_result(sources: Sequence[str | Path | RunAnalysis | Map], options: ReadOptions | None = None) -> Result:
+    """Return the result of runs (or their folders), CSV maps, `published:NAME`, and single maps.
 
-
-def open_source(
-    source: str | Path,
-    metric: str | None = None,
-    partial: bool = False,
-    fix: Mapping[str, Any] | None = None,
-    lose_at_most: float | None = None,
-    problems: int | None = None,
-    samples: int | None = None,
-) -> Source:
-    """Open a run (as `RunData.open`), or a CSV map or `published:NAME`, with intervals of the binomial bound."""
-    if Path(source).is_dir():
-        return RunAnalysis(RunData.open(source, metric, partial, fix, lose_at_most))
-    return with_binomial_bounds(read_maps(source, partial, problems, samples))
-
-
-def bare_maps(source: Source) -> list[Map]:
-    """The maps of a source, without regions."""
-    return source.untested_maps if isinstance(source, RunAnalysis) else source
+    Raises KvatlasError for a source that cannot be read.
+    """
+    options = options or ReadOptions()
+    opened: list[Source] = []
+    for source in sources:
+        if isinstance(source, Map):
+            opened.append([source])
+        elif isinstance(source, RunAnalysis):
+            opened.append(source)
+        else:
+            opened.append(options.open_source(source))
+    return Result(tuple(opened), options)
 
 
 def analyse(
-    sources: Sequence[str | Path | RunAnalysis | Map],
-    *,
-    metric: str = "pass@1",
-    partial: bool = False,
-    fix: Mapping[str, Any] | None = None,
-    policy: str | None = None,
-    problems: int | None = None,
-    samples: int | None = None,
-    lose_at_most: float | None = None,
+    sources: Sequence[str | Path | RunAnalysis | Map], options: ReadOptions | None = None, **named: Any
 ) -> Result:
-    """Analyse runs (or their folders), CSV maps, `published:NAME`, and single maps.
+    """Return the result of sources (see `open_result`) that have maps, no two of them of one name.
 
-    Runs with the same axes are compared with each other as one. `policy` keeps the maps and comparisons of that policy;
-    `problems` and `samples` are those of CSV maps without such columns. `lose_at_most` is the margin in points against
-    the full cache. Raises KvatlasError for a source that cannot be read, no map, and a map that comes twice.
+    `named` are fields of `ReadOptions` by their names, in place of those of `options`. Raises KvatlasError for a source
+    that cannot be read, no map, and a map that comes twice.
     """
-    margin = margin_from_points(lose_at_most)
-    maps: list[Map] = []
-    runs: list[RunAnalysis] = []
-    for source in sources:
-        if isinstance(source, Map):
-            maps.append(source)
-            continue
-        opened = (
-            source
-            if isinstance(source, RunAnalysis)
-            else open_source(source, metric, partial, fix, lose_at_most, problems, samples)
-        )
-        runs += [opened] if isinstance(opened, RunAnalysis) else []
-        maps += bare_maps(opened)
-    maps = of_policy(maps, policy)
-    _check_distinct(maps)
-    compared: list[Comparison] = []
-    choices: list[Choice] = []
-    analysed: list[RunData] = []
-    notes: dict[Note, None] = {}
-    by_map: dict[MapName, Verdict] = verdicts_of_maps(maps)
-    for run in group_by_axes(runs):
-        part = run if policy is None or run.is_adaptive else run.of_policy(policy)
-        by_map |= part.verdicts
-        choices += part.choices
-        notes |= dict.fromkeys([NO_PAIRS] * run.is_adaptive)
-        analysed.append(part.run)
-        compared += [one for one in run.comparisons if policy is None or policy in one.first or policy in one.second]
-    means, remarks = _means(maps)
-    margin = runs[0].run.margin if runs else margin
-    maps, means = with_regions(maps, by_map, margin), with_regions(means, by_map, margin)
-    effects = pooled_effects(maps, by_map)
-    choices += choices_of_maps(grids(maps, means), by_map, choices, effects)
-    tested = [MapResult(map_, by_map.get(map_.name, Verdict())) for map_ in (*maps, *means)]
-    return Result(
-        findings=tuple(findings([cell for run in runs for cell in run.cells_of(policy)])),
-        maps=tuple(tested[: len(maps)]),
-        means=tuple(tested[len(maps) :]),
-        comparisons=adjusted(compared),
-        choices=tuple(choices),
-        notes=(*notes, *remarks),
-        effects=tuple(effects),
-        runs=tuple(analysed),
-    )
+    result = open_result(sources, replace(options or ReadOptions(), **named))
+    _check_distinct(result.untested)
+    return result
 
 
 def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
-    """The maps of a policy, all of them without one; raises KvatlasError without one."""
+    """Return the maps of a policy, all of them without one; raises KvatlasError if there is no map."""
     if not maps:
         raise KvatlasError("There is no map to describe.")
     kept = [map_ for map_ in maps if policy is None or map_.policy == policy]
     if not kept:
-        there = ", ".join(dict.fromkeys(map_.policy or "none named" for map_ in maps))
-        raise KvatlasError(f"There is no map of the policy {policy!r}; there are: {there}.")
+        policies = ", ".join(dict.fromkeys(map_.policy or "none named" for map_ in maps))
+        raise KvatlasError(f"There is no map of the policy {policy!r}; there are: {policies}.")
     return kept
+
+
+def _is_about(comparison: Comparison, policy: str) -> bool:
+    return policy in comparison.first or policy in comparison.second
 
 
 def _check_distinct(maps: Sequence[Map]) -> None:
@@ -336,119 +414,3 @@ def _check_distinct(maps: Sequence[Map]) -> None:
                 f"The map {' | '.join(filter(None, name))} was given twice; compare two readings of one map with "
                 "`kvatlas compare`."
             )
-
-
-def _means(maps: Sequence[Map]) -> tuple[list[Map], list[Note]]:
-    try:
-        return mean_maps(maps), []
-    except KvatlasError as error:
-        return [], [Note(NoteKind.LEFT_OUT, f"No means over benchmarks: {error}")]
-
-
-def _p(p: float | None) -> float | None:
-    """Return a p-value with four digits: a small one is never 0."""
-    return None if p is None or math.isnan(p) else float(f"{p:.4g}")
-
-
-def _contrast(contrast: Contrast, name: str = "value") -> Json:
-    limits = {name: contrast.value, "low": contrast.low, "high": contrast.high}
-    known = {key: percent(share) if math.isfinite(share) else None for key, share in limits.items()}
-    return {**known, "p": _p(contrast.p)}
-
-
-def _loses(loss: SettingLoss | None) -> Json:
-    names = {"loses": "value", "loses_low": "low", "loses_high": "high", "loses_limit": "limit"}
-    return {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
-
-
-def _setting_loss(setting: Setting, loss: SettingLoss, family: LossFamily | None) -> Json:
-    among = None if family is None else family.among_compressed(setting.id)
-    return {
-        "setting": str(setting),
-        **_loses(loss),
-        "p": _p(loss.p),
-        "shown": loss.is_kept,
-        "broken": loss.is_broken,
-        "joint_limit": percent(loss.joint_limit),
-        "traces": loss.traces,
-        "compressed": loss.compressed,
-        "loses_where_compressed": _contrast(among, "loses") if among else None,
-    }
-
-
-def _required(required: RequiredProblems) -> Json:
-    return {
-        "setting": str(required.setting),
-        "problems": required.problems,
-        "needed": required.count,
-        "low_loss": percent(required.low_loss),
-        "needed_range": [required.at_low, required.at_high],
-    }
-
-
-def _comparison(comparison: Comparison) -> Json:
-    names = ("model", "benchmark", "metric", "first", "second", "cells")
-    return {
-        **{name: getattr(comparison, name) for name in names},
-        **_contrast(comparison.difference, "difference"),
-        "problems": comparison.difference.problems,
-        "pairs": comparison.difference.pairs or None,
-        "note": comparison.note or None,
-        "p_holm": _p(comparison.p_holm),
-        "p_bh": _p(comparison.p_bh),
-    }
-
-
-_NO_SETTING: Mapping[str, Any] = dict.fromkeys(("setting", "value", "low", "high", "kept_tokens_mean"))
-
-
-def _choice(choice: Choice) -> Json:
-    return {
-        **_chosen(choice.by_memory, choice),
-        "model": choice.model,
-        "benchmark": choice.benchmark,
-        "candidates": choice.candidates,
-        "plateau": choice.members,
-        "by_time": _chosen(choice.by_time, choice) if choice.by_time else None,
-        "vacuous": choice.vacuous,
-        "margin": percent(choice.margin),
-        **_loses(choice.loss),
-        "shown": choice.shown,
-        "losses": [
-            _setting_loss(choice.settings[id_], loss, choice.family) for id_, loss in (choice.losses or {}).items()
-        ],
-        "provable": choice.provable.to_dict() if choice.provable else None,
-        "required": _required(choice.required) if choice.required and not choice.shown else None,
-        "saving": _saving(choice.saving),
-        "behind_highest": percent(choice.behind_highest),
-    }
-
-
-def _saving(saving: Saving | None) -> Json | None:
-    """Return what a setting saves of the full cache's memory, and of memory times written tokens, in percent."""
-    if saving is None:
-        return None
-    return {"memory": percent(1 - saving.memory), "work": None if saving.work is None else percent(1 - saving.work)}
-
-
-def _chosen(cell: Cell | None, choice: Choice) -> Json:
-    if cell is None:
-        return dict(_NO_SETTING)
-    return {
-        **cell.to_dict(),
-        "may_lose": percent(choice.may_lose.get(cell.setting.id)),
-        "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
-        "kept_tokens_measured": cell.mean_kv_tokens is not None,
-    }
-
-
-def _pooled(effect: PooledEffect) -> Json:
-    return {
-        "axis": effect.axis,
-        "over": effect.over,
-        "p": _p(effect.p),
-        "adjusted_p": _p(effect.adjusted_p),
-        "levels": [{"level": level, **_contrast(contrast, "difference")} for level, contrast in effect.levels],
-        "maps": effect.maps or None,
-        "below": list(effect.below) or None,
-    }

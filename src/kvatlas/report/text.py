@@ -11,11 +11,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Cell, CellCoord, Setting, differing, grouped
-from kvatlas.figures import style
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.prices import Price
+from kvatlas.text import axis_label, interval_text, model_name, percent_text, points_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,22 +26,22 @@ _NAMED = 6
 
 
 def one_page(result: Result) -> str:
-    """The result as Markdown of about a page."""
+    """Return the result as Markdown of about a page."""
     return _rendered("describe.md", result)
 
 
 def mean_tables(result: Result) -> str:
-    """A Markdown table for each model and policy: the mean over benchmarks, else the only map."""
+    """Return a Markdown table for each model and policy: the mean over benchmarks, else the only map."""
     return _rendered("grids.md", result)
 
 
 def every_map(result: Result) -> str:
-    """The result as Markdown with every map, test and comparison."""
+    """Return the result as Markdown with every map, test and comparison."""
     return _rendered("describe_long.md", result)
 
 
 def say(macro: str, about: Any) -> list[str]:
-    """The sentences that a macro of `sentences.txt` makes of a result, or of a part of it: its paragraphs."""
+    """Return the sentences that a macro of `sentences.txt` makes of a result, or of a part of it: its paragraphs."""
     text = str(getattr(_environment().get_template("sentences.txt").module, macro)(about))
     return [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
@@ -69,10 +70,10 @@ def _environment() -> Environment:
         loader=FunctionLoader(lambda name: (folder / name).read_text("utf-8")),
     )
     environment.filters |= {
-        "percent": style.percent,
-        "points": style.difference,
-        "model": style.model,
-        "label": style.label,
+        "percent": percent_text,
+        "points": points_text,
+        "model": model_name,
+        "label": axis_label,
         "brief": brief,
         "p": p_text,
         "count": count,
@@ -106,17 +107,17 @@ def p_text(p: float) -> str:
 
 
 def brief(share: float) -> str:
-    """A share as points without more places than needed: 0.03 is `3`."""
+    """Return a share as points without more places than needed: 0.03 is `3`."""
     return f"{round(100 * share, 4):g}"
 
 
-def count(number: int, noun: str) -> str:
-    """A number with its noun: `1 map`, `3,742 problems`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count(quantity: int, noun: str) -> str:
+    """Return a number with its noun: `1 map`, `3,742 problems`."""
+    return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"
 
 
 def listed(items: Iterable[str]) -> str:
-    """The first items by name, the others as a number."""
+    """Return the first items by name, the others as a number."""
     names = list(items)
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return "; ".join(names[:_NAMED]) + more
@@ -143,12 +144,12 @@ def price_text(price: Price) -> str:
 
 
 def at(coord: CellCoord, one: Any) -> str:
-    """A place on the axes of a map: `local_window 16, ratio 0.3`."""
+    """Return a place on the axes of a map: `local_window 16, ratio 0.3`."""
     return ", ".join(f"{name} {value}" for name, value in zip(one.axes, coord, strict=True))
 
 
 def setting_text(choice: Choice, setting: Setting) -> str:
-    """A setting by the parameters that differ between the candidates."""
+    """Return a setting by the parameters that differ between the candidates."""
     others = list(choice.settings.values())
     if not others:
         return str(setting)
@@ -158,46 +159,54 @@ def setting_text(choice: Choice, setting: Setting) -> str:
 
 
 def _exact(one: MapResult, value: float) -> str:
-    """A value in percent: to a tenth of a point, and of CSV maps to a hundredth where it was given so."""
+    """Return a value in percent: to a tenth of a point, and of CSV maps to a hundredth where it was given so."""
     finer = f"{round(100 * value, 4):.2f}"
-    return finer if one.map.validity is None and finer[-1] != "0" else style.percent(value)
+    return finer if one.map.validity is None and finer[-1] != "0" else percent_text(value)
 
 
 def _estimates(coords: Iterable[CellCoord], one: MapResult) -> str:
-    texts = []
-    for coord in coords:
-        estimate = one.map.cells[coord].estimate
-        interval = style.interval(estimate)
-        texts.append(f"{style.percent(estimate.value)}{f' ({interval})' if interval else ''} at {at(coord, one)}")
-    return listed(texts)
+    """Return the values of cells with their intervals and places."""
+    return listed(_estimate(coord, one) for coord in coords)
+
+
+def _estimate(coord: CellCoord, one: MapResult) -> str:
+    estimate = one.map.cells[coord].estimate
+    text = percent_text(estimate.value)
+    interval = interval_text(estimate)
+    if interval:
+        text += f" ({interval})"
+    return f"{text} at {at(coord, one)}"
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
+    ruler = "|" + "---|" * len(header)
+    return "\n".join([_table_row(header), ruler, *map(_table_row, rows)])
 
-    def line(fields: Sequence[str]) -> str:
-        return "| " + " | ".join(field.replace("|", r"\|").replace("\n", " ") for field in fields) + " |"
 
-    return "\n".join([line(header), "|" + "---|" * len(header), *map(line, rows)])
+def _table_row(fields: Sequence[str]) -> str:
+    escaped = (field.replace("|", r"\|").replace("\n", " ") for field in fields)
+    return f"| {' | '.join(escaped)} |"
 
 
 def grid_table(one: MapResult) -> str:
-    """The values of a map, marked where a loss of at most the margin, or of more, is proven."""
+    """Return the values of a map, marked where a loss of at most the margin, or of more, is proven."""
     (down, rows), (across, columns) = one.map.axes
+    name = f"{model_name(one.map.model)} {one.map.policy}".strip()
+    lines = []
+    for row in rows:
+        values = [_marked_value(one, (row, column)) for column in columns]
+        lines.append([str(row), *values])
+    return table([f"{name}: {down} \\ {across}", *map(str, columns)], lines)
 
-    def value(coord: CellCoord) -> str:
-        if coord not in one.map.cells:
-            return "–"
-        loss = one.losses.get(coord)
-        return _exact(one, one.map.cells[coord].estimate.value) + _mark(loss)
 
-    return table(
-        [f"{style.model(one.map.model)} {one.map.policy}".strip() + f": {down} \\ {across}", *map(str, columns)],
-        ([str(row), *(value((row, column)) for column in columns)] for row in rows),
-    )
+def _marked_value(one: MapResult, coord: CellCoord) -> str:
+    if coord not in one.map.cells:
+        return "–"
+    return _exact(one, one.map.cells[coord].estimate.value) + _mark(one.losses.get(coord))
 
 
 def _mark(loss: SettingLoss | None) -> str:
@@ -210,42 +219,51 @@ def _mark(loss: SettingLoss | None) -> str:
 
 
 def benchmark_table(result: Result) -> str:
-    """The lowest and the highest value of each policy, and the full cache's, by model and benchmark."""
+    """Return the lowest and the highest value of each policy, and the full cache's, by model and benchmark."""
     policies = list(dict.fromkeys(one.map.policy for one in result.single))
     rows = []
     for (model, benchmark), maps in grouped(result.single, attrgetter("map.model", "map.benchmark")).items():
-        full, problems = maps[0].map.full, maps[0].problems
-        spans = {one.map.policy: f"{_exact(one, min(one.values))} to {_exact(one, max(one.values))}" for one in maps}
+        full = maps[0].map.full
+        problems = maps[0].problems
+        ranges = {one.map.policy: f"{_exact(one, min(one.values))} to {_exact(one, max(one.values))}" for one in maps}
         rows.append(
             [
-                style.model(model),
+                model_name(model),
                 benchmark,
                 "–" if problems is None else str(problems),
-                "–" if full is None else style.percent(full.estimate.value),
-                *(spans.get(name, "–") for name in policies),
+                "–" if full is None else percent_text(full.estimate.value),
+                *(ranges.get(policy, "–") for policy in policies),
             ]
         )
     columns = [f"{policy or 'cells'}, lowest to highest" for policy in policies]
     return table(["Model", "Benchmark", "Problems", "full", *columns], rows)
 
 
+#: The columns of `comparison_table`.
+_COMPARISON_COLUMNS = (
+    "Model", "Benchmark", "First", "Second", "Cells", "Problems", "First - second (points)", "95 % interval", "p",
+    "p (Holm)", "p (BH)", "Note",
+)  # fmt: skip
+
+
 def comparison_table(result: Result) -> str:
-    """Paired comparisons: first minus second in points."""
-    header = ["Model", "Benchmark", "First", "Second", "Cells", "Problems", "First - second (points)", "95 % interval"]
-    rows = [
-        [
-            comparison.model,
-            comparison.benchmark,
-            comparison.first,
-            comparison.second,
-            str(comparison.cells),
-            str(difference.problems),
-            style.difference(difference.value),
-            f"{style.difference(difference.low)} to {style.difference(difference.high)}",
-            *map(p_text, (difference.p, comparison.p_holm, comparison.p_bh)),
-            comparison.note,
-        ]
-        for comparison in result.comparisons
-        for difference in [comparison.difference]
+    """Return the paired comparisons: first minus second in points."""
+    return table(_COMPARISON_COLUMNS, map(_comparison_row, result.comparisons))
+
+
+def _comparison_row(comparison: Comparison) -> list[str]:
+    difference = comparison.difference
+    return [
+        comparison.model,
+        comparison.benchmark,
+        comparison.first,
+        comparison.second,
+        str(comparison.cells),
+        str(difference.problems),
+        points_text(difference.value),
+        f"{points_text(difference.low)} to {points_text(difference.high)}",
+        p_text(difference.p),
+        p_text(comparison.p_holm),
+        p_text(comparison.p_bh),
+        comparison.note,
     ]
-    return table([*header, "p", "p (Holm)", "p (BH)", "Note"], rows)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.public import SOURCES
+from kvatlas.columns import csv_columns
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.text import number, unguarded
 
@@ -23,10 +26,8 @@ _FOLDER = resources.files("kvatlas.results") / "published"
 _PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
 #: The columns that hold the values of a metric, in percent.
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
-EXTRAS = (
-    "low", "high", "problems", "samples", "kept_tokens_mean", "peak_kv_tokens", "output_tokens_mean", "truncated",
-    "seconds_mean",
-)  # fmt: skip
+#: The other columns that kvatlas itself writes; they are read back. Columns that users add are written alone.
+EXTRAS = tuple(column.name for column in csv_columns())
 #: The smallest values of the columns that hold integers, and a limit of all of them.
 _INTEGERS = {"local_window": 0, "problems": 1, "samples": 1, "peak_kv_tokens": 0, "truncated": 0}
 _BELOW = 10**9
@@ -37,6 +38,37 @@ _LISTED = 5
 #: The name of a map: model, benchmark, policy.
 _Name = tuple[str, str, str]
 _Coord = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The cells and the baselines of a file by map, its axes, and the column of its metric."""
+
+    axes: tuple[str, str]
+    column: str
+    groups: dict[_Name, dict[_Coord, Cell]] = field(default_factory=dict)
+    baselines: dict[_Name, Cell] = field(default_factory=dict)
+
+    def add(self, where: str, name: _Name, coord: _Coord | None, cell: Cell) -> None:
+        """Add a cell, or a baseline without coordinates; raises KvatlasError for a repeated one."""
+        model, benchmark, policy = name
+        if coord is None:
+            if name in self.baselines:
+                raise KvatlasError(f"{where} repeats the baseline {policy!r} of {benchmark}.")
+            self.baselines[name] = cell
+            return
+        group = self.groups.setdefault(name, {})
+        if coord in group:
+            place = f"{self.axes[0]} {coord[0]}, {self.axes[1]} {coord[1]}"
+            raise KvatlasError(f"{where} repeats the cell {place} of {model} on {benchmark}.")
+        group[coord] = cell
+
+    def largest_value(self) -> float:
+        """Return the largest value or upper limit of an interval."""
+        estimates = [cell.estimate for cell in self.baselines.values()]
+        for group in self.groups.values():
+            estimates += [cell.estimate for cell in group.values()]
+        return max(estimate.high or estimate.value for estimate in estimates)
 
 
 def value_column(metric: str) -> str:
@@ -64,31 +96,20 @@ def read_maps(
     defaults = dict(_PUBLISHED_AS) if name.startswith(PUBLISHED) else {}
     defaults |= {key: value for key, value in (("problems", problems), ("samples", samples)) if value is not None}
     reader = csv.DictReader(io.StringIO(_text(name), newline=""))
-    groups: dict[_Name, dict[_Coord, Cell]] = {}
-    baselines: dict[_Name, Cell] = {}
     try:
-        axes, column = _columns(name, list(reader.fieldnames or ()))
+        table = _Table(*_columns(name, list(reader.fieldnames or ())))
         for record in reader:
             where = f"{name}, line {reader.line_num}"
-            if None in record:
-                raise KvatlasError(f"{where} has more fields than the header; a value with a comma in it needs quotes.")
-            fields = {key: unguarded((value or "").strip()) for key, value in record.items()}
-            coord, cell = _cell(where, fields, axes, column, defaults)
-            map_name = fields["model"], fields["benchmark"], cell.setting.policy
-            if coord is None:
-                if baselines.setdefault(map_name, cell) is not cell:
-                    raise KvatlasError(f"{where} repeats the baseline {map_name[2]!r} of {map_name[1]}.")
-            elif groups.setdefault(map_name, {}).setdefault(coord, cell) is not cell:
-                place = f"{axes[0]} {coord[0]}, {axes[1]} {coord[1]}"
-                raise KvatlasError(f"{where} repeats the cell {place} of {map_name[0]} on {map_name[1]}.")
+            fields = _fields(where, record)
+            coord, cell = _cell(where, fields, table, defaults)
+            table.add(where, (fields["model"], fields["benchmark"], cell.setting.policy), coord, cell)
     except csv.Error as error:
         raise KvatlasError(f"{name} cannot be read as a CSV map ({error}).") from error
-    if not groups:
-        raise KvatlasError(f"{name} has no cells; expected rows with values of {axes[0]} and {axes[1]}.")
-    cells = [*baselines.values(), *(cell for group in groups.values() for cell in group.values())]
-    if 0 < max(cell.estimate.high or cell.estimate.value for cell in cells) <= 0.01:
-        raise KvatlasError(f"{name} has values of {column} from 0 to 1; expected percent, from 0 to 100.")
-    return _maps(name, groups, baselines, axes, column.replace("_at_", "@"), partial)
+    if not table.groups:
+        raise KvatlasError(f"{name} has no cells; expected rows with values of {table.axes[0]} and {table.axes[1]}.")
+    if 0 < table.largest_value() <= 0.01:
+        raise KvatlasError(f"{name} has values of {table.column} from 0 to 1; expected percent, from 0 to 100.")
+    return [_map(name, map_name, table, partial) for map_name in table.groups]
 
 
 def _text(name: str) -> str:
@@ -112,7 +133,8 @@ def _text(name: str) -> str:
 def _columns(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
     """Return the two axes and the column of the metric."""
     values = [column for column in header if _VALUES.fullmatch(column)]
-    axes = [column for column in header if column not in ("model", "benchmark", "policy", *values, *EXTRAS)]
+    others = ["model", "benchmark", "policy", *values, *(column.name for column in csv_columns())]
+    axes = [column for column in header if column not in others]
     named = {"model", "benchmark"} <= set(header) and len(set(header)) == len(header)
     if not named or len(values) != 1 or len(axes) != 2 or not all(axes):
         raise KvatlasError(
@@ -122,35 +144,70 @@ def _columns(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
     return (axes[0], axes[1]), values[0]
 
 
+def _fields(where: str, record: Mapping[str | None, Any]) -> dict[str, str]:
+    """Return the fields of a row by column; raises KvatlasError if it has more than the header."""
+    fields = {}
+    for column, text in record.items():
+        if column is None:
+            raise KvatlasError(f"{where} has more fields than the header; a value with a comma in it needs quotes.")
+        fields[column] = unguarded((text or "").strip())
+    return fields
+
+
 def _cell(
-    where: str, fields: Mapping[str, str], axes: tuple[str, str], column: str, defaults: Mapping[str, Any]
+    where: str, fields: Mapping[str, str], table: _Table, defaults: Mapping[str, Any]
 ) -> tuple[_Coord | None, Cell]:
     """Return the coordinates of a row, None for a baseline, and its cell."""
     if not fields["model"] or not fields["benchmark"]:
         raise KvatlasError(f"{where} has no {'benchmark' if fields['model'] else 'model'}; expected both in every row.")
+    values = _axis_values(where, fields, table.axes)
+    value = _number(where, table.column, fields[table.column])
+    if not 0 <= value <= 100:
+        raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
+    numbers = _further_numbers(where, fields, defaults)
+    policy = fields.get("policy") or defaults.get("policy", "")
+    coord = None
+    parameters: dict[str, Any] = {}
+    if values:
+        coord = (values[table.axes[0]], values[table.axes[1]])
+        if "kv_budget" in defaults:
+            parameters["kv_budget"] = defaults["kv_budget"]
+        parameters |= values
+    cell = Cell(
+        Setting.of(policy, **parameters),
+        Estimate(value / 100, numbers.get("low"), numbers.get("high"), numbers["problems"], numbers["samples"]),
+        mean_kv_tokens=numbers.get("kept_tokens_mean"),
+        peak_kv_tokens=numbers.get("peak_kv_tokens"),
+        output_tokens_mean=numbers.get("output_tokens_mean"),
+        truncated=numbers.get("truncated"),
+        seconds_mean=numbers.get("seconds_mean"),
+    )
+    return coord, cell
+
+
+def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -> dict[str, Any]:
+    """Return the values of a row on the axes, none for a baseline; raises KvatlasError for a value of one axis."""
     given = [axis for axis in axes if fields[axis]]
     if len(given) == 1:
         raise KvatlasError(f"{where} has a value of {given[0]} alone; a cell needs both axes, a baseline neither.")
-    values = {
-        axis: _number(where, axis, fields[axis]) if axis in ("local_window", "ratio") else number(fields[axis])
-        for axis in given
-    }
-    value = _number(where, column, fields[column])
-    if not 0 <= value <= 100:
-        raise KvatlasError(f"{where}: {column} is {fields[column]}; expected a percentage from 0 to 100.")
-    known = SOURCES.get(fields["benchmark"])
-    numbers: dict[str, Any] = {"problems": known.size if known else None, "samples": None, **defaults}
+    values: dict[str, Any] = {}
+    for axis in given:
+        if axis in ("local_window", "ratio"):
+            values[axis] = _number(where, axis, fields[axis])
+        else:
+            values[axis] = number(fields[axis])
+    return values
+
+
+def _further_numbers(where: str, fields: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a row other than its metric: those of its columns, else the defaults; limits as shares."""
+    source = SOURCES.get(fields["benchmark"])
+    numbers: dict[str, Any] = {"problems": source.size if source else None, "samples": None, **defaults}
     numbers |= {name: _number(where, name, fields[name]) for name in EXTRAS if fields.get(name)}
-    low, high = (numbers[limit] / 100 if limit in numbers else None for limit in ("low", "high"))
-    policy = fields.get("policy") or defaults.get("policy", "")
-    budget = {name: defaults[name] for name in ("kv_budget",) if values and name in defaults}
-    cell = Cell(
-        Setting.of(policy, **budget, **values),
-        Estimate(value / 100, low, high, numbers["problems"], numbers["samples"]),
-        mean_kv_tokens=numbers.get("kept_tokens_mean"),
-        **{name: numbers.get(name) for name in EXTRAS[5:]},
-    )
-    return (values[axes[0]], values[axes[1]]) if values else None, cell
+    for limit in ("low", "high"):
+        if limit in numbers:
+            numbers[limit] /= 100
+    return numbers
 
 
 def _number(where: str, column: str, text: str) -> float:
@@ -169,40 +226,51 @@ def _number(where: str, column: str, text: str) -> float:
     return value
 
 
-def _maps(
-    name: str,
-    groups: Mapping[_Name, Mapping[_Coord, Cell]],
-    baselines: Mapping[_Name, Cell],
-    axes: tuple[str, str],
-    metric: str,
-    partial: bool,
-) -> list[Map]:
-    """Return the maps; those of one model and policy have the same axes."""
-    maps = []
-    for (model, benchmark, policy), cells in groups.items():
-        coords = [at for (own, _, other), group in groups.items() if (own, other) == (model, policy) for at in group]
-        rows, columns = (ascending(coord[place] for coord in coords) for place in (0, 1))
-        places = [(row, column) for row in rows for column in columns]
-        missing = [place for place in places if place not in cells]
-        if missing and not partial:
-            listed = "; ".join(f"{axes[0]} {row}, {axes[1]} {column}" for row, column in missing[:_LISTED])
-            more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+def _map(name: str, map_name: _Name, table: _Table, partial: bool) -> Map:
+    """Return one map of a file, with the axes of all maps of its model and policy."""
+    model, benchmark, policy = map_name
+    coords = _coords(table, model, policy)
+    rows = ascending(coord[0] for coord in coords)
+    columns = ascending(coord[1] for coord in coords)
+    places = list(itertools.product(rows, columns))
+    cells = table.groups[map_name]
+    missing = [place for place in places if place not in cells]
+    notes: tuple[Note, ...] = ()
+    if missing:
+        if not partial:
             raise KvatlasError(
-                f"{model} on {benchmark} in {name} lacks {len(missing)} of {len(places)} cells ({listed}{more}); "
-                "add them, or accept missing ones with --partial."
+                f"{model} on {benchmark} in {name} lacks {len(missing)} of {len(places)} cells "
+                f"({_listed(missing, table.axes)}); add them, or accept missing ones with --partial."
             )
-        note = Note(NoteKind.PARTIAL, f"PARTIAL: {len(missing)} of {len(places)} cells are missing")
-        mean = _MEAN.fullmatch(benchmark)
-        maps.append(
-            Map(
-                *(model, benchmark, metric, policy, ((axes[0], rows), (axes[1], columns))),
-                {place: cells[place] for place in places if place in cells},
-                {other: cell for (*own, other), cell in baselines.items() if own == [model, benchmark]},
-                (note,) if missing else (),
-                averaged=int(mean[1]) if mean else 0,
-            )
-        )
-    return maps
+        notes = (Note(NoteKind.PARTIAL, f"PARTIAL: {len(missing)} of {len(places)} cells are missing"),)
+    mean = _MEAN.fullmatch(benchmark)
+    return Map(
+        model,
+        benchmark,
+        table.column.replace("_at_", "@"),
+        policy,
+        ((table.axes[0], rows), (table.axes[1], columns)),
+        {place: cells[place] for place in places if place in cells},
+        {other[2]: cell for other, cell in table.baselines.items() if other[:2] == (model, benchmark)},
+        notes,
+        averaged=int(mean[1]) if mean else 0,
+    )
+
+
+def _coords(table: _Table, model: str, policy: str) -> list[_Coord]:
+    """Return the coordinates of the cells of a model and policy on all benchmarks."""
+    coords: list[_Coord] = []
+    for (other_model, _, other_policy), group in table.groups.items():
+        if (other_model, other_policy) == (model, policy):
+            coords += group
+    return coords
+
+
+def _listed(missing: Sequence[_Coord], axes: tuple[str, str]) -> str:
+    """Return the first missing cells as text, and the number of the others."""
+    listed = "; ".join(f"{axes[0]} {row}, {axes[1]} {column}" for row, column in missing[:_LISTED])
+    more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
+    return f"{listed}{more}"
 
 
 def ascending(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -7,14 +7,15 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from kvatlas.columns import VALUE, csv_columns
 from kvatlas.core import Cell, KvatlasError, Map, Trace, reason
-from kvatlas.results.csv_maps import EXTRAS, value_column
+from kvatlas.results.csv_maps import value_column
 from kvatlas.results.store import Store
 from kvatlas.text import guarded
 
@@ -33,11 +34,11 @@ def write_traces(run: Path, kind: str, out: Path) -> None:
 
     A failure leaves no partial file. Raises KvatlasError for a folder without a run, and a file that cannot be written.
     """
-    with Store.open(run) as store, replacing(out) as part:
+    with Store.open(run) as store, replacing(out) as partial_file:
         if kind == "parquet":
-            _write_parquet(store, part)
+            _write_parquet(store, partial_file)
             return
-        with part.open("w", encoding="utf-8", newline="\n") as file:
+        with partial_file.open("w", encoding="utf-8", newline="\n") as file:
             for line in json_lines(store):
                 file.write(line + "\n")
 
@@ -45,8 +46,8 @@ def write_traces(run: Path, kind: str, out: Path) -> None:
 def write_maps(maps: Sequence[Map], out: Path) -> None:
     """Write maps as one CSV map with intervals and costs (see `csv_text`)."""
     text = csv_text(maps)
-    with replacing(out) as part:
-        part.write_text(text, "utf-8", newline="")
+    with replacing(out) as partial_file:
+        partial_file.write_text(text, "utf-8", newline="")
 
 
 def csv_text(maps: Sequence[Map]) -> str:
@@ -62,25 +63,30 @@ def csv_text(maps: Sequence[Map]) -> str:
     for map_ in maps:
         if [name for name, _ in map_.axes] != axes or map_.metric != metric:
             raise KvatlasError("One CSV map holds one metric over the same two axes; the given maps differ in them.")
+    columns = [VALUE, *csv_columns()]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
+    header = [value_column(metric), *(column.name for column in columns[1:])]
+    writer.writerow(map(guarded, ("model", "benchmark", "policy", *axes, *header)))
+    for names, cell in _csv_rows(maps):
+        values = [column.written(cell) for column in columns]
+        writer.writerow(map(guarded, (*names, *values)))
+    return text.getvalue()
 
-    def write(map_: Map, policy: str, row: Any, column: Any, cell: Cell) -> None:
-        fields = cell.to_dict()
-        values = map_.model, map_.benchmark, policy, row, column, *(fields[name] for name in ("value", *EXTRAS))
-        writer.writerow(map(guarded, values))
 
-    writer.writerow(map(guarded, ("model", "benchmark", "policy", *axes, value_column(metric), *EXTRAS)))
+def _csv_rows(maps: Sequence[Map]) -> Iterator[tuple[tuple[Any, ...], Cell]]:
+    """Yield (model, benchmark, policy, vertical and horizontal value) and the cell of each row of a CSV map."""
     written = set()
     for map_ in maps:
-        for row, column in itertools.product(reversed(map_.axes[0][1]), map_.axes[1][1]):
-            if (row, column) in map_.cells:
-                write(map_, map_.policy, row, column, map_.cells[row, column])
+        (_, rows), (_, columns) = map_.axes
+        for coord in itertools.product(reversed(rows), columns):
+            if coord in map_.cells:
+                yield (map_.model, map_.benchmark, map_.policy, *coord), map_.cells[coord]
         for name, cell in map_.baselines.items():
-            if (map_.model, map_.benchmark, name) not in written:
-                written.add((map_.model, map_.benchmark, name))
-                write(map_, name, "", "", cell)
-    return text.getvalue()
+            names = (map_.model, map_.benchmark, name, "", "")
+            if names not in written:
+                written.add(names)
+                yield names, cell
 
 
 def record(run_key: str, trace: Trace) -> dict[str, Any]:
@@ -104,7 +110,8 @@ def record(run_key: str, trace: Trace) -> dict[str, Any]:
 
 
 def _measured(run_key: str, trace: Trace) -> dict[str, Any]:
-    grade, usage = trace.grade, trace.usage
+    grade = trace.grade
+    usage = trace.usage
     return {
         "status": grade.status.value,
         "correct": grade.correct,
@@ -128,29 +135,44 @@ def json_lines(store: Store) -> Iterator[str]:
         yield json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False)
 
 
-def _write_parquet(store: Store, part: Path) -> None:
+def _write_parquet(store: Store, out: Path) -> None:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
         raise KvatlasError("Writing Parquet needs the extra: pip install 'kvatlas[parquet]'.") from error
 
-    types: dict[str, set[type]] = {}
-    measured: list[str] = []
-    for run_key, trace in store.traces(texts=False):
-        measured = list(_measured(run_key, trace))
-        for name, value in record(run_key, trace).items():
-            types.setdefault(name, set()).add(type(value))
-    if not types:
+    columns = {name: _column(types - {type(None)}) for name, types in _types_of_columns(store).items()}
+    if not columns:
         raise KvatlasError("The run has no traces yet, so there is nothing to export.")
-    names = [name for name in types if name not in measured] + measured
-    columns = {name: _column(types[name] - {type(None)}) for name in names}
     schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
     records = (record(run_key, trace) for run_key, trace in store.traces())
-    with pq.ParquetWriter(part, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
         while batch := list(itertools.islice(records, _BATCH)):
-            rows = [{name: columns[name][1](row[name]) for name in row if row[name] is not None} for row in batch]
+            rows = [_converted(row, columns) for row in batch]
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+
+
+def _types_of_columns(store: Store) -> dict[str, set[type]]:
+    """Return the types of the values in each column, the columns that all traces have at the end."""
+    types: dict[str, set[type]] = {}
+    measured: dict[str, Any] = {}
+    for run_key, trace in store.traces(texts=False):
+        measured = _measured(run_key, trace)
+        for name, value in record(run_key, trace).items():
+            types.setdefault(name, set()).add(type(value))
+    names = [name for name in types if name not in measured]
+    return {name: types[name] for name in (*names, *measured)}
+
+
+def _converted(row: dict[str, Any], columns: Mapping[str, tuple[str, Callable[[Any], Any]]]) -> dict[str, Any]:
+    """Return the known values of a row in the types of the columns."""
+    converted = {}
+    for name, value in row.items():
+        if value is not None:
+            _, convert = columns[name]
+            converted[name] = convert(value)
+    return converted
 
 
 def _column(types: set[type]) -> tuple[str, Callable[[Any], Any]]:
@@ -187,13 +209,13 @@ def replacing(out: Path) -> Iterator[Path]:
     Missing folders are made. Raises KvatlasError if `out` cannot be written.
     """
     check_target(out)
-    part = out.with_name(f".{out.name[:100]}.{uuid4().hex[:8]}.part")
+    partial_file = out.with_name(f".{out.name[:100]}.{uuid4().hex[:8]}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        yield part
-        part.replace(out)
+        yield partial_file
+        partial_file.replace(out)
     except OSError as error:
         raise KvatlasError(f"{str(out)!r} cannot be written ({error}).") from error
     finally:
         with suppress(OSError):
-            part.unlink()
+            partial_file.unlink()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from kvatlas.core import Problem, Setting
 
+T = TypeVar("T")
+#: Model, benchmark and setting of a cell.
+CellName = tuple[str, str, Setting]
 #: Problems that a sentence names.
 NAMED = 3
 
@@ -46,9 +49,55 @@ class Expected:
     kv_bytes: tuple[int, int] | None = None
 
     @property
-    def name(self) -> tuple[str, str, Setting]:
+    def name(self) -> CellName:
         """Model, benchmark and setting, which identify a cell of a run."""
         return self.model, self.benchmark, self.setting
+
+
+def _run_key(cell: Expected | None) -> str | None:
+    return None if cell is None else cell.run_key
+
+
+def _enlarged(cells: Sequence[Expected], on_grid: Collection[CellName]) -> dict[CellName, Expected]:
+    """Return the cells by name with the most problems of each benchmark and the most samples.
+
+    Cells outside the grid are baselines.
+    """
+    problems: dict[str, tuple[str, ...]] = {}
+    for cell in cells:
+        if len(cell.problems) >= len(problems.get(cell.benchmark, ())):
+            problems[cell.benchmark] = cell.problems
+    samples = max(cell.samples for cell in cells)
+    return {
+        cell.name: replace(cell, problems=problems[cell.benchmark], samples=samples, baseline=cell.name not in on_grid)
+        for cell in cells
+    }
+
+
+def _spec_of_settings(cells: Iterable[Expected], axes: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the part of a spec that names the setting of each cell alone."""
+    settings = []
+    baseline = []
+    for is_baseline, setting in dict.fromkeys((cell.baseline, cell.setting) for cell in cells):
+        if is_baseline:
+            baseline.append({"policy": setting.policy, **setting.values})
+        else:
+            # Null keeps a setting of the grid from being crossed with axes that it lacks.
+            settings.append({"policy": setting.policy, **dict.fromkeys(axes), **setting.values})
+    return {
+        "settings": settings,
+        "baseline": baseline,
+        "axes": {name: list(values) for name, values in axes.items()},
+        "strict_budget": False,
+    }
+
+
+def _merged(earlier: Mapping[str, Mapping[str, T]], now: Mapping[str, Mapping[str, T]]) -> dict[str, Mapping[str, T]]:
+    """Return the entries of both by benchmark and problem; those of `now` replace earlier ones."""
+    merged = dict(earlier)
+    for benchmark, entries in now.items():
+        merged[benchmark] = {**earlier.get(benchmark, {}), **entries}
+    return merged
 
 
 @dataclass(frozen=True)
@@ -108,56 +157,47 @@ class Manifest:
         others = (cell for cell in self.expected if cell.name not in names)
         return replace(self, expected=(*others, *cells), provenance={**self.provenance, **provenance})
 
-    def joined(self, earlier: Manifest) -> Manifest:
-        """Return this promise joined with that of an earlier sweep that is not `unlike`.
+    def merge_with(self, earlier: Manifest) -> Manifest:
+        """Return this promise merged with that of an earlier sweep that is not `unlike`.
 
         All cells have the problems and samples of the larger sweep; a cell on the grid of one sweep stays on it.
         """
-        others, spec, axes = self.others(earlier), dict(self.spec), dict(self.axes)
-        old, mine = ({cell.name: cell for cell in manifest.expected} for manifest in (earlier, self))
-        kept = others + [cell for name, cell in old.items() if name in mine and cell.run_key == mine[name].run_key]
-        swept = sorted((*kept, *self.expected), key=lambda cell: len(cell.problems))
-        names, problems = {cell.name for cell in swept}, {cell.benchmark: cell.problems for cell in swept}
-        samples = max(cell.samples for cell in swept)
-        grid = {cell.name for cell in (*self.expected, *(kept if others else ())) if not cell.baseline}
-        cells = {
-            name: replace(cell, problems=problems[cell.benchmark], samples=samples, baseline=name not in grid)
-            if name in names
-            else cell
-            for name, cell in {**old, **mine}.items()
-        }
+        others = self.others(earlier)
+        mine = {cell.name: cell for cell in self.expected}
+        # Cells of both sweeps whose run key changed are replaced by those of this one.
+        repeated = [cell for cell in earlier.expected if _run_key(mine.get(cell.name)) == cell.run_key]
+        kept = [*others, *repeated]
+        on_grid = {cell.name for cell in self.expected if not cell.baseline}
+        if others:
+            on_grid |= {cell.name for cell in kept if not cell.baseline}
+        swept = _enlarged([*kept, *self.expected], on_grid)
+        cells = {cell.name: swept.get(cell.name, cell) for cell in (*earlier.expected, *self.expected)}
+        axes = self._axes_with(earlier) if others else dict(self.axes)
+        spec = dict(self.spec)
         if kept:
             limits: list[Any] = [spec.get("problems"), earlier.spec.get("problems")]
-            spec |= {"problems": None if None in limits else max(limits), "samples": samples}
+            spec["problems"] = None if None in limits else max(limits)
+            spec["samples"] = next(iter(swept.values())).samples
         if others:
-            axes = dict(earlier.axes)
-            for name, values in self.axes:
-                axes[name] = tuple(dict.fromkeys((*axes.get(name, ()), *values)))
-            # Each cell alone: null keeps cells of the grid from being crossed with axes that they lack.
-            alone = dict.fromkeys((name in grid, cell.setting) for name, cell in cells.items() if name in names)
-            spec |= {
-                "settings": [
-                    {"policy": s.policy, **dict.fromkeys(axes), **s.values} for on_grid, s in alone if on_grid
-                ],
-                "baseline": [{"policy": s.policy, **s.values} for on_grid, s in alone if not on_grid],
-                "axes": {name: list(values) for name, values in axes.items()},
-                "strict_budget": False,
-            }
-        about = {name: {**earlier.about.get(name, {}), **known} for name, known in self.about.items()}
-        contents = {name: {**earlier.contents.get(name, {}), **known} for name, known in self.contents.items()}
+            settings = [cell for name, cell in cells.items() if name in swept]
+            spec |= _spec_of_settings(settings, axes)
+        tags = {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})}
         return replace(
             self,
             axes=tuple(axes.items()),
             expected=tuple(cells.values()),
             spec=spec,
-            provenance={
-                **earlier.provenance,
-                **self.provenance,
-                "tags": {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})},
-            },
-            about={**earlier.about, **about},
-            contents={**earlier.contents, **contents},
+            provenance={**earlier.provenance, **self.provenance, "tags": tags},
+            about=_merged(earlier.about, self.about),
+            contents=_merged(earlier.contents, self.contents),
         )
+
+    def _axes_with(self, earlier: Manifest) -> dict[str, tuple[Any, ...]]:
+        """Return the axes of both sweeps with the values of both."""
+        axes = dict(earlier.axes)
+        for name, values in self.axes:
+            axes[name] = tuple(dict.fromkeys((*axes.get(name, ()), *values)))
+        return axes
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for the store: problem lists once for each benchmark, and their number for each cell."""

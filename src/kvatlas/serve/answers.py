@@ -6,18 +6,20 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from kvatlas.models import ModelHandle
 from kvatlas.serve.service import RequestHandle
+from kvatlas.serve.text import TokenLogprob
 
 
 class AnswerFormat:
-    """The bodies of the answer with the id `number` of the model `model`, as a chat completion or a completion."""
+    """The bodies of one answer, as a chat completion or a completion; `answer_id` is its id for the client."""
 
     #: The last event of a stream.
     done = b"data: [DONE]\n\n"
 
-    def __init__(self, chat: bool, number: str, created: int, model: str) -> None:
+    def __init__(self, chat: bool, answer_id: str, created: int, model: str) -> None:
         self.chat = chat
-        self.head = {"id": number, "created": created, "model": model}
+        self.head = {"id": answer_id, "created": created, "model": model}
 
     def whole(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Return the body of a whole answer."""
@@ -30,7 +32,8 @@ class AnswerFormat:
         logprobs = self._logprobs(handle, handle.generation.result().tokens, 0, 0, bool(answer))
         about = {"finish_reason": handle.reason(), "logprobs": logprobs, "kvatlas": _cache_usage(handle)}
         message = {"role": "assistant", "content": answer, "reasoning_content": thinking or None, "refusal": None}
-        return {"index": index, **({"message": message} if self.chat else {"text": answer}), **about}
+        content: dict[str, Any] = {"message": message} if self.chat else {"text": answer}
+        return {"index": index, **content, **about}
 
     def piece(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         """Return one event of a stream."""
@@ -59,38 +62,72 @@ class AnswerFormat:
     def _delta(self, index: int, thinking: str, answer: str, **about: Any) -> bytes:
         named = {"reasoning_content": thinking, "content": answer}
         delta = {name: text for name, text in named.items() if text}
-        return self.piece([{"index": index, **({"delta": delta} if self.chat else {"text": answer}), **about}])
+        content: dict[str, Any] = {"delta": delta} if self.chat else {"text": answer}
+        return self.piece([{"index": index, **content, **about}])
 
     def _logprobs(
         self, handle: RequestHandle, tokens: Sequence[int], sent: int, offset: int, answered: bool
     ) -> dict[str, Any] | None:
         """Return log-probabilities of the answer's tokens after the first `sent`, without thinking and end token."""
-        recorder, model = handle.recorder, handle.model
+        recorder = handle.recorder
         if recorder is None:
             return None
-        parts = model.split(tokens) if handle.ask.split and model.thinking.close else None
-        start, end = parts[1] if parts else 0, len(tokens) - int(bool(tokens) and tokens[-1] in model.stops)
-        noted = recorder.logprobs[max(sent, start) : end] if answered else []
-
-        def text(token: int) -> str:
-            return str(model.tokenizer.decode([token], skip_special_tokens=False))
-
-        def entry(token: int, logprob: float) -> dict[str, Any]:
-            return {"token": text(token), "logprob": logprob, "bytes": list(text(token).encode())}
-
+        recorded: list[TokenLogprob] = []
+        if answered:
+            start, end = _answer_range(handle, tokens)
+            recorded = recorder.logprobs[max(sent, start) : end]
         if self.chat:
-            content = [
-                {**entry(token, logprob), "top_logprobs": [entry(*likely) for likely in top]}
-                for token, logprob, top in noted
-            ]
-            return {"content": content, "refusal": None}
-        texts = [text(token) for token, *_ in noted]
-        return {
-            "tokens": texts,
-            "token_logprobs": [logprob for _, logprob, _ in noted],
-            "top_logprobs": [{text(token): value for token, value in top} for *_, top in noted],
-            "text_offset": [offset + sum(map(len, texts[:number])) for number in range(len(texts))],
-        }
+            return _chat_logprobs(handle.model, recorded)
+        return _completion_logprobs(handle.model, recorded, offset)
+
+
+def _answer_range(handle: RequestHandle, tokens: Sequence[int]) -> tuple[int, int]:
+    """Return the index of the answer's first token, and that after its last, without the end token."""
+    model = handle.model
+    start = 0
+    if handle.ask.split and model.thinking.close:
+        lengths = model.split(tokens)
+        # None if the text has no thinking.
+        if lengths:
+            start = lengths[1]
+    end = len(tokens)
+    if tokens and tokens[-1] in model.stops:
+        end -= 1
+    return start, end
+
+
+def _token_text(model: ModelHandle, token: int) -> str:
+    return str(model.tokenizer.decode([token], skip_special_tokens=False))
+
+
+def _chat_logprobs(model: ModelHandle, recorded: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Return log-probabilities in the form of chat completions: one object for each token."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = _token_text(model, token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    content = []
+    for token, logprob, likeliest in recorded:
+        top = [entry(*candidate) for candidate in likeliest]
+        content.append({**entry(token, logprob), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _completion_logprobs(model: ModelHandle, recorded: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
+    """Return log-probabilities in the form of completions: lists in parallel; the first text is at `offset`."""
+    texts = []
+    logprobs = []
+    top_logprobs = []
+    offsets = []
+    for token, logprob, likeliest in recorded:
+        text = _token_text(model, token)
+        texts.append(text)
+        logprobs.append(logprob)
+        top_logprobs.append({_token_text(model, candidate): value for candidate, value in likeliest})
+        offsets.append(offset)
+        offset += len(text)
+    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
 
 
 def event(data: dict[str, Any]) -> bytes:
@@ -111,16 +148,19 @@ def _cache_usage(handle: RequestHandle) -> dict[str, Any]:
 def usage_of(handles: Sequence[RequestHandle]) -> dict[str, Any]:
     """Return the numbers of tokens of all choices; a prompt with several answers counts once."""
     usages = [handle.generation.result().usage for handle in handles]
-    prompts = sum(len(prompt) for prompt in dict.fromkeys(handle.ask.prompt for handle in handles))
-    output = sum(usage.output_tokens for usage in usages)
-    # If the prompt closes thinking the engine does not know it; the text then has no thinking.
-    thought = [handle.ask.opened is not False or handle.text()[0] for handle in handles]
-    reasoning = sum(usage.thinking_tokens for usage, some in zip(usages, thought, strict=True) if some)
+    prompts = {handle.ask.prompt for handle in handles}
+    prompt_tokens = sum(len(prompt) for prompt in prompts)
+    output_tokens = sum(usage.output_tokens for usage in usages)
+    reasoning_tokens = 0
+    for handle, usage in zip(handles, usages, strict=True):
+        # The engine does not know if the prompt closes thinking; the text then has no thinking.
+        if handle.ask.opened is not False or handle.text()[0]:
+            reasoning_tokens += usage.thinking_tokens
     return {
-        "prompt_tokens": prompts,
-        "completion_tokens": output,
-        "total_tokens": prompts + output,
-        "completion_tokens_details": {"reasoning_tokens": reasoning},
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 

@@ -105,9 +105,10 @@ class Metrics(Collector):
     """The metrics of one server for Prometheus: counters of the engine, and durations of requests."""
 
     def __init__(self, service: Service) -> None:
-        self.service, self.registry = service, CollectorRegistry()
+        self.service = service
+        self.registry = CollectorRegistry()
         self.registry.register(self)
-        own: dict[str, Any] = {"labelnames": ("endpoint",), "buckets": _SECONDS, "registry": self.registry}
+        timing: dict[str, Any] = {"labelnames": ("endpoint",), "buckets": _SECONDS, "registry": self.registry}
         self.answered = Counter(
             "kvatlas_requests", "Requests by how they ended.", ("endpoint", "outcome"), registry=self.registry
         )
@@ -115,8 +116,8 @@ class Metrics(Collector):
             "kvatlas_refused_requests", "Requests by HTTP status from 400 on.", ("endpoint", "status"),
             registry=self.registry,
         )  # fmt: skip
-        self.seconds = Histogram("kvatlas_request_seconds", "From request to last token.", **own)
-        self.first = Histogram("kvatlas_first_token_seconds", "From request to first piece of a stream.", **own)
+        self.seconds = Histogram("kvatlas_request_seconds", "From request to last token.", **timing)
+        self.first = Histogram("kvatlas_first_token_seconds", "From request to first piece of a stream.", **timing)
 
     def note(self, method: str, path: str, status: int, seconds: float) -> None:
         """Log a request, and count it if it is refused or fails."""
@@ -128,28 +129,34 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the state of the engine."""
-        service, engine = self.service, self.service.engine
+        service = self.service
+        engine = service.engine
         if engine is None:
             return
-        rows, cached = engine.active_rows, engine.cached_tokens
+        # Read once: the engine goes on while its state is reported.
+        rows = engine.active_rows
         for name, text, value in (
             ("kvatlas_requests_waiting", "Sequences that wait for a row.", service.waiting),
             ("kvatlas_rows_active", "Sequences that are being decoded.", rows),
             ("kvatlas_batch_fill", "Share of the rows that are active.", rows / service.rows),
-            ("kvatlas_kv_tokens", "Tokens kept in the caches of active rows.", cached),
+            ("kvatlas_kv_tokens", "Tokens kept in the caches of active rows.", engine.cached_tokens),
             ("kvatlas_kv_bytes", "Bytes allocated for the cache.", engine.cache.bytes),
         ):
             yield GaugeMetricFamily(name, text, value)
-        evicted, decoded = engine.evicted_tokens, engine.decoded_tokens
-        yield CounterMetricFamily("kvatlas_evicted_tokens", "Tokens that compressions dropped from caches.", evicted)
-        yield CounterMetricFamily("kvatlas_decoded_tokens", "Tokens drawn; its rate is the tokens per second.", decoded)
+        yield CounterMetricFamily(
+            "kvatlas_evicted_tokens", "Tokens that compressions dropped from caches.", engine.evicted_tokens
+        )
+        yield CounterMetricFamily(
+            "kvatlas_decoded_tokens", "Tokens drawn; its rate is the tokens per second.", engine.decoded_tokens
+        )
 
 
 class CompletionHandler:
     """The conversion of bodies to requests of the service, and of handles to answers."""
 
     def __init__(self, service: Service, name: str) -> None:
-        self.service, self.name = service, name
+        self.service = service
+        self.name = name
         # One thread reads prompts beside the event loop; a tokenizer is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "kvatlas-prompts")
         self.metrics = Metrics(service)
@@ -168,21 +175,23 @@ class CompletionHandler:
 
     def _check_size(self, lengths: Sequence[int], choices: int | None) -> None:
         """Raise KvatlasError for too many answers, and for prompts with too many characters."""
-        count, most = len(lengths) * (choices or 1), self.service.batch_size + self.service.queue
+        count = len(lengths) * (choices or 1)
+        most = self.service.batch_size + self.service.queue
         if count > most:
             raise KvatlasError(f"prompt and n ask for {count:,} answers at once; expected at most {most:,}.")
-        known = self.service.model.positions
-        if known is not None and max(lengths) > known * MOST_PER_TOKEN:
+        positions = self.service.model.positions
+        if positions is not None and max(lengths) > positions * MOST_PER_TOKEN:
             raise LengthError(
-                f"The model has {known} positions: a prompt of {max(lengths):,} characters is more; expected at most "
-                f"{known * MOST_PER_TOKEN:,}."
+                f"The model has {positions} positions: a prompt of {max(lengths):,} characters is more; expected at "
+                f"most {positions * MOST_PER_TOKEN:,}."
             )
 
     def chat_asks(self, body: ChatRequest) -> list[GenerationRequest]:
         """Return the requests of a conversation."""
         messages = [message.for_template() for message in body.messages]
         self._check_size([sum(len(message["content"]) for message in messages)], body.n)
-        model, values = self.service.model, dict(body.chat_template_kwargs or {})
+        model = self.service.model
+        values = dict(body.chat_template_kwargs or {})
         if body.reasoning_effort is not None:
             values["reasoning_effort"] = body.reasoning_effort
         template = str(model.tokenizer.chat_template or "")
@@ -191,19 +200,26 @@ class CompletionHandler:
                 raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
         text = model.conversation(messages, values)
         # Variables of the template may close thinking in the prompt, or leave it to the model.
-        opened = text.rstrip().endswith(model.thinking.open) if values and model.thinking.open else None
+        opened = None
+        if values and model.thinking.open:
+            opened = text.rstrip().endswith(model.thinking.open)
         most = body.max_completion_tokens or body.max_tokens
-        top = (body.top_logprobs or 0) if body.logprobs else None
+        top = None
+        if body.logprobs:
+            top = body.top_logprobs or 0
         return self._asks(body, model.tokens(text), most, top, split=True, opened=opened)
 
     def completion_asks(self, body: CompletionRequest) -> list[GenerationRequest]:
         """Return the requests of one or several prompts."""
-        given = body.prompt
-        prompts: Sequence[Any] = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+        prompts: Sequence[Any] = body.prompt
+        # One text, or the token ids of one prompt.
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]
         if not prompts:
             raise KvatlasError("prompt is empty; expected a text, token ids, or a list of them.")
         self._check_size([len(prompt) for prompt in prompts], body.n)
-        model, size = self.service.model, len(self.service.model.tokenizer)
+        model = self.service.model
+        size = len(model.tokenizer)
         asks = []
         for prompt in prompts:
             tokens = model.tokens(prompt) if isinstance(prompt, str) else tuple(prompt)
@@ -233,48 +249,49 @@ class CompletionHandler:
         )
         streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
         return [
-            GenerationRequest(prompt, sampling, each, body.stops, split, opened, top_logprobs, policy)
-            for each in streams
+            GenerationRequest(prompt, sampling, stream, body.stops, split, opened, top_logprobs, policy)
+            for stream in streams
         ]
 
     async def serve(self, body: Body, request: Request, asks: Callable[[Body], list[GenerationRequest]]) -> Response:
         """Answer a request, whole or as a stream; decoding ends if the client disconnects."""
-        handles = self.service.ask(await asyncio.get_running_loop().run_in_executor(self._reader, asks, body))
+        requests = await asyncio.get_running_loop().run_in_executor(self._reader, asks, body)
+        handles = self.service.ask(requests)
         chat = isinstance(body, ChatRequest)
         endpoint = "chat" if chat else "completions"
-        shape = AnswerFormat(chat, f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", int(time.time()), self.name)
+        prefix = "chatcmpl" if chat else "cmpl"
+        answer_format = AnswerFormat(chat, f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.name)
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return _Stream(self._events(endpoint, shape, handles, with_usage, began), handles)
+            return _Stream(self._events(endpoint, answer_format, handles, with_usage, began), handles)
         try:
             with self._counted(endpoint, began):
                 await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles)))
-                return JSONResponse(shape.whole(handles))
+                return JSONResponse(answer_format.whole(handles))
         except ClientDisconnect:
             return Response(status_code=499)
 
     async def _events(
-        self, endpoint: str, shape: AnswerFormat, handles: list[RequestHandle], with_usage: bool, began: float
+        self, endpoint: str, answer_format: AnswerFormat, handles: list[RequestHandle], with_usage: bool, began: float
     ) -> AsyncIterator[bytes]:
-        texts = [handle.ask.detokenizer(handle.model) for handle in handles]
-        sent, offsets, first = [0] * len(handles), [0] * len(handles), True
+        """Yield the events of a stream; an error of the service is its last event."""
         try:
             with self._counted(endpoint, began):
-                for index in range(len(handles) if shape.chat else 0):
-                    yield shape.begin(index)
-                async for index, tokens, last in follow(handles):
-                    if first:
+                if answer_format.chat:
+                    for index in range(len(handles)):
+                        yield answer_format.begin(index)
+                is_first = True
+                async for piece in _pieces(answer_format, handles):
+                    if is_first:
                         self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
-                    first, handle, (thinking, answer) = False, handles[index], texts[index].push(tokens, last)
-                    if thinking or answer:
-                        yield shape.news(index, handle, (thinking, answer), tokens, sent[index], offsets[index])
-                        sent[index], offsets[index] = len(tokens), offsets[index] + len(answer)
-                    if last:
-                        yield shape.end(index, handle)
+                        is_first = False
+                    # A piece without text ends within a character or a stop text.
+                    if piece:
+                        yield piece
                 if with_usage:
-                    yield shape.piece([], usage=usage_of(handles))
-            yield shape.done
+                    yield answer_format.piece([], usage=usage_of(handles))
+            yield answer_format.done
         except ClosedError as closed:
             yield event(error(str(closed), "server_error"))
 
@@ -291,6 +308,26 @@ class CompletionHandler:
         finally:
             self.metrics.answered.labels(endpoint, outcome).inc()
             self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
+
+
+async def _pieces(answer_format: AnswerFormat, handles: list[RequestHandle]) -> AsyncIterator[bytes]:
+    """Yield the events of new tokens of all choices, empty if they add no text yet."""
+    detokenizers = [handle.ask.detokenizer(handle.model) for handle in handles]
+    sent_tokens = [0 for _ in handles]
+    sent_characters = [0 for _ in handles]
+    async for index, tokens, is_last in follow(handles):
+        handle = handles[index]
+        thinking, answer = detokenizers[index].push(tokens, is_last)
+        if thinking or answer:
+            yield answer_format.news(
+                index, handle, (thinking, answer), tokens, sent_tokens[index], sent_characters[index]
+            )
+            sent_tokens[index] = len(tokens)
+            sent_characters[index] += len(answer)
+        else:
+            yield b""
+        if is_last:
+            yield answer_format.end(index, handle)
 
 
 class _Stream(StreamingResponse):

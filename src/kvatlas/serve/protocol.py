@@ -56,8 +56,10 @@ class Message(BaseModel):
 
     def for_template(self) -> dict[str, str]:
         """Return the message in the form of chat templates."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        role = "system" if self.role == "developer" else self.role
+        if isinstance(self.content, str):
+            return {"role": role, "content": self.content}
+        return {"role": role, "content": "".join(block.text for block in self.content)}
 
 
 class Generating(BaseModel):

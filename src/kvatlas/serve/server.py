@@ -51,7 +51,10 @@ class Gate:
         hosts: Collection[str] = (),
         on_response: Callable[[str, str, int, float], None] = lambda *_: None,
     ) -> None:
-        self.app, self.api_key, self.hosts, self.on_response = app, api_key, hosts, on_response
+        self.app = app
+        self.api_key = api_key
+        self.hosts = hosts
+        self.on_response = on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse one request."""
@@ -64,7 +67,10 @@ class Gate:
         large = length.isdecimal() and (len(length) > 12 or int(length) > MAX_BYTES)
         refused = self._host(headers) or self._key(headers, scope["path"])
         refused = refused or (JSONResponse(error(_TOO_LARGE), 413, _CLOSE) if large else None)
-        size, status, began = 0, 500, time.perf_counter()
+        size = 0
+        # The status of an application that fails before it answers.
+        status = 500
+        began = time.perf_counter()
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -111,7 +117,7 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, refusal: RequestValidationError) -> JSONResponse:
         first = refusal.errors()[0]
-        name = ".".join(str(part) for part in first["loc"] if part != "body")
+        name = ".".join(str(key) for key in first["loc"] if key != "body")
         if first["type"] == "value_error":
             sentence = str(first["msg"]).removeprefix("Value error, ") + "."
             name = sentence.partition(" ")[0]
@@ -127,8 +133,8 @@ def add_error_handlers(app: FastAPI) -> None:
             return JSONResponse(error(str(refusal), "rate_limit_error", code="rate_limit_exceeded"), 429, _RETRY)
         if isinstance(refusal, ClosedError):
             return JSONResponse(error(str(refusal), "server_error"), 503, _RETRY)
-        long = isinstance(refusal, LengthError)
-        return JSONResponse(error(str(refusal), code="context_length_exceeded" if long else None), 400)
+        code = "context_length_exceeded" if isinstance(refusal, LengthError) else None
+        return JSONResponse(error(str(refusal), code=code), 400)
 
     @app.exception_handler(HTTPException)
     async def failed(_: Request, refusal: HTTPException) -> JSONResponse:
@@ -142,7 +148,8 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
         super().__init__(config)
-        self.service, self.grace = service, grace
+        self.service = service
+        self.grace = grace
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
@@ -169,7 +176,8 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
         access_log=False,
         timeout_graceful_shutdown=int(grace) + _FAREWELL,
     )
-    log, handler = logging.getLogger("kvatlas.serve"), logging.StreamHandler()
+    log = logging.getLogger("kvatlas.serve")
+    handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -182,13 +190,15 @@ def run(app: FastAPI, service: Service, host: str, port: int, grace: float) -> N
     service.start()
     # Readers of the line below may connect at once.
     sockets[0].listen(config.backlog)
-    number = sockets[0].getsockname()[1]
-    print(f"Serving on http://{f'[{host}]' if ':' in host else host}:{number}/v1 (Ctrl-C stops)", flush=True)
+    # The port is another one than `port` if that is 0.
+    bound_port = sockets[0].getsockname()[1]
+    url_host = f"[{host}]" if ":" in host else host
+    print(f"Serving on http://{url_host}:{bound_port}/v1 (Ctrl-C stops)", flush=True)
     try:
         server.run(sockets)
     finally:
         service.close()
     if service.failure is not None:
         failure = service.failure
-        known = isinstance(failure, KvatlasError)
-        raise KvatlasError(f"The engine has failed: {failure if known else f'{described(failure)}.'}")
+        sentence = str(failure) if isinstance(failure, KvatlasError) else f"{described(failure)}."
+        raise KvatlasError(f"The engine has failed: {sentence}")

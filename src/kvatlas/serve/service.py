@@ -78,12 +78,14 @@ def model_and_policy(name: str, policy: str, arguments: Mapping[str, Any]) -> tu
 
     Notes on the model are logged. Raises KvatlasError for a faulty model, and as `find_policy`.
     """
-    options = {field.name: arguments[field.name] for field in fields(Options) if field.name in arguments}
+    names = {field.name for field in fields(Options)}
+    options = {key: value for key, value in arguments.items() if key in names}
+    parameters_given = {key: value for key, value in arguments.items() if key not in names}
     model = find(name, **options)
     model.check()
     for sentence in model.notes:
         logging.getLogger("kvatlas").warning(sentence)
-    return model, find_policy(model, policy, {key: arguments[key] for key in arguments if key not in options})
+    return model, find_policy(model, policy, parameters_given)
 
 
 def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy:
@@ -158,10 +160,13 @@ class RequestHandle:
     """One open request; `generation` is the future of its result."""
 
     def __init__(self, ask: GenerationRequest, service: Service) -> None:
-        self.ask, self.service, self.model = ask, service, service.model
+        self.ask = ask
+        self.service = service
+        self.model = service.model
         self.generation: Future[Generation[RequestHandle]] = Future()
-        top = ask.top_logprobs
-        self.recorder = None if top is None else LogprobRecorder(top, len(ask.prompt))
+        self.recorder: LogprobRecorder | None = None
+        if ask.top_logprobs is not None:
+            self.recorder = LogprobRecorder(ask.top_logprobs, len(ask.prompt))
         self._text = ask.detokenizer(self.model)
         self._tokens: Sequence[int] = ()
         self._noted = 0
@@ -187,7 +192,8 @@ class RequestHandle:
         """Take the new tokens from the engine; return True if the generation ends here."""
         if self.recorder is not None:
             self.recorder.note(tokens[-1])
-        self._tokens, self._noted = tokens, len(tokens)
+        self._tokens = tokens
+        self._noted = len(tokens)
         return self._gone or (bool(self.ask.stop) and self._text.stops(tokens))
 
     async def finished(self) -> Generation[RequestHandle]:
@@ -212,7 +218,10 @@ async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, l
 
     Raises the error of a generation. Pieces are rarer when the service is busy.
     """
-    loop, news, left, sent = asyncio.get_running_loop(), asyncio.Event(), dict(enumerate(handles)), [0] * len(handles)
+    loop = asyncio.get_running_loop()
+    news = asyncio.Event()
+    open_handles = dict(enumerate(handles))
+    sent = [0 for _ in handles]
 
     def end(_: object) -> None:
         # A finished answer is sent at once, so that the client can send its next request. The loop may be closed.
@@ -221,16 +230,16 @@ async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, l
 
     for handle in handles:
         handle.generation.add_done_callback(end)
-    while left:
+    while open_handles:
         # All streams wake at the same moments, so that they rarely interrupt the thread that decodes.
         period = PIECE_SECONDS * max(1, handles[0].service.decoding)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(news.wait(), period - loop.time() % period)
         news.clear()
-        for index, handle in list(left.items()):
+        for index, handle in list(open_handles.items()):
             tokens = list(handle.tokens)
             if handle.generation.done():
-                del left[index]
+                del open_handles[index]
                 yield index, list(handle.generation.result().tokens), True
             # A restarted generation has fewer tokens.
             elif len(tokens) > sent[index]:
@@ -284,16 +293,16 @@ class Service:
         """
         if not values:
             return self.policy
-        own = dict(values)
-        name = str(own.pop("policy", self.policy.name))
+        requested = dict(values)
+        name = str(requested.pop("policy", self.policy.name))
         if ".py:" in name and name != self.policy.name:
             raise KvatlasError(f"policy: {name!r} names a file, which requests may not.")
         for item in parameters(policies.policies.get(name)):
             # Parameters that are words declare them; other texts are names of files.
-            if item.name in own and isinstance(item.default, str) and not item.metadata:
+            if item.name in requested and isinstance(item.default, str) and not item.metadata:
                 raise KvatlasError(f"policy: {item.name} names a file, which requests may not.")
-        same = name == self.policy.name
-        policy = find_policy(self.model, name, {**(self.policy.setting.values if same else {}), **own})
+        defaults = self.policy.setting.values if name == self.policy.name else {}
+        policy = find_policy(self.model, name, {**defaults, **requested})
         if policy.storage != self.policy.storage:
             # The engine would decode it after the last request, which a server does not have.
             raise KvatlasError(
@@ -314,8 +323,9 @@ class Service:
 
     @property
     def _failed(self) -> str:
-        known = isinstance(self.failure, KvatlasError)
-        return f"The engine has failed: {self.failure if known else f'{type(self.failure).__name__}.'}"
+        if isinstance(self.failure, KvatlasError):
+            return f"The engine has failed: {self.failure}"
+        return f"The engine has failed: {type(self.failure).__name__}."
 
     @property
     def waiting(self) -> int:
@@ -350,8 +360,8 @@ class Service:
         """Refuse new requests, wait so long for open ones, end the rest with ClosedError, and free the weights."""
         with self._news:
             self.closing = True
-            left = [*self._decoding, *self._waiting]
-        wait_for([handle.generation for handle in left], timeout=seconds)
+            open_handles = [*self._decoding, *self._waiting]
+        wait_for([handle.generation for handle in open_handles], timeout=seconds)
         self._fail_all("The server has stopped before this answer was finished.")
         if self._thread is not None:
             self._thread.join()
@@ -365,10 +375,10 @@ class Service:
     def _fail_all(self, sentence: str) -> None:
         """End all requests; those with a row leave it at the next step."""
         with self._news:
-            left = [*self._decoding, *self._waiting]
+            open_handles = [*self._decoding, *self._waiting]
             self._waiting.clear()
             self._news.notify()
-        for handle in left:
+        for handle in open_handles:
             handle.fail(ClosedError(sentence))
 
     def _decode(self, engine: Engine) -> None:

@@ -31,7 +31,9 @@ class Detokenizer:
     def __init__(
         self, model: ModelHandle, stop: Sequence[str] = (), split: bool = True, opened: bool | None = None
     ) -> None:
-        self.model, self._tags, self._stop = model, model.thinking, tuple(stop)
+        self.model = model
+        self._tags = model.thinking
+        self._stop = tuple(stop)
         self._first = _Part.ANSWER
         if split and self._tags.close:
             opened = model.opens_thinking if opened is None else opened
@@ -39,9 +41,13 @@ class Detokenizer:
         self._restart()
 
     def _restart(self) -> None:
-        self._part, self._held = self._first, ""
-        #: Numbers of tokens before the newest piece, and of tokens with known text.
-        self._before = self._done = 0
+        self._part = self._first
+        #: Text that is decoded and not yet returned.
+        self._held = ""
+        #: The number of tokens before the newest piece.
+        self._before = 0
+        #: The number of tokens with decoded text.
+        self._done = 0
 
     def stops(self, tokens: Sequence[int]) -> bool:
         """Take `tokens`, all tokens so far; return True if a stop text was written."""
@@ -70,9 +76,10 @@ class Detokenizer:
         text = self._text(tokens[self._before :])
         if text.endswith("\N{REPLACEMENT CHARACTER}") and not last:
             return ""
-        known = len(self._text(tokens[self._before : self._done]))
-        self._before, self._done = self._done, len(tokens)
-        return text[known:]
+        previous = len(self._text(tokens[self._before : self._done]))
+        self._before = self._done
+        self._done = len(tokens)
+        return text[previous:]
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self.model.tokenizer.decode(list(tokens), skip_special_tokens=False))
@@ -80,39 +87,62 @@ class Detokenizer:
     def split(self, text: str, last: bool = False) -> tuple[str, str]:
         """Return (thinking, answer) that `text` adds for certain; with `last` the whole rest."""
         self._held += text
-        thinking = answer = ""
+        # Each step may find the end of its part, so that the next one goes on with the rest.
         if self._part is _Part.UNKNOWN:
-            start = self._held.lstrip()
-            if start.startswith(self._tags.open):
-                self._part, self._held = _Part.THINKING, start.removeprefix(self._tags.open)
-            elif start.startswith(self._tags.close):
-                # An answer without thinking, in a channel of its own.
-                self._part = _Part.ANSWER
-                self._held = start.removeprefix(self._tags.close)
-            elif last or not any(tag.startswith(start) for tag in (self._tags.open, self._tags.close)):
-                self._part = _Part.ANSWER
-        if self._part is _Part.THINKING:
-            thinking, close, rest = self._held.partition(self._tags.close)
-            if close:
-                self._held, self._part = rest, _Part.ANSWER
-            else:
-                thinking = self._take((self._tags.close,), last)
-        if self._part is _Part.ANSWER:
-            hits = [at for at in (self._held.find(text) for text in self._stop) if at >= 0]
-            if hits:
-                self._part = _Part.STOPPED
-                answer, self._held = self._held[: min(hits)], ""
-            else:
-                answer = self._take(self._stop, last)
+            self._find_part(last)
+        thinking = self._take_thinking(last) if self._part is _Part.THINKING else ""
+        answer = self._take_answer(last) if self._part is _Part.ANSWER else ""
         return thinking, answer
+
+    def _find_part(self, last: bool) -> None:
+        """Decide by the first words of the model if it thinks; undecided while they may begin a tag."""
+        start = self._held.lstrip()
+        if start.startswith(self._tags.open):
+            self._part = _Part.THINKING
+            self._held = start.removeprefix(self._tags.open)
+        elif start.startswith(self._tags.close):
+            # An answer without thinking, in a channel of its own.
+            self._part = _Part.ANSWER
+            self._held = start.removeprefix(self._tags.close)
+        elif last or not any(tag.startswith(start) for tag in (self._tags.open, self._tags.close)):
+            self._part = _Part.ANSWER
+
+    def _take_thinking(self, last: bool) -> str:
+        """Return the held thinking; after its end the answer is held."""
+        thinking, close, rest = self._held.partition(self._tags.close)
+        if not close:
+            return self._take((self._tags.close,), last)
+        self._part = _Part.ANSWER
+        self._held = rest
+        return thinking
+
+    def _take_answer(self, last: bool) -> str:
+        """Return the held answer, up to the first stop text."""
+        positions = [self._held.find(stop) for stop in self._stop]
+        hits = [position for position in positions if position >= 0]
+        if not hits:
+            return self._take(self._stop, last)
+        answer = self._held[: min(hits)]
+        self._part = _Part.STOPPED
+        self._held = ""
+        return answer
 
     def _take(self, ends: Sequence[str], last: bool) -> str:
         """Return the held text and clear it, except for an end that may begin one of `ends`, unless it is the last."""
         text = self._held
-        sizes = [n for end in ends for n in range(1, min(len(end), len(text) + 1)) if text.endswith(end[:n])]
-        count = len(text) - (0 if last else max(sizes, default=0))
+        count = len(text)
+        if not last:
+            count -= max((_overlap(text, end) for end in ends), default=0)
         self._held = text[count:]
         return text[:count]
+
+
+def _overlap(text: str, end: str) -> int:
+    """Return the length of the longest end of `text` with which `end` begins, without the whole of `end`."""
+    for size in range(min(len(end) - 1, len(text)), 0, -1):
+        if text.endswith(end[:size]):
+            return size
+    return 0
 
 
 #: A drawn token with its natural log-probability, and the likeliest tokens with theirs.
@@ -123,7 +153,8 @@ class LogprobRecorder:
     """The model's own log-probabilities of one generation's tokens; only the engine's thread calls it."""
 
     def __init__(self, top: int, prompt: int) -> None:
-        self.top, self.prompt = top, prompt
+        self.top = top
+        self.prompt = prompt
         self.logprobs: list[TokenLogprob] = []
         self._seen: Tensor | None = None
 

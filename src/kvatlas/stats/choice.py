@@ -131,11 +131,11 @@ def choice_of(
     settings = {cell.setting.id: cell.setting for cell in cells}
     checked = validity(cells)
     reason = None if checked is None else checked.reason
-    by_memory = None
-    by_time = None
-    if reason is None:
-        by_memory = _least_memory(list(kept.values()) if among is None else [kept[id_] for id_ in among])
-        by_time = _least_time(list(kept.values()))
+    # From a vacuous map nothing is chosen.
+    allowed = kept if reason is None else {}
+    chosen_among = allowed if among is None else {id_: cell for id_, cell in allowed.items() if id_ in among}
+    by_memory = _least_memory(list(chosen_among.values()))
+    by_time = _least_time(list(allowed.values()))
     # Where nothing is proven the saving is that of the safest setting.
     offered = _safest(losses) if by_memory is None else by_memory.setting.id
     saving = None if offered is None else _saving(stored[offered], baselines)

@@ -40,13 +40,21 @@ def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
     """Return the verdict by the bound of each map whose problems are known, and of each model's mean."""
     by_map: dict[MapName, Verdict] = {}
     for name, averaged in with_means({map_.name: map_ for map_ in maps if not map_.is_mean}).items():
-        variances = [largest for largest in map(variance, averaged) if largest is not None]
-        if len(variances) == len(averaged) and len({map_.axes for map_ in averaged}) == 1:
-            map_ = averaged[0] if len(averaged) == 1 else mean_map(averaged)
-            cells = chain.from_iterable(each.cells.values() for each in averaged)
-            samples = common([cell.estimate.samples for cell in cells])
-            by_map[name] = bound_verdict(map_, math.fsum(variances) / len(averaged) ** 2, samples)
+        verdict = _verdict_of_mean(averaged)
+        if verdict is not None:
+            by_map[name] = verdict
     return by_map
+
+
+def _verdict_of_mean(averaged: Sequence[Map]) -> Verdict | None:
+    """Return the verdict on the mean of maps, or on a single one; None for unknown problems and unlike axes."""
+    variances = [largest for largest in map(variance, averaged) if largest is not None]
+    if len(variances) < len(averaged) or len({map_.axes for map_ in averaged}) > 1:
+        return None
+    map_ = averaged[0] if len(averaged) == 1 else mean_map(averaged)
+    cells = chain.from_iterable(each.cells.values() for each in averaged)
+    samples = common([cell.estimate.samples for cell in cells])
+    return bound_verdict(map_, math.fsum(variances) / len(averaged) ** 2, samples)
 
 
 def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:

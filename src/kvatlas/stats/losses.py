@@ -159,15 +159,21 @@ def losses_of(run: RunData) -> GridLosses:
     A family holds all settings of a model on these benchmarks, whatever their policies. Families without a full cache
     on each benchmark are missing.
     """
-    full = {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell) and cell.measured}
+    full_caches = _full_caches(run)
     grid = grid_by_benchmark(run)
     families: dict[tuple[str, frozenset[str]], LossFamily] = {}
     for model, benchmarks in dict.fromkeys(map(family_of, with_means(run.groups).values())):
         names = [name for name in grid[model] if name in benchmarks]
-        if all((model, name) in full for name in names):
-            cells = [grid[model][name] for name in names]
-            families[model, benchmarks] = _family(cells, [full[model, name] for name in names], run.margin)
+        full = [full_caches.get((model, name)) for name in names]
+        measured = [cell for cell in full if cell is not None]
+        if len(measured) == len(names):
+            families[model, benchmarks] = _family([grid[model][name] for name in names], measured, run.margin)
     return families
+
+
+def _full_caches(run: RunData) -> dict[tuple[str, str], CellTraces]:
+    """Return the measured full caches by model and benchmark."""
+    return {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell) and cell.measured}
 
 
 def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTraces], margin: float) -> LossFamily:

@@ -48,11 +48,18 @@ def prices(run: RunData) -> list[Price]:
     cells = [cell for cell in run.cells if cell.metric == "pass@1" and not cell.adaptive]
     found: list[Price] = []
     for of_model in grouped(cells, lambda cell: cell.model).values():
-        by_setting = grouped(of_model, lambda cell: cell.setting)
-        full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
-        for of_setting in by_setting.values():
-            if {cell.benchmark for cell in of_setting} == full.keys():
-                found += _prices(of_setting, [full[cell.benchmark] for cell in of_setting])
+        found += _prices_of_model(of_model)
+    return found
+
+
+def _prices_of_model(cells: Sequence[CellTraces]) -> list[Price]:
+    """Return the prices of the settings that a model has on every benchmark of its full cache."""
+    by_setting = grouped(cells, lambda cell: cell.setting)
+    full = {cell.benchmark: cell for cell in by_setting.get(FULL, [])}
+    found: list[Price] = []
+    for of_setting in by_setting.values():
+        if {cell.benchmark for cell in of_setting} == full.keys():
+            found += _prices(of_setting, [full[cell.benchmark] for cell in of_setting])
     return found
 
 

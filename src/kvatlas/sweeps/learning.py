@@ -49,12 +49,12 @@ class Material:
         plan = make_plan(self.spec)
         problems: dict[str, list[Problem]] = {}
         for benchmark in plan.benchmarks:
-            known = plan.problems[benchmark.name]
-            problems[benchmark.name] = list(known[self.skip :])
+            all_problems = plan.problems[benchmark.name]
+            problems[benchmark.name] = list(all_problems[self.skip :])
             if len(problems[benchmark.name]) <= self.held_out:
                 raise KvatlasError(
-                    f"{benchmark.name} has {len(known)} problems, and none without the first {self.skip} and the last "
-                    f"{self.held_out} (held out)."
+                    f"{benchmark.name} has {len(all_problems)} problems, and none without the first {self.skip} and "
+                    f"the last {self.held_out} (held out)."
                 )
         prompts = {key: lengths[self.skip :] for key, lengths in plan.prompts.items()}
         return replace(plan, problems=problems, prompts=prompts)
@@ -148,7 +148,7 @@ def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> 
     contents = [(*name, id_, content) for name, by_id in plan.contents.items() for id_, content in by_id.items()]
     source = _provenance(material, plan) | {
         "tokens_per_trace": tokens,
-        "run_keys": sorted(plan.keys.values()),
+        "run_keys": sorted(plan.compute_keys().values()),
         "problems": digest(sorted(entry for entry in contents if entry[2] in chosen)),
     }
     (model,) = plan.models
@@ -194,9 +194,9 @@ def _traces(
     """Yield the tokens of a prompt, its trace, and the reason why it is left out, or ""."""
     from kvatlas.predictor import left_out
 
-    problems = {(name, problem.id): problem for name, own in plan.problems.items() for problem in own}
+    problems = plan.problems_by_id()
     by_name = {benchmark.name: benchmarks.for_model(benchmark, model.reads) for benchmark in plan.benchmarks}
-    keys = set(plan.keys.values())
+    keys = set(plan.compute_keys().values())
     with Store.open(work / "run") as store:
         for key, trace in store.traces():
             problem = problems.get((trace.benchmark, trace.problem))
@@ -254,7 +254,7 @@ def calibrate(
     ]
     loaded = handle.load()
     engine = Engine(handle, loaded, [FULL], Sampling(max_new_tokens=max_new_tokens), 16)
-    requests = [Request(number, prompt, number, (FULL,)) for number, prompt in enumerate(prompts)]
+    requests = [Request(index, prompt, index, (FULL,)) for index, prompt in enumerate(prompts)]
     texts = [prompts[generation.key] + generation.tokens for generation in engine.run(requests)]
     save_file(query_statistics(handle, loaded, texts), out, metadata={"model_weights": handle.weights_digest})
     return sum(map(len, texts))

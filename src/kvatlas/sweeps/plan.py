@@ -33,6 +33,8 @@ RUN_KEY_VERSION = 4
 PROMPT_FORMAT = "chat-1"
 #: Part of the run keys of screening records; rises with every change of their measures.
 SCREEN_VERSION = 2
+#: The largest batch that an estimate considers.
+LARGEST_BATCH = 4096
 FULL = policies.of(Setting.of("full"))
 
 
@@ -66,9 +68,8 @@ class Plan:
     screened: bool = False
     notes: tuple[str, ...] = ()
 
-    @property
-    def cells(self) -> Iterator[tuple[ModelHandle, Benchmark, Policy, bool]]:
-        """Model, benchmark and policy of every cell, and True if it is a baseline."""
+    def bind_cells(self) -> Iterator[tuple[ModelHandle, Benchmark, Policy, bool]]:
+        """Yield model, benchmark and policy of every cell, and True if it is a baseline."""
         for model, benchmark in itertools.product(self.models, self.benchmarks):
             for policy, (_, baseline) in zip(self.policies_on(model), self.policies, strict=True):
                 yield model, benchmark, policy, baseline
@@ -77,12 +78,15 @@ class Plan:
         """Return the policies, with budgets in tokens of this model."""
         return [policy.on(model) for policy, _ in self.policies]
 
+    def compute_keys(self) -> Mapping[tuple[str, str, Setting], str]:
+        """Return the run keys by (model, benchmark, setting); the first call reads all weights."""
+        return self._keys
+
     @cached_property
-    def keys(self) -> Mapping[tuple[str, str, Setting], str]:
-        """Run keys by (model, benchmark, setting); computing them reads all weights."""
+    def _keys(self) -> Mapping[tuple[str, str, Setting], str]:
         keys = {
             (model.name, benchmark.name, policy.setting): run_key(self.spec, model, benchmark, policy)
-            for model, benchmark, policy, _ in self.cells
+            for model, benchmark, policy, _ in self.bind_cells()
         }
         if not self.screened:
             return keys
@@ -93,10 +97,9 @@ class Plan:
         """The plan of the full-cache traces that a screen reads."""
         return replace(self, policies=((FULL, True),), screened=False)
 
-    @property
     def contents_by_key(self) -> dict[str, Mapping[str, str]]:
-        """The digests of the problems under each run key."""
-        return {key: self.contents[model, benchmark] for (model, benchmark, _), key in self.keys.items()}
+        """Return the digests of the problems under each run key."""
+        return {key: self.contents[model, benchmark] for (model, benchmark, _), key in self.compute_keys().items()}
 
     @property
     def traces(self) -> int:
@@ -106,57 +109,77 @@ class Plan:
 
     def manifest(self) -> Manifest:
         """Return the manifest of a run with this plan alone."""
-        storages = {policy.storage for policy, _ in self.policies}
-        sizes = {(model.name, storage): model.kv_bytes(storage) for model in self.models for storage in storages}
-        expected = tuple(
-            Expected(
-                model=model.name,
-                benchmark=benchmark.name,
-                setting=policy.setting,
-                run_key=self.keys[model.name, benchmark.name, policy.setting],
-                problems=tuple(problem.id for problem in self.problems[benchmark.name]),
-                samples=self.spec.samples,
-                baseline=baseline,
-                kv_bytes=sizes[model.name, policy.storage],
-            )
-            for model, benchmark, policy, baseline in self.cells
-        )
         axes = tuple((name, tuple(values)) for name, values in self.spec.axes.items())
         identities = {
             "benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks],
             # Traces are read with them where the models are not.
             "tags": {model.name: asdict(model.tags) for model in self.models},
         }
-        # Numbers and texts about problems: difficulties, seeds of permuted choices.
+        return Manifest(
+            axes=axes,
+            expected=self._expected(),
+            spec=self.spec.model_dump(mode="json"),
+            provenance={**provenance(), **identities},
+            about=self._plain_about(),
+            screened=self.screened,
+            contents={name: contents_of(problems) for name, problems in self.problems.items()},
+        )
+
+    def _expected(self) -> tuple[Expected, ...]:
+        """Return the cells that this plan promises."""
+        keys = self.compute_keys()
+        expected = []
+        for model, benchmark, policy, baseline in self.bind_cells():
+            cell = Expected(
+                model=model.name,
+                benchmark=benchmark.name,
+                setting=policy.setting,
+                run_key=keys[model.name, benchmark.name, policy.setting],
+                problems=tuple(problem.id for problem in self.problems[benchmark.name]),
+                samples=self.spec.samples,
+                baseline=baseline,
+                kv_bytes=model.kv_bytes(policy.storage),
+            )
+            expected.append(cell)
+        return tuple(expected)
+
+    def _plain_about(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Return numbers and texts about problems by benchmark and problem: difficulties, seeds of permuted choices."""
         about: dict[str, dict[str, dict[str, Any]]] = {}
         for name, problems in self.problems.items():
             for problem in problems:
                 plain = {key: value for key, value in problem.about.items() if isinstance(value, str | int | float)}
                 if plain:
                     about.setdefault(name, {})[problem.id] = plain
-        spec = self.spec.model_dump(mode="json")
-        contents = {name: contents_of(problems) for name, problems in self.problems.items()}
-        recorded = {**provenance(), **identities}
-        return Manifest(axes, expected, spec, recorded, about, screened=self.screened, contents=contents)
+        return about
+
+    def problems_by_id(self) -> dict[tuple[str, str], Problem]:
+        """Return the problems by benchmark and id."""
+        by_id = {}
+        for benchmark, problems in self.problems.items():
+            for problem in problems:
+                by_id[benchmark, problem.id] = problem
+        return by_id
 
     def units(self, cells: Iterable[Expected], done: Mapping[ProblemKey, Collection[int]]) -> list[WorkItem]:
         """Return the work that one model's promised `cells` lack; `done` are the stored samples (`Store.samples`).
 
         Samples vary slowest, so that a stopped sweep has traces of every problem.
         """
+        # The settings of each problem with their stored samples: they share a trunk, so they are one unit.
         trees: dict[tuple[str, str], list[tuple[Setting, Collection[int]]]] = {}
         for cell in cells:
-            key, setting, benchmark = cell.run_key, cell.setting.id, cell.benchmark
             for problem in cell.problems:
-                stored = done.get((key, setting, benchmark, problem), ())
-                trees.setdefault((benchmark, problem), []).append((cell.setting, stored))
-        problems = {name: {problem.id: problem for problem in problems} for name, problems in self.problems.items()}
-        return [
-            WorkItem(benchmark, problems[benchmark][problem], sample, missing)
-            for sample in range(self.spec.samples)
-            for (benchmark, problem), cells in trees.items()
-            if (missing := tuple(setting for setting, stored in cells if sample not in stored))
-        ]
+                stored = done.get((cell.run_key, cell.setting.id, cell.benchmark, problem), ())
+                trees.setdefault((cell.benchmark, problem), []).append((cell.setting, stored))
+        problems = self.problems_by_id()
+        units = []
+        for sample in range(self.spec.samples):
+            for (benchmark, problem), settings in trees.items():
+                missing = tuple(setting for setting, stored in settings if sample not in stored)
+                if missing:
+                    units.append(WorkItem(benchmark, problems[benchmark, problem], sample, missing))
+        return units
 
     def missing(self, done: Mapping[ProblemKey, Collection[int]]) -> int:
         """Return the number of traces that are not among the stored samples."""
@@ -171,18 +194,8 @@ class Plan:
         `peak_bytes` are those of one worker with that batch. Trace lengths are `expected_output_tokens`, else the
         benchmark's typical length, at most `max_new_tokens`; memory is estimated for traces of `max_new_tokens`.
         """
-        separate = shared = 0
-        for model, benchmark in itertools.product(self.models, self.benchmarks):
-            output, policies_ = self._output(benchmark), self.policies_on(model)
-            for prompt in self.prompts[model.name, benchmark.name]:
-                separate += output * len(self.policies) * self.spec.samples
-                shared += _tree(policies_, prompt, output) * self.spec.samples
-        size = 0 if memory else batch_size
-        # A tenth of the memory is left for other uses.
-        while (
-            memory and size < 4096 and all(self._peak(model, size + 1).total <= 0.9 * memory for model in self.models)
-        ):
-            size += 1
+        separate, shared = self._decoded_tokens()
+        size = self._largest_batch(memory) if memory else batch_size
         peaks = [self._peak(model, max(1, size)) for model in self.models]
         return {
             "settings": len(self.policies),
@@ -199,14 +212,36 @@ class Plan:
             "warnings": self.warnings,
         }
 
+    def _decoded_tokens(self) -> tuple[int, int]:
+        """Return the tokens to decode if every setting decodes alone, and if settings share trunks."""
+        separate = 0
+        shared = 0
+        for model, benchmark in itertools.product(self.models, self.benchmarks):
+            output = self._output(benchmark)
+            bound_policies = self.policies_on(model)
+            for prompt in self.prompts[model.name, benchmark.name]:
+                separate += output * len(self.policies) * self.spec.samples
+                shared += _tree_tokens(bound_policies, prompt, output) * self.spec.samples
+        return separate, shared
+
+    def _largest_batch(self, memory: int) -> int:
+        """Return the largest batch that fits into so many bytes with every model; 0 if no sequence does."""
+        # A tenth of the memory is left for other uses.
+        usable = 0.9 * memory
+        size = 0
+        while size < LARGEST_BATCH and all(self._peak(model, size + 1).total <= usable for model in self.models):
+            size += 1
+        return size
+
     @cached_property
     def audit(self) -> tuple[AuditedCell, ...]:
         """The budget audit of each setting on each benchmark, from the lengths of the prompts."""
-        return tuple(
-            AuditedCell(model.name, benchmark.name, policy.setting, audited)
-            for model, benchmark, policy, _ in self.cells
-            if (audited := audit(policy, self.prompts[model.name, benchmark.name])) is not None
-        )
+        cells = []
+        for model, benchmark, policy, _ in self.bind_cells():
+            audited = audit(policy, self.prompts[model.name, benchmark.name])
+            if audited is not None:
+                cells.append(AuditedCell(model.name, benchmark.name, policy.setting, audited))
+        return tuple(cells)
 
     @property
     def warnings(self) -> list[str]:
@@ -229,7 +264,8 @@ class Plan:
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:
         """Return a sentence on settings whose budget no trace of the expected length reaches, or ""."""
         prompt = max(self.prompts[model.name, benchmark.name])
-        budgets = [at for policy in self.policies_on(model) if (at := _first_fires(policy, prompt)) is not None]
+        first_fires = [_first_fires(policy, prompt) for policy in self.policies_on(model)]
+        budgets = [length for length in first_fires if length is not None]
         longest = prompt + self._output(benchmark)
         # The last token never enters the cache.
         beyond = [budget for budget in budgets if budget >= longest]
@@ -253,16 +289,20 @@ class Plan:
         """Return the most bytes of keys and values of one sequence at its budget, else of the longest sequence."""
         prompt = self.longest_prompt(model)
         longest = prompt + self.spec.sampling.max_new_tokens
-        policies_, sizes = self.policies_on(model), []
-        for policy in [policy for policy in policies_ if policy.budget is not None] or policies_:
-            token, beside = model.kv_bytes(policy.storage)
-            sizes.append((longest if policy.budget is None else policy.budget.most(prompt)) * token + beside)
+        bound_policies = self.policies_on(model)
+        budgeted = [policy for policy in bound_policies if policy.budget is not None]
+        sizes = []
+        for policy in budgeted or bound_policies:
+            tokens = longest if policy.budget is None else policy.budget.most(prompt)
+            token_bytes, tail_bytes = model.kv_bytes(policy.storage)
+            sizes.append(tokens * token_bytes + tail_bytes)
         return max(sizes)
 
     def _peak(self, model: ModelHandle, batch_size: int) -> Peak:
         from kvatlas.engine.scheduler import peak
 
-        trees = self.spec.samples * sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
+        problems = sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
+        trees = self.spec.samples * problems
         output = self.spec.sampling.max_new_tokens
         return peak(model, self.policies_on(model), batch_size, trees, self.longest_prompt(model), output)
 
@@ -271,12 +311,60 @@ def make_plan(spec: Spec) -> Plan:
     """Return the plan of a spec, checked without loading weights. Raises KvatlasError for the first fault."""
     found_models = tuple(entry.find() for entry in spec.models)
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
-    if not spec.sampling.max_new_tokens:
-        most = min([MAX_NEW_TOKENS, *(model.positions // 4 * 3 for model in found_models if model.positions)])
-        spec = spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"max_new_tokens": most})})
-    for what, names in (("model", [m.name for m in found_models]), ("benchmark", [b.name for b in found_benchmarks])):
-        if len(set(names)) < len(names):
-            raise KvatlasError(f"Two entries of the spec are the {what} {max(names, key=names.count)!r}; name it once.")
+    spec = _with_output_limit(spec, found_models)
+    _check_names("model", [model.name for model in found_models])
+    _check_names("benchmark", [benchmark.name for benchmark in found_benchmarks])
+    cells = _find_policies(spec)
+    problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
+    notes = _device_notes(found_models)
+    for benchmark in found_benchmarks:
+        notes += notes_on(benchmark, spec.problems)
+        _check_grading(benchmark, problems[benchmark.name])
+    prompts = {}
+    contents = {}
+    for model in found_models:
+        model.check()
+        notes += model.notes
+        for policy, _ in cells:
+            policy.check(model)
+        for benchmark in found_benchmarks:
+            name = (model.name, benchmark.name)
+            asked = problems[benchmark.name]
+            texts = _prompt_texts(model, benchmark, asked)
+            notes += notes_for(model, texts, benchmark.name)
+            prompts[name] = [len(model.tokens(text)) for text in texts]
+            contents[name] = {problem.id: _content(text, problem) for text, problem in zip(texts, asked, strict=True)}
+            _check_longest_prompt(spec, model, benchmark, cells, max(prompts[name]))
+    return Plan(
+        spec=spec,
+        models=found_models,
+        benchmarks=found_benchmarks,
+        policies=cells,
+        problems=problems,
+        prompts=prompts,
+        contents=contents,
+        notes=tuple(notes),
+    )
+
+
+def _with_output_limit(spec: Spec, found_models: Sequence[ModelHandle]) -> Spec:
+    """Return the spec with a limit of new tokens for which every model has room, unless it names one."""
+    if spec.sampling.max_new_tokens:
+        return spec
+    # A quarter of the positions is left for prompts.
+    limits = [model.positions // 4 * 3 for model in found_models if model.positions]
+    sampling = spec.sampling.model_copy(update={"max_new_tokens": min([MAX_NEW_TOKENS, *limits])})
+    return spec.model_copy(update={"sampling": sampling})
+
+
+def _check_names(kind: str, names: Sequence[str]) -> None:
+    """Raise KvatlasError if two models or two benchmarks have one name."""
+    if len(set(names)) < len(names):
+        raise KvatlasError(f"Two entries of the spec are the {kind} {max(names, key=names.count)!r}; name it once.")
+
+
+def _find_policies(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
+    """Return the policy of each setting, with True if it is a baseline; KvatlasError for a repeated setting."""
     cells: dict[Setting, tuple[Policy, bool]] = {}
     for setting, baseline in spec.cells():
         policy = policies.of(setting)
@@ -284,38 +372,39 @@ def make_plan(spec: Spec) -> Plan:
             policy = policies.of(Setting.of(setting.policy, **{**setting.values, "strict_budget": True}))
         if policy.setting in cells:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
-        cells[policy.setting] = policy, baseline
-    problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
+        cells[policy.setting] = (policy, baseline)
+    return tuple(cells.values())
+
+
+def _device_notes(found_models: Sequence[ModelHandle]) -> list[str]:
+    """Return a sentence on kernels that this machine lacks, if any."""
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
-    notes = [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
-    for benchmark in found_benchmarks:
-        notes += notes_on(benchmark, spec.problems)
-        if not type(benchmark).__module__.startswith("kvatlas."):
-            # A third party's grade that cannot be stored is refused before decoding.
-            if not problems[benchmark.name]:
-                raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
-            first = problems[benchmark.name][0]
-            benchmarks.judge(benchmark, first, first.answer)
-    prompts, contents = {}, {}
-    for model in found_models:
-        model.check()
-        notes += model.notes
-        for policy, _ in cells.values():
-            policy.check(model)
-        for benchmark in found_benchmarks:
-            name, own = (model.name, benchmark.name), problems[benchmark.name]
-            adapted = benchmarks.for_model(benchmark, model.reads)
-            texts = [model.prompt(adapted.prompt(problem)) for problem in own]
-            notes += notes_for(model, texts, benchmark.name)
-            prompts[name] = [len(model.tokens(text)) for text in texts]
-            contents[name] = {problem.id: _content(text, problem) for text, problem in zip(texts, own, strict=True)}
-            longest = max(prompts[name])
-            _check_room(spec, model, benchmark, longest)
-            for policy, _ in cells.values():
-                if isinstance(policy, CompressingPolicy):
-                    policy.on(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
-    policies_ = tuple(cells.values())
-    return Plan(spec, found_models, found_benchmarks, policies_, problems, prompts, contents, notes=tuple(notes))
+    return [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
+
+
+def _check_grading(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
+    """Refuse a third party's benchmark without problems, or whose grade cannot be stored, before decoding."""
+    if type(benchmark).__module__.startswith("kvatlas."):
+        return
+    if not problems:
+        raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
+    benchmarks.judge(benchmark, problems[0], problems[0].answer)
+
+
+def _prompt_texts(model: ModelHandle, benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
+    """Return the prompts of a model as its chat template writes them."""
+    adapted = benchmarks.for_model(benchmark, model.reads)
+    return [model.prompt(adapted.prompt(problem)) for problem in problems]
+
+
+def _check_longest_prompt(
+    spec: Spec, model: ModelHandle, benchmark: Benchmark, cells: Iterable[tuple[Policy, bool]], longest: int
+) -> None:
+    """Raise KvatlasError if the model or the budget of a policy has no room for the longest prompt."""
+    _check_room(spec, model, benchmark, longest)
+    for policy, _ in cells:
+        if isinstance(policy, CompressingPolicy):
+            policy.on(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
 
 
 def _content(prompt: str, problem: Problem) -> str:
@@ -324,13 +413,16 @@ def _content(prompt: str, problem: Problem) -> str:
     return digest([prompt, problem.answer, about])[:32]
 
 
-def _tree(policies_: Sequence[Policy], prompt: int, output: int) -> int:
+def _tree_tokens(bound_policies: Sequence[Policy], prompt: int, output: int) -> int:
     """Return the tokens decoded for one problem and sample.
 
     Settings that need the full-cache answer are a second tree; the first one then includes the full cache.
     """
-    early = [_first_fires(policy, prompt) for policy in policies_ if Signal.ANSWER not in policy.observes]
-    late = [_first_fires(policy, prompt) for policy in policies_ if Signal.ANSWER in policy.observes]
+    early: list[int | None] = []
+    late: list[int | None] = []
+    for policy in bound_policies:
+        tree = late if Signal.ANSWER in policy.observes else early
+        tree.append(_first_fires(policy, prompt))
     if late and None not in early:
         early.append(None)
     tokens = 0
@@ -348,7 +440,9 @@ def _first_fires(policy: Policy, prompt: int) -> int | None:
 
 
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
-    room, most = model.positions, spec.sampling.max_new_tokens
+    """Raise KvatlasError if the longest prompt and its answer do not fit into the positions of the model."""
+    room = model.positions
+    most = spec.sampling.max_new_tokens
     if room is None or prompt + most <= room:
         return
     if prompt >= room:

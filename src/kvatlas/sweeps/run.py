@@ -18,13 +18,15 @@ from kvatlas.policies import Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, local
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
-from kvatlas.sweeps.worker import CPU_BATCH, Job, fitting
+from kvatlas.sweeps.worker import CPU_BATCH, Job, largest_batch
 
 if TYPE_CHECKING:
     from kvatlas.engine import Engine
 
-#: Steps and rows that a plan times.
-TIMED_STEPS, TIMED_ROWS = 32, 32
+#: Steps that a plan times.
+TIMED_STEPS = 32
+#: Rows of the timed batch.
+TIMED_ROWS = 32
 
 #: New traces, or a quarter of all, from which on the time left is estimated.
 ESTIMATED = 8
@@ -46,7 +48,9 @@ class Progress:
         `before` traces are of earlier sessions, and not of these `seconds`. A screen decodes no tokens; a few traces
         are too few for an estimate of the time.
         """
-        decoded, saved, new = self.decoded_tokens, self.saved_tokens, self.done - before
+        decoded = self.decoded_tokens
+        saved = self.saved_tokens
+        new = self.done - before
         parts = [f"{self.done}/{self.total} traces", self.trace.benchmark]
         if decoded and seconds > 0:
             share = saved / (decoded + saved)
@@ -71,12 +75,13 @@ def measure(plan: Plan) -> float | None:
         if model.repository is not None:
             return None
         chosen = [policy for policy in plan.policies_on(model) if Signal.ANSWER not in policy.observes] or [FULL]
-        sampling, prompt = plan.spec.sampling.sampling(), plan.longest_prompt(model)
+        sampling = plan.spec.sampling.sampling()
+        prompt = plan.longest_prompt(model)
         job = Job(model, "", plan.benchmarks, (), sampling, plan.spec.seed, prompt=prompt)
         benchmark = for_model(plan.benchmarks[0], model.reads)
         problems = plan.problems[benchmark.name][:TIMED_ROWS]
         texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
-        engine = Engine(model, model.load(), chosen, sampling, min(fitting(job, chosen), TIMED_ROWS))
+        engine = Engine(model, model.load(), chosen, sampling, min(largest_batch(job, chosen), TIMED_ROWS))
         _timed(engine, chosen, texts, 1)
         # Both read the prompts, one of them decodes more steps.
         (prefill, first), (whole, last) = (_timed(engine, chosen, texts, 1 + steps) for steps in (0, TIMED_STEPS))
@@ -143,7 +148,7 @@ def sweep(
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
         promise = promise or promised(plan, store, replace, allow_code)
-        store.set_aside(plan.contents_by_key)
+        store.set_aside(plan.contents_by_key())
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = Driver(plan, store, run, pool, batch_size, on_trace, on_message)
         if plan.spec.allocate.kind == "adaptive":
@@ -168,26 +173,50 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
     changed = ", ".join(filter(None, (_changed(plan, benchmark, earlier) for benchmark in plan.benchmarks)))
     if changed:
         raise _other_run(store, f"{changed} that this spec lacks or changes")
-    cells = [{(cell.run_key, cell.setting.id, cell.benchmark) for cell in each.expected} for each in (now, earlier)]
-    if cells[0] == cells[1] and not {cell.name for cell in now.expected} & {cell.name for cell in earlier.expected}:
-        # The model was moved; the cells are the same.
+    if _is_moved(now, earlier):
         return now
-    kind = "the records of a screen" if earlier.screened else "the traces of a sweep"
-    unlike, others = kind if now.screened != earlier.screened else now.unlike(earlier), now.others(earlier)
-    if not unlike and plan.spec.allocate.kind == "adaptive":
-        if not others and not earlier.others(now):
-            return now
-        unlike = "other settings, and an adaptive sweep decides on all of them together"
-    if not unlike and others:
-        settings = dict.fromkeys(cell.setting for cell in others)
-        if not allow_code:
-            _check_code(plan, settings, store)
-        keys = replace(plan, policies=tuple((policies.of(setting), False) for setting in settings)).keys
-        rekeyed = [cell for cell in others if keys.get(cell.name) != cell.run_key]
-        unlike = f"{rekeyed[0].setting} of other weights, prompts or versions" if rekeyed else ""
+    unlike = _unlike(now, earlier)
     if unlike:
         raise _other_run(store, unlike)
-    return now.joined(earlier)
+    others = now.others(earlier)
+    if plan.spec.allocate.kind == "adaptive":
+        if others or earlier.others(now):
+            raise _other_run(store, "other settings, and an adaptive sweep decides on all of them together")
+        return now
+    if others:
+        _check_others(plan, others, store, allow_code)
+    return now.merge_with(earlier)
+
+
+def _is_moved(now: Manifest, earlier: Manifest) -> bool:
+    """Return True if both have the same cells under other names, as after a model was moved."""
+
+    def identities(manifest: Manifest) -> set[tuple[str, str, str]]:
+        return {(cell.run_key, cell.setting.id, cell.benchmark) for cell in manifest.expected}
+
+    def names(manifest: Manifest) -> set[tuple[str, str, Setting]]:
+        return {cell.name for cell in manifest.expected}
+
+    return identities(now) == identities(earlier) and names(now).isdisjoint(names(earlier))
+
+
+def _unlike(now: Manifest, earlier: Manifest) -> str:
+    """Return the difference that keeps two manifests from being one run as a clause, or ""."""
+    if now.screened == earlier.screened:
+        return now.unlike(earlier)
+    return "the records of a screen" if earlier.screened else "the traces of a sweep"
+
+
+def _check_others(plan: Plan, others: Sequence[Expected], store: Store, allow_code: bool) -> None:
+    """Raise KvatlasError for cells of the run that the plan lacks, if they would have other run keys today."""
+    settings = dict.fromkeys(cell.setting for cell in others)
+    if not allow_code:
+        _check_code(plan, settings, store)
+    with_others = replace(plan, policies=tuple((policies.of(setting), False) for setting in settings))
+    keys = with_others.compute_keys()
+    for cell in others:
+        if keys.get(cell.name) != cell.run_key:
+            raise _other_run(store, f"{cell.setting} of other weights, prompts or versions")
 
 
 def _changed(plan: Plan, benchmark: Benchmark, earlier: Manifest) -> str:
@@ -210,10 +239,10 @@ def _other_run(store: Store, unlike: str) -> KvatlasError:
 def _check_code(plan: Plan, settings: Iterable[Setting], store: Store) -> None:
     """Raise KvatlasError if finding these settings of a run would run a file that the plan does not name."""
     named = [policies.file_of(policy.setting.policy) for policy, _ in plan.policies]
-    own = {file.resolve() for file in named if file is not None}
+    named_files = {file.resolve() for file in named if file is not None}
     for setting in settings:
         file = policies.file_of(setting.policy)
-        if file is not None and file.resolve() not in own:
+        if file is not None and file.resolve() not in named_files:
             raise KvatlasError(
                 f"The run in {str(store.path.parent)!r} has settings of {setting.policy!r}, and adding to it runs the "
                 f"code of the file {str(file)!r}; if you trust that file add --allow-code (in Python allow_code=True), "
@@ -240,14 +269,16 @@ class Driver:
     def __post_init__(self) -> None:
         self.finished = self.plan.traces - self.plan.missing(self.store.samples())
         #: Run keys of the full-cache traces that a screen reads.
-        self.full_keys = self.plan.full_cache.keys
+        self.full_keys = self.plan.full_cache.compute_keys()
 
     def _missing(self, model: ModelHandle, cells: Iterable[Expected]) -> list[WorkItem]:
         return self.plan.units([cell for cell in cells if cell.model == model.name], self.store.samples())
 
     def decode(self, model: ModelHandle, cells: Iterable[Expected]) -> None:
         """Decode and store until no trace of a model's promised `cells` is missing."""
-        plan, units = self.plan, self._missing(model, cells)
+        plan = self.plan
+        keys = plan.compute_keys()
+        units = self._missing(model, cells)
         while units:
             job = Job(
                 model=model,
@@ -264,11 +295,11 @@ class Driver:
                 registered=tuple(policies.policies.added.values()),
             )
             before = self.finished
-            for trace, own in self.run(job, self.pool):
-                self.store.add(plan.keys[model.name, trace.benchmark, trace.setting], trace)
+            for trace, decoded in self.run(job, self.pool):
+                self.store.add(keys[model.name, trace.benchmark, trace.setting], trace)
                 self.finished += 1
-                self.decoded += own
-                self.saved += len(trace.tokens) - own
+                self.decoded += decoded
+                self.saved += len(trace.tokens) - decoded
                 self.on_trace(Progress(trace, self.finished, plan.traces, self.decoded, self.saved))
             units = self._missing(model, cells)
             if not units:

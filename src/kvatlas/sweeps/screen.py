@@ -62,7 +62,7 @@ def screen(
         on_message(sentence)
     with Store.create(folder) as store:
         promise = promised(plan, store, replace, allow_code)
-        store.set_aside(plan.full_cache.contents_by_key)
+        store.set_aside(plan.full_cache.contents_by_key())
         if traces is not None:
             _copy_traces(plan.full_cache, traces, store)
         missing = plan.full_cache.missing(store.samples())
@@ -74,7 +74,7 @@ def screen(
 
 def _copy_traces(plan: Plan, traces: Path, to: Store) -> None:
     """Copy the full-cache traces of a plan from another run; KvatlasError if that run has none with these keys."""
-    expected = plan.contents_by_key
+    expected = plan.contents_by_key()
     with Store.open(traces) as source:
         manifest = source.manifest()
         keys = {cell.run_key for cell in manifest.expected if cell.setting == FULL.setting}

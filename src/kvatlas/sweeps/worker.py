@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvatlas import policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.reading import grade, read_tokens
-from kvatlas.core import Grade, KvatlasError, Sampling, Setting, Status, Trace, digest
+from kvatlas.core import Grade, KvatlasError, Sampling, Setting, Status, Trace, digest, first_difference
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 #: The share of the free memory that a batch may fill.
 MARGIN = 0.8
-#: The largest default batches of a CPU, where larger ones are not faster, and of a GPU.
-CPU_BATCH, GPU_BATCH = 64, 256
+#: The largest default batch of a CPU, where larger ones are not faster.
+CPU_BATCH = 64
+#: The largest default batch of a GPU.
+GPU_BATCH = 256
 #: A trace with the number of tokens decoded for it alone.
 Finished = tuple[Trace, int]
 
@@ -77,11 +79,12 @@ class Job:
         return by_setting
 
 
-def fitting(job: Job, policies: Sequence[Policy]) -> int:
-    """Return the batch size, a power of two, that fits into the free memory; workers on a CPU share it."""
+def largest_batch(job: Job, policies: Sequence[Policy]) -> int:
+    """Return the largest batch that fits into the free memory, by halving the default; workers on a CPU share it."""
     from kvatlas.engine.scheduler import peak
 
-    free, cpu = free_memory(job.model.device), job.model.device == "cpu"
+    free = free_memory(job.model.device)
+    cpu = job.model.device == "cpu"
     size = min(CPU_BATCH if cpu else GPU_BATCH, job.most)
     while free is not None and size > 1:
         taken = peak(job.model, policies, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
@@ -101,57 +104,110 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     """
     import torch
 
-    from kvatlas.engine import Engine, Request
+    from kvatlas.engine import Engine
 
     # Workers with one thread each are much faster than workers that share cores.
     torch.set_num_threads(1)
-    handle, model, settings = job.model, job.model.load(), job.policies()
-    by_name = {benchmark.name: benchmark for benchmark in job.benchmarks}
+    model = job.model.load()
+    settings = job.policies()
     chosen = tuple(dict.fromkeys([*settings.values(), FULL]))
+    engine = Engine(job.model, model, chosen, job.sampling, _batch_size(job, chosen))
+    source = _Source(job, model, settings)
+    if job.screened:
+        for generation in engine.run(source.screens(claims, engine.batch_size)):
+            if generation.policy.setting in source.settings_of(generation):
+                yield _screening_record(job, generation), 0
+        return
+    for generation in engine.run(source.requests(claims)):
+        source.keep_full(generation)
+        if generation.policy.setting in source.settings_of(generation):
+            yield _graded_trace(job, source.benchmarks, generation), generation.decoded
+    for generation in engine.run(source.answered()):
+        trace = _graded_trace(job, source.benchmarks, generation)
+        metrics = {**trace.grade.metrics, **departure(generation.tokens, source.full[generation.key])}
+        yield replace(trace, grade=replace(trace.grade, metrics=metrics)), generation.decoded
+
+
+def _batch_size(job: Job, chosen: Sequence[Policy]) -> int:
     # A larger batch than all rows that there are would be allocated for nothing.
     rows = sum(len(unit.settings) + 1 for unit in job.units)
-    size = max(1, min(job.batch_size or fitting(job, chosen), rows) >> job.halvings)
-    size = max(2, size) if job.screened else size
-    engine = Engine(handle, model, chosen, job.sampling, size)
-    late: dict[int, Request[int]] = {}
-    full: dict[int, tuple[int, ...]] = {}
+    size = max(1, min(job.batch_size or largest_batch(job, chosen), rows) >> job.halvings)
+    # A screen reads each setting beside the full cache.
+    return max(2, size) if job.screened else size
 
-    def requests() -> Iterator[Request[int]]:
-        for number in claims:
-            unit = job.units[number]
-            own = [settings[setting] for setting in unit.settings]
-            answering = tuple(policy for policy in own if Signal.ANSWER in policy.observes)
-            request = Request(
-                key=number,
-                prompt=handle.encode(by_name[unit.benchmark].prompt(unit.problem)),
-                stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
-                policies=tuple(own),
-                script=unit.script,
-            )
-            if job.screened:
-                trace = reference(handle, model, request.prompt, unit.script) if answering else None
-                for start in range(0, len(own), size - 1):
-                    yield replace(request, policies=(*own[start : start + size - 1], FULL), reference=trace)
-                continue
+
+class _Source:
+    """The requests of a job, and the full-cache traces on which some of them wait.
+
+    `late` are requests for settings that need the answer of the full-cache trace, `full` the tokens of these traces,
+    both by the number of the unit.
+    """
+
+    def __init__(self, job: Job, model: PreTrainedModel, settings: Mapping[Setting, Policy]) -> None:
+        self.job = job
+        self.model = model
+        self.settings = settings
+        self.benchmarks = {benchmark.name: benchmark for benchmark in job.benchmarks}
+        self.late: dict[int, Request[int]] = {}
+        self.full: dict[int, tuple[int, ...]] = {}
+
+    def settings_of(self, generation: Generation[int]) -> tuple[Setting, ...]:
+        """Return the settings of a generation's unit, which may lack the full cache."""
+        return self.job.units[generation.key].settings
+
+    def requests(self, claims: Iterable[int]) -> Iterator[Request[int]]:
+        """Yield the requests of the claimed units, with the full cache first where settings wait for its answer."""
+        for index in claims:
+            request = self._request(index)
+            answering = _answering(request.policies)
             if answering:
-                late[number] = replace(request, policies=answering)
-                early = dict.fromkeys(policy for policy in own if policy not in answering)
+                self.late[index] = replace(request, policies=answering)
+                early = dict.fromkeys(policy for policy in request.policies if policy not in answering)
                 request = replace(request, policies=tuple({**early, FULL: None}))
             yield request
 
-    for generation in engine.run(requests()):
-        if generation.policy == FULL and generation.key in late:
-            full[generation.key] = generation.tokens
-        if generation.policy.setting in job.units[generation.key].settings:
-            yield _finished(job, by_name, generation)
-    answered = [
-        replace(request, reference=reference(handle, model, request.prompt, full[number]))
-        for number, request in late.items()
-    ]
-    for generation in engine.run(answered):
-        trace, own = _finished(job, by_name, generation)
-        metrics = {**trace.grade.metrics, **departure(generation.tokens, full[generation.key])}
-        yield replace(trace, grade=replace(trace.grade, metrics=metrics)), own
+    def screens(self, claims: Iterable[int], batch_size: int) -> Iterator[Request[int]]:
+        """Yield requests that read a script under as many settings as fit beside the full cache."""
+        for index in claims:
+            request = self._request(index)
+            trace = None
+            if _answering(request.policies):
+                trace = reference(self.job.model, self.model, request.prompt, request.script)
+            for start in range(0, len(request.policies), batch_size - 1):
+                policies_ = (*request.policies[start : start + batch_size - 1], FULL)
+                yield replace(request, policies=policies_, reference=trace)
+
+    def keep_full(self, generation: Generation[int]) -> None:
+        """Keep the tokens of a full-cache trace for which settings wait."""
+        if generation.policy == FULL and generation.key in self.late:
+            self.full[generation.key] = generation.tokens
+
+    def answered(self) -> list[Request[int]]:
+        """Return the late requests with the attention of the answers for which they waited."""
+        requests = []
+        for index, request in self.late.items():
+            trace = reference(self.job.model, self.model, request.prompt, self.full[index])
+            requests.append(replace(request, reference=trace))
+        return requests
+
+    def _request(self, index: int) -> Request[int]:
+        """Return the request of a unit for all its settings."""
+        from kvatlas.engine import Request
+
+        job = self.job
+        unit = job.units[index]
+        return Request(
+            key=index,
+            prompt=job.model.encode(self.benchmarks[unit.benchmark].prompt(unit.problem)),
+            stream=stream_key(job.seed, job.weights, unit.benchmark, unit.problem.id, unit.sample),
+            policies=tuple(self.settings[setting] for setting in unit.settings),
+            script=unit.script,
+        )
+
+
+def _answering(policies_: Iterable[Policy]) -> tuple[Policy, ...]:
+    """Return the policies that need the answer of the full-cache trace."""
+    return tuple(policy for policy in policies_ if Signal.ANSWER in policy.observes)
 
 
 def reference(
@@ -168,38 +224,48 @@ def reference(
     return ReferenceTrace(whole, attention)
 
 
-def _finished(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Finished:
-    """Return the trace of a generation, or a screening record, with the number of tokens decoded for it alone."""
-    unit, model, tokens = job.units[generation.key], job.model, generation.tokens
-    if job.screened:
-        assert generation.likeness is not None
-        full = read_tokens(model, unit.script, unit.script[-1] in model.stops)
-        answered = full.status is Status.OK and full.span is not None
-        measured = measures(generation.likeness, len(unit.script), answered)
-        verdict = Grade(bool(measured["unchanged"]), measured["agreed"], None, full.status, measured)
-    else:
-        verdict = grade(by_name[unit.benchmark], unit.problem, read_tokens(model, tokens, generation.finished))
-    trace = Trace(
-        model=model.name,
+def _graded_trace(job: Job, by_name: Mapping[str, Benchmark], generation: Generation[int]) -> Trace:
+    """Return the trace of a generation with its grade."""
+    unit = job.units[generation.key]
+    answer = read_tokens(job.model, generation.tokens, generation.finished)
+    return Trace(
+        model=job.model.name,
         benchmark=unit.benchmark,
         problem=unit.problem.id,
         sample=unit.sample,
         setting=generation.policy.setting,
-        tokens=() if job.screened else tokens,
-        text="" if job.screened else model.text(tokens),
-        grade=verdict,
+        tokens=generation.tokens,
+        text=job.model.text(generation.tokens),
+        grade=grade(by_name[unit.benchmark], unit.problem, answer),
         usage=generation.usage,
-        eviction_trace=None if job.screened else generation.eviction_trace,
+        eviction_trace=generation.eviction_trace,
     )
-    return trace, 0 if job.screened else generation.decoded
+
+
+def _screening_record(job: Job, generation: Generation[int]) -> Trace:
+    """Return the measures of a screened setting as a trace without tokens."""
+    assert generation.likeness is not None
+    unit = job.units[generation.key]
+    full = read_tokens(job.model, unit.script, unit.script[-1] in job.model.stops)
+    answered = full.status is Status.OK and full.span is not None
+    measured = measures(generation.likeness, len(unit.script), answered)
+    return Trace(
+        model=job.model.name,
+        benchmark=unit.benchmark,
+        problem=unit.problem.id,
+        sample=unit.sample,
+        setting=generation.policy.setting,
+        tokens=(),
+        text="",
+        grade=Grade(bool(measured["unchanged"]), measured["agreed"], None, full.status, measured),
+        usage=generation.usage,
+    )
 
 
 def departure(tokens: tuple[int, ...], full: tuple[int, ...]) -> dict[str, float]:
     """Return the metric `departs_at`, the number of leading tokens shared with the full-cache trace, unless equal."""
-    if tokens == full:
-        return {}
-    differ = (n for n, (own, other) in enumerate(zip(tokens, full, strict=False)) if own != other)
-    return {"departs_at": next(differ, min(len(tokens), len(full)))}
+    at = first_difference(tokens, full)
+    return {} if at is None else {"departs_at": at}
 
 
 def measures(likeness: Likeness, tokens: int, answered: bool = True) -> dict[str, float]:
@@ -221,5 +287,8 @@ def measures(likeness: Likeness, tokens: int, answered: bool = True) -> dict[str
         "kl": kl,
     }
     if answered:
-        measured |= {"answer_kept": math.exp(min(0.0, likeness.answer_change)), "answer_change": likeness.answer_change}
-    return measured if at is None else {**measured, "departs_at": float(at)}
+        measured["answer_kept"] = math.exp(min(0.0, likeness.answer_change))
+        measured["answer_change"] = likeness.answer_change
+    if at is not None:
+        measured["departs_at"] = float(at)
+    return measured

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,9 +19,9 @@ from kvatlas.core import KvatlasError
 from kvatlas.figures import style
 from kvatlas.report.app.documents import Json, maps_of
 from kvatlas.report.app.run import AppRun, Place, address_name, trace_address
+from kvatlas.report.result import Result
 from kvatlas.results.export import check_target, replacing
 from kvatlas.results.store import Store
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.text import visible
 
 #: Bytes of traces that stand in the page itself, before compression.
@@ -59,12 +59,13 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
         documents: the documents of an embedded source by address, compressed in the page.
     """
     web = resources.files("kvatlas.report.app") / "web"
-    sheet, script = ("\n".join((web / name).read_text("utf-8") for name in names) for names in (("app.css",), SCRIPTS))
+    sheet = (web / "app.css").read_text("utf-8")
+    script = "\n".join((web / name).read_text("utf-8") for name in SCRIPTS)
     constants: dict[str, Any] = {
         "source": source,
-        "colours": style.steps(style.VALUES),
-        "costs": style.steps(style.COSTS),
-        "differences": style.steps(style.DIFFERENCES),
+        "colours": style.colour_steps(style.VALUES),
+        "costs": style.colour_steps(style.COSTS),
+        "differences": style.colour_steps(style.DIFFERENCES),
         "lines": style.LINES,
     }
     if documents is not None:
@@ -81,7 +82,7 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
 
 
 def _policy_hash(text: str) -> str:
-    """The name of this exact inline script or style in a content security policy."""
+    """Return the name of this exact inline script or style in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -111,16 +112,17 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text, "utf-8", newline="")
 
 
-def write_report(analysis: RunAnalysis, out: Path, *, per_cell: int = 2) -> bool:
+def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     """Write the app of a stored run to the HTML file `out`, whole or not at all; return True if it holds all traces.
 
     All traces stand in the page if they fit into `TRACES_LIMIT` bytes; if not, the first `per_cell` of each cell do.
     Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
     """
     check_page(out)
-    if not maps_of(analysis):
+    if not maps_of(result):
         raise KvatlasError("The run has no settings that a report could show.")
-    run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), analysis)
+    (analysis,) = result.opened_runs
+    run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), result)
     traces = _traces(run, per_cell)
     for trace, departs in zip(traces.values(), run.departures(list(traces), DEPARTURES), strict=True):
         if departs:
@@ -128,8 +130,9 @@ def write_report(analysis: RunAnalysis, out: Path, *, per_cell: int = 2) -> bool
     documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
     documents |= {trace_address(place): trace for place, trace in traces.items()}
     named = {f"{run.name}/{address}": document for address, document in documents.items()}
-    with replacing(out) as part:
-        part.write_text(app_page("embedded", {"runs": [run.summary()], **named}), "utf-8", newline="")
+    page = app_page("embedded", {"runs": [run.summary()], **named})
+    with replacing(out) as partial_file:
+        partial_file.write_text(page, "utf-8", newline="")
     return len(traces) == run.done
 
 
@@ -145,11 +148,11 @@ def _traces(run: AppRun, per_cell: int) -> dict[Place, Json]:
     tokens = sum(float(np.nansum(cell.traces["output_tokens"])) for cell in run.data.cells)
     # A token takes about seven bytes of the page; only where all may fit are all tried.
     most = run.promised if per_cell and 7 * tokens < TRACES_LIMIT else per_cell
-    turns = [list(run.places([number]))[:most] for number in range(len(run.marks))]
+    places_by_cell = [list(run.places([cell]))[:most] for cell in range(len(run.marks))]
     traces: dict[Place, Json] = {}
     size = 0
     # In turns over the cells, so that a limit takes from all of them alike.
-    for place in (place for turn in zip_longest(*turns) for place in turn if place is not None):
+    for place in filter(None, chain.from_iterable(zip_longest(*places_by_cell))):
         document = run.trace(*place, whole=False)
         size += len(embedded(document).encode())
         if size > TRACES_LIMIT:

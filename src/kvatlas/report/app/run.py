@@ -9,29 +9,33 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, NoteKind, Setting, Trace, grouped
-from kvatlas.figures import style
+from kvatlas.core import KvatlasError, Map, NoteKind, Setting, Trace, grouped
 from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, marks, run_document
-from kvatlas.report.app.traces import Sources, departures, trace_document
-from kvatlas.report.result import analyse
+from kvatlas.report.app.traces import trace_document
+from kvatlas.report.departures import departures
+from kvatlas.report.materials import RunMaterials
+from kvatlas.report.result import Result
 from kvatlas.report.text import say
 from kvatlas.results import Key, Manifest, Store
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
+from kvatlas.text import model_name
 
 #: Cell, problem within its benchmark, and sample of a trace.
 Place = tuple[int, int, int]
 #: Rows that are read at once; requests are answered in between.
 ROWS = 20_000
 #: Seconds and hits after which a search answers; the next request goes on from there.
-SEARCH_SECONDS, SEARCH_HITS = 0.4, 50
+SEARCH_SECONDS = 0.4
+SEARCH_HITS = 50
 #: Characters of a trace that are shown on either side of a found text.
 AROUND = 60
 FILTERS = ("", "lost", "right", "wrong", "truncated")
@@ -60,16 +64,19 @@ class AppRun:
     """A run under a name. One thread refreshes it and any thread asks it.
 
     Cells are numbered in the manifest's order, problems within their benchmark. `marks[cell]` has a letter for each
-    problem and sample, samples side by side. `version` rises with every change. With an `analysis` the run is shown as
-    that has it and never refreshed.
+    problem and sample, samples side by side. `version` rises with every change. All documents read `result`. With a
+    result that is given the run is shown as that has it and never refreshed.
     """
 
-    def __init__(self, data: RunData, name: str, analysis: RunAnalysis | None = None) -> None:
-        self.name, self.analysis, self.version = name, analysis, 0
+    def __init__(self, data: RunData, name: str, result: Result | None = None) -> None:
+        self.name = name
+        self.version = 0
         self.folder = data.folder or Path()
-        self._measuring, self._describing = threading.Lock(), threading.Lock()
+        self._given = result
+        self._measuring = threading.Lock()
+        self._describing = threading.Lock()
         self._begin(data)
-        self._publish(analysis is not None)
+        self._publish(result is not None)
 
     @classmethod
     def open(cls, folder: Path, name: str, fix: Mapping[str, Any] | None = None) -> AppRun:
@@ -78,19 +85,23 @@ class AppRun:
             return cls(_without_traces(store.manifest(), folder, fix or {}), name)
 
     def _begin(self, data: RunData) -> None:
-        self.data, self.manifest = data, data.manifest
+        self.data = data
+        self.manifest = data.manifest
         by_size = sorted(self.manifest.expected, key=lambda cell: len(cell.problems))
         self.problems = {cell.benchmark: cell.problems for cell in by_size}
         self.tables = _tables(self.manifest, self.problems)
-        self.table_of = {number: table for table in self.tables for number in table.rows}
+        self.table_of: dict[int, Table] = {}
+        for table in self.tables:
+            self.table_of |= dict.fromkeys(table.rows, table)
         self.promised = sum(len(cell.problems) * cell.samples for cell in self.manifest.expected)
-        self._row, self._seen = 0, -1
-        self.__dict__.pop("sources", None)
+        self._row = 0
+        self._seen = -1
+        self.__dict__.pop("materials", None)
 
     @cached_property
-    def sources(self) -> Sources:
+    def materials(self) -> RunMaterials:
         """The tokenizers, questions and answers of the run."""
-        return Sources.of(self.manifest)
+        return RunMaterials.from_manifest(self.manifest)
 
     def refresh(self, store: Store) -> bool:
         """Bring the run to the state of its store; return whether anything changed."""
@@ -99,11 +110,13 @@ class AppRun:
             return False
         if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
             self._begin(_without_traces(manifest, self.folder, self.data.fix))
-        before, added = self._row, ROWS
+        before = self._row
+        added = ROWS
         while added == ROWS:
             self._row, columns = store.added(self._row, ROWS)
             self.data.table.append(columns)
-            added, self.done = len(columns), sum(cell.stored for cell in self.data.cells)
+            added = len(columns)
+            self.done = sum(cell.stored for cell in self.data.cells)
         changed = self._row != before or self._seen < 0
         self._seen = version
         if changed:
@@ -118,19 +131,23 @@ class AppRun:
         """Make the run's document anew; `tested` with the tests of a complete run."""
         self.marks = [marks(cell, self.problems[cell.benchmark]) for cell in self.data.cells]
         self.done = sum(cell.stored for cell in self.data.cells)
-        analysis, warnings = self.analysis or RunAnalysis(self.data), [] if tested else [_READING]
+        result = self._given or Result((RunAnalysis(self.data),))
+        warnings: list[str] = []
+        maps: list[Map] = []
+        if not tested:
+            warnings.append(_READING)
         try:
-            maps = maps_of(analysis, tested)
+            maps = maps_of(result, tested)
         except KvatlasError as error:
-            if self.analysis is not None:
+            if self._given is not None:
                 raise
-            maps, warnings = [], [*warnings, str(error)]
+            warnings.append(str(error))
         if tested:
-            warnings += dict.fromkeys(
-                note.text for map_ in maps for note in map_.notes if note.kind is NoteKind.PARTIAL
-            )
-        document = run_document(analysis, maps, tested and bool(maps))
-        self.version, self.finished = self.version + 1, tested
+            warnings += _partial_notes(maps)
+        document = run_document(result, maps, tested and bool(maps))
+        self.version += 1
+        self.finished = tested
+        self.result = result
         self.document: Json = {
             **document,
             **self.summary(),
@@ -147,8 +164,8 @@ class AppRun:
             "done": self.done,
             "promised": self.promised,
             "finished": self.finished,
-            "loading": self._seen < 0 and self.analysis is None,
-            "models": list(dict.fromkeys(style.model(cell.model) for cell in expected)),
+            "loading": self._seen < 0 and self._given is None,
+            "models": list(dict.fromkeys(model_name(cell.model) for cell in expected)),
             "benchmarks": list(dict.fromkeys(cell.benchmark for cell in expected)),
             "settings": len({cell.setting.id for cell in expected}),
         }
@@ -169,8 +186,10 @@ class AppRun:
 
     def addresses(self) -> Iterator[str]:
         """Yield the addresses of outcomes and cells."""
-        yield from (f"outcomes/{number}" for number in range(len(self.tables)))
-        yield from (f"cell/{number}" for number in range(len(self.marks)))
+        for table in range(len(self.tables)):
+            yield f"outcomes/{table}"
+        for cell in range(len(self.marks)):
+            yield f"cell/{cell}"
 
     def run(self) -> Json:
         """Return maps, cells, cards and tables."""
@@ -180,9 +199,9 @@ class AppRun:
         """Return the marks of the cells of a table."""
         return {"marks": [self.marks[cell] for cell in self.tables[table].rows]}
 
-    def cell(self, number: int) -> Json:
+    def cell(self, cell_index: int) -> Json:
         """Return the number of new tokens of each trace of a cell, 0 where it is missing or unknown."""
-        cell = self.data.cells[number]
+        cell = self.data.cells[cell_index]
         tokens = np.nan_to_num(cell.traces["output_tokens"]).astype(int)
         return {"lengths": cell.in_order(tokens, self.problems[cell.benchmark], 0).ravel().tolist()}
 
@@ -190,7 +209,7 @@ class AppRun:
         """Return a trace. Raises LookupError where it is not there."""
         with self.data.store() as store:
             trace = store.trace(self.key((number, problem, sample)))
-        return {"cell": number, "index": problem, **trace_document(trace, self.sources, whole)}
+        return {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
 
     def departure(self, number: int, problem: int, sample: int) -> Json:
         """Return what the departing step of a trace missed, measured now; null where that is unknown."""
@@ -204,52 +223,47 @@ class AppRun:
             for place in places:
                 full = self.full(place)
                 pairs.append((store.trace(self.key(place)), None if full is None else store.trace(self.key(full))))
-        return departures(pairs, self.sources, limit)
+        return departures(pairs, self.materials, limit)
 
     def about(self) -> Json:
         """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""
-        manifest, by_key = self.manifest, grouped(self.manifest.expected, lambda cell: cell.run_key)
         document: Json = {
             **dict.fromkeys(("interpretation", "observations", "sentences", "comparisons"), ()),
-            "provenance": [
-                [name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)]
-                for name, value in manifest.provenance.items()
-            ],
-            "spec": json.dumps(dict(manifest.spec), indent=2, ensure_ascii=False, default=str),
-            "keys": [[key, [" | ".join(map(str, cell.name)) for cell in own]] for key, own in by_key.items()],
+            "provenance": [[name, _as_text(value)] for name, value in self.manifest.provenance.items()],
+            "spec": json.dumps(dict(self.manifest.spec), indent=2, ensure_ascii=False, default=str),
+            "keys": self._run_keys(),
         }
         if self.finished and not self.data.is_line:
             with self._describing:
-                result = analyse([self.analysis or RunAnalysis(self.data)])
-            document |= {
-                "interpretation": [
-                    *say("recommendations", result),
-                    *say("without_full", result),
-                    *say("effects", result),
-                ],
-                "observations": [*say("observations", result), *say("notes", result)],
-                "sentences": [[one.title, say("analysis", one)] for one in result.every],
-                "comparisons": result.to_dict()["comparisons"],
-            }
+                document |= _sentences(self.result)
         return document
+
+    def _run_keys(self) -> list[list[Any]]:
+        """Return the run keys, each with the names of its cells."""
+        cells_by_key: dict[str, list[str]] = {}
+        for cell in self.manifest.expected:
+            cells_by_key.setdefault(cell.run_key, []).append(" | ".join(map(str, cell.name)))
+        return [[key, names] for key, names in cells_by_key.items()]
 
     # -- traces -------------------------------------------------------------------------------------------------------
 
     def mark(self, place: Place) -> str:
         """Return the outcome of a trace."""
-        number, problem, sample = place
-        return self.marks[number][problem * self.table_of[number].samples + sample]
+        cell, problem, sample = place
+        return self.marks[cell][problem * self.table_of[cell].samples + sample]
 
     def places(self, cells: Sequence[int] | None = None) -> Iterator[Place]:
         """Yield the places of stored traces."""
-        for number in range(len(self.marks)) if cells is None else cells:
-            samples = self.table_of[number].samples
-            yield from ((number, *divmod(at, samples)) for at, mark in enumerate(self.marks[number]) if mark != MISSING)
+        for cell in range(len(self.marks)) if cells is None else cells:
+            samples = self.table_of[cell].samples
+            for index, mark in enumerate(self.marks[cell]):
+                if mark != MISSING:
+                    yield (cell, *divmod(index, samples))
 
     def key(self, place: Place) -> Key:
         """Return a trace's key in the store. Raises IndexError where the run has no such place."""
-        number, problem, sample = place
-        cell = self.data.cells[number]
+        cell_index, problem, sample = place
+        cell = self.data.cells[cell_index]
         if sample >= cell.expected.samples:
             raise IndexError(sample)
         return cell.key(self.problems[cell.benchmark][problem], sample)
@@ -270,23 +284,28 @@ class AppRun:
         if what not in FILTERS:
             raise KvatlasError(f"Unknown filter {what!r}; expected one of {', '.join(FILTERS[1:])}.")
         tables = self.tables if table is None else [self.tables[table]]
-        places = list(self.places([number for one in tables for number in one.rows]))
-        until, hits, sought = time.monotonic() + SEARCH_SECONDS, list[list[Any]](), text.lower()
+        places = list(self.places(list(chain.from_iterable(one.rows for one in tables))))
+        until = time.monotonic() + SEARCH_SECONDS
+        hits: list[list[Any]] = []
         with self.data.store() as store:
             for index in range(start, len(places)):
                 if time.monotonic() > until or len(hits) >= SEARCH_HITS:
                     return {"hits": hits, "next": index, "seen": index, "total": len(places)}
-                if not self._fits(what, places[index]):
-                    continue
-                around = ""
-                if sought:
-                    whole = store.text(self.key(places[index]))
-                    position = whole.lower().find(sought)
-                    if position < 0:
-                        continue
-                    around = whole[max(0, position - AROUND) : position + len(sought) + AROUND]
-                hits.append([*places[index], self.mark(places[index]), around])
+                place = places[index]
+                around = self._text_around(store, place, text.lower()) if self._fits(what, place) else None
+                if around is not None:
+                    hits.append([*place, self.mark(place), around])
         return {"hits": hits, "next": None, "seen": len(places), "total": len(places)}
+
+    def _text_around(self, store: Store, place: Place, text: str) -> str | None:
+        """Return the text around the first place where a trace has `text`, in lower case; None if it does not."""
+        if not text:
+            return ""
+        whole = store.text(self.key(place))
+        position = whole.lower().find(text)
+        if position < 0:
+            return None
+        return whole[max(0, position - AROUND) : position + len(text) + AROUND]
 
     def _fits(self, what: str, place: Place) -> bool:
         mark = self.mark(place)
@@ -294,6 +313,30 @@ class AppRun:
             full = self.full(place)
             return mark != RIGHT and full is not None and self.mark(full) == RIGHT
         return {"": True, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}[what]
+
+
+def _partial_notes(maps: Sequence[Map]) -> list[str]:
+    """Return the notes on missing traces, each once."""
+    notes = chain.from_iterable(map_.notes for map_ in maps)
+    return list(dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL))
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _sentences(result: Result) -> Json:
+    """Return what a result says in words, and its comparisons."""
+    return {
+        "interpretation": [
+            *say("recommendations", result),
+            *say("without_full", result),
+            *say("effects", result),
+        ],
+        "observations": [*say("observations", result), *say("notes", result)],
+        "sentences": [[one.title, say("analysis", one)] for one in result.every],
+        "comparisons": result.comparison_documents(),
+    }
 
 
 def open_runs(folders: Sequence[Path], fix: Mapping[str, str]) -> list[AppRun]:
@@ -324,18 +367,18 @@ def _without_traces(manifest: Manifest, folder: Path, fix: Mapping[str, Any]) ->
 
 
 def _order(setting: Setting) -> tuple[bool, list[str | float]]:
-    """A key that puts the full cache first and orders settings by name, numbers within it by value."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", str(setting))
-    return setting.policy != "full", [float(part) if place % 2 else part for place, part in enumerate(parts)]
+    """Return a key that puts the full cache first and orders settings by name, numbers within it by value."""
+    pieces = re.split(r"(\d+(?:\.\d+)?)", str(setting))
+    return setting.policy != "full", [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
 
 
 def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
+    """Return a table for each model, benchmark and number of samples."""
     expected = manifest.expected
-    rows = sorted(range(len(expected)), key=lambda n: _order(expected[n].setting))
-    groups = grouped(rows, lambda n: (expected[n].model, expected[n].benchmark, expected[n].samples))
+    rows = sorted(range(len(expected)), key=lambda cell: _order(expected[cell].setting))
+    groups = grouped(rows, lambda cell: (expected[cell].model, expected[cell].benchmark, expected[cell].samples))
     tables = []
-    for (model, benchmark, samples), numbers in groups.items():
-        full = next((n for n in reversed(numbers) if str(expected[n].setting) == "full"), None)
-        ids = problems[benchmark]
-        tables.append(Table(model, style.model(model), benchmark, ids, samples, tuple(numbers), full))
+    for (model, benchmark, samples), cells in groups.items():
+        full = next((cell for cell in reversed(cells) if str(expected[cell].setting) == "full"), None)
+        tables.append(Table(model, model_name(model), benchmark, problems[benchmark], samples, tuple(cells), full))
     return tables

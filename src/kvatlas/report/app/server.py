@@ -39,7 +39,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, runs: Sequence[AppRun], port: int = 0, token: str = "") -> None:
         self.runs = {run.name: run for run in runs}
-        self.token, self.page = token or secrets.token_urlsafe(24), app_page("server")
+        self.token = token or secrets.token_urlsafe(24)
+        self.page = app_page("server")
         self.failures: dict[str, str] = {}
         self._end = threading.Event()
         try:
@@ -59,7 +60,7 @@ class Server(ThreadingHTTPServer):
         stores = {name: Store.open(run.folder) for name, run in self.runs.items()}
         # Found now, so that the first trace does not wait for tokenizers and problems.
         for run in self.runs.values():
-            _ = run.sources
+            _ = run.materials
         while not self._end.is_set():
             for name, run in self.runs.items():
                 try:
@@ -111,7 +112,8 @@ class Server(ThreadingHTTPServer):
         if address != "find":
             return self.runs[name].answer(address)
         given = {name: values[-1] for name, values in parse_qs(query).items()}
-        table, start = (_number(given.get(name)) for name in ("table", "start"))
+        table = _number(given.get("table"))
+        start = _number(given.get("start"))
         return self.runs[name].find(given.get("text", "")[:400], given.get("what", ""), table, start or 0)
 
 
@@ -141,7 +143,7 @@ def _failure(status: int, sentence: str) -> tuple[int, str, str]:
 
 
 def _host_name(host: str) -> str:
-    """The host without its port."""
+    """Return the host without its port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,0 +1,143 @@
+"""Parts of a result as data: the form of `kvatlas describe --json`, in percent, unknown values None."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kvatlas.core import Cell, Setting, percent, rounded
+from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
+from kvatlas.stats.csv_tests import PooledEffect
+from kvatlas.stats.losses import LossFamily, RequiredProblems, SettingLoss
+from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.pairs import Comparison
+from kvatlas.stats.verdicts import Test
+
+Json = dict[str, Any]
+
+
+def omnibus_document(test: Test | None) -> Json:
+    """Return the test of "all settings behave alike"; unknown values where it was not made."""
+    if test is None:
+        return {"statistic": None, "p": None, "method": None}
+    return {"statistic": rounded(test.statistic, 4), "p": p_value(test.p), "method": test.method.value}
+
+
+def p_value(p: float | None) -> float | None:
+    """Return a p-value with four digits: a small one is never 0."""
+    return None if p is None or math.isnan(p) else float(f"{p:.4g}")
+
+
+def contrast_document(contrast: Contrast, name: str = "value") -> Json:
+    """Return a difference under its name with its limits and its p-value."""
+    limits = {name: contrast.value, "low": contrast.low, "high": contrast.high}
+    in_percent = {key: percent(share) if math.isfinite(share) else None for key, share in limits.items()}
+    return {**in_percent, "p": p_value(contrast.p)}
+
+
+def loss_values(loss: SettingLoss | None) -> Json:
+    """Return a loss with its interval and the limit that decides."""
+    names = {"loses": "value", "loses_low": "low", "loses_high": "high", "loses_limit": "limit"}
+    return {key: percent(getattr(loss, name)) if loss else None for key, name in names.items()}
+
+
+def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamily | None) -> Json:
+    """Return what a setting loses against the full cache, and what it loses where it compressed."""
+    among = None if family is None else family.among_compressed(setting.id)
+    return {
+        "setting": str(setting),
+        **loss_values(loss),
+        "p": p_value(loss.p),
+        "shown": loss.is_kept,
+        "broken": loss.is_broken,
+        "joint_limit": percent(loss.joint_limit),
+        "traces": loss.traces,
+        "compressed": loss.compressed,
+        "loses_where_compressed": contrast_document(among, "loses") if among else None,
+    }
+
+
+def required_document(required: RequiredProblems) -> Json:
+    """Return how many problems would prove the margin."""
+    return {
+        "setting": str(required.setting),
+        "problems": required.problems,
+        "needed": required.count,
+        "low_loss": percent(required.low_loss),
+        "needed_range": [required.at_low, required.at_high],
+    }
+
+
+def comparison_document(comparison: Comparison) -> Json:
+    """Return a paired comparison: first minus second, in points."""
+    names = ("model", "benchmark", "metric", "first", "second", "cells")
+    return {
+        **{name: getattr(comparison, name) for name in names},
+        **contrast_document(comparison.difference, "difference"),
+        "problems": comparison.difference.problems,
+        "pairs": comparison.difference.pairs or None,
+        "note": comparison.note or None,
+        "p_holm": p_value(comparison.p_holm),
+        "p_bh": p_value(comparison.p_bh),
+    }
+
+
+#: The form of a choice without a setting.
+NO_SETTING: Mapping[str, Any] = dict.fromkeys(("setting", "value", "low", "high", "kept_tokens_mean"))
+
+
+def choice_document(choice: Choice) -> Json:
+    """Return the recommendation for a model."""
+    return {
+        **chosen_document(choice.by_memory, choice),
+        "model": choice.model,
+        "benchmark": choice.benchmark,
+        "candidates": choice.candidates,
+        "plateau": choice.members,
+        "by_time": chosen_document(choice.by_time, choice) if choice.by_time else None,
+        "vacuous": choice.vacuous,
+        "margin": percent(choice.margin),
+        **loss_values(choice.loss),
+        "shown": choice.shown,
+        "losses": [
+            setting_loss_document(choice.settings[id_], loss, choice.family)
+            for id_, loss in (choice.losses or {}).items()
+        ],
+        "provable": choice.provable.to_dict() if choice.provable else None,
+        "required": required_document(choice.required) if choice.required and not choice.shown else None,
+        "saving": saving_document(choice.saving),
+        "behind_highest": percent(choice.behind_highest),
+    }
+
+
+def saving_document(saving: Saving | None) -> Json | None:
+    """Return what a setting saves of the full cache's memory, and of memory times written tokens, in percent."""
+    if saving is None:
+        return None
+    return {"memory": percent(1 - saving.memory), "work": None if saving.work is None else percent(1 - saving.work)}
+
+
+def chosen_document(cell: Cell | None, choice: Choice) -> Json:
+    """Return a recommended cell; unknown values without one."""
+    if cell is None:
+        return dict(NO_SETTING)
+    return {
+        **cell.to_dict(),
+        "may_lose": percent(choice.may_lose.get(cell.setting.id)),
+        "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
+        "kept_tokens_measured": cell.mean_kv_tokens is not None,
+    }
+
+
+def pooled_document(effect: PooledEffect) -> Json:
+    """Return the effect of an axis over all benchmarks."""
+    return {
+        "axis": effect.axis,
+        "over": effect.over,
+        "p": p_value(effect.p),
+        "adjusted_p": p_value(effect.adjusted_p),
+        "levels": [{"level": level, **contrast_document(contrast, "difference")} for level, contrast in effect.levels],
+        "maps": effect.maps or None,
+        "below": list(effect.below) or None,
+    }
