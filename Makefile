@@ -49,6 +49,7 @@ demo: $(VENV)/user.stamp
 test: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/complexipy src/kvatlas --max-complexity-allowed 15 --failed
 	$(BIN)/lint-imports
 	$(MAKE) --jobs 2 types tests
 

@@ -109,7 +109,7 @@ def of_kind(kind: str, simulate: Callable[[Any, np.random.Generator, int], Row])
 EASY_CHANCE = 0.95
 HARD_CHANCE = 0.1
 EASY_AND_HARD = two_points(0.6, EASY_CHANCE, HARD_CHANCE)
-PILOTS = 15
+PILOTS = 61
 #: Pilots: sizes, samples, and the shares of easy problems that collapse and of hard ones that are rescued.
 PILOT_DESIGNS = (
     ((60,), 5, 0.03, 0.02),

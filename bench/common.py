@@ -19,7 +19,7 @@ from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import Layer
 from kvatlas.engine.rows import Row, compress
-from kvatlas.models import ModelHandle
+from kvatlas.models import ENDLESS, ModelHandle
 from kvatlas.policies import Policy
 
 if TYPE_CHECKING:
@@ -71,9 +71,7 @@ PROMPT = tuple(5 + i % 50 for i in range(64))
 
 def endless(folder: Path) -> ModelHandle:
     """The model in a folder without a tokenizer: it never ends a trace, nor its thinking."""
-    model = ModelHandle(f"hf:{folder}", folder)
-    vars(model).update(stops=frozenset(), think_close=-1, opens_thinking=True)
-    return model
+    return ModelHandle(f"hf:{folder}", folder, overrides=replace(ENDLESS, opens_thinking=True))
 
 
 def bench_model(folder: Path, shape: dict[str, Any]) -> ModelHandle:

@@ -70,7 +70,7 @@ def measure(
 ) -> tuple[dict[str, Any], list[tuple[int, ...]]]:
     """Tokens per second and bytes of one batch, {"fits": False} where memory ran out; and what it wrote."""
     cuda = model.device.type == "cuda"
-    policy = policies.of(setting)
+    policy = policies.from_setting(setting)
     prompts = [tuple((7 * row + i) % 500 + 5 for i in range(prompt)) for row in range(batch)]
 
     def decode(count: int) -> tuple[Engine, list[tuple[int, ...]]]:

@@ -20,7 +20,7 @@ from transformers import LlamaConfig
 
 from common import arguments, keep
 from kvatlas.engine.scheduler import peak
-from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle, Overrides
 from sweep_cost import BUDGET, GRID, LONGEST, PROMPT, lengths, tokens, window_policy
 
 #: Of DeepSeek-R1-Distill-Llama-8B; its parameters are counted, not loaded.
@@ -44,8 +44,8 @@ def main() -> None:
     separate, shared = tokens(results, BUDGET - PROMPT + 1, len(grid))
     with tempfile.TemporaryDirectory() as folder:
         LlamaConfig(**SHAPE).save_pretrained(folder)
-        model = ModelHandle(f"hf:{folder}", Path(folder))
-        vars(model).update(dtype="bfloat16", weight_bytes=2 * PARAMETERS)
+        facts = Overrides(dtype="bfloat16", weight_bytes=2 * PARAMETERS)
+        model = ModelHandle(f"hf:{folder}", Path(folder), overrides=facts)
         room = 0.9 * options.memory * 2**30
         batch = max(size for size in range(1, 513) if peak(model, grid, size, 10**6, PROMPT, LONGEST).total <= room)
         # Between compressions a cache grows evenly from what was kept to the budget.

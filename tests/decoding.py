@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -22,19 +23,17 @@ def prompts(model: ModelHandle, count: int, lengths: tuple[int, int] = (12, 60))
 
 def endless(model: ModelHandle) -> ModelHandle:
     """The same model without an end token and end of thinking: every trace thinks up to the limit."""
-    copy = models.find(model.name)
-    vars(copy).update(stops=frozenset(), think_close=-1)
-    return copy
+    return replace(models.find(model.name), overrides=models.ENDLESS)
 
 
 def grid(ratio_over: str = "thinking") -> list[Policy]:
-    results = [policies.of(Setting.of("full"))]
+    results = [policies.from_setting(Setting.of("full"))]
     for name in ("window", "random"):
         for window in (4, 16):
             for ratio in (0.1, 0.5):
                 values = {"kv_budget": BUDGET, "local_window": window, "ratio": ratio, "ratio_over": ratio_over}
-                results.append(policies.of(Setting.of(name, **values)))
-    results.append(policies.of(Setting.of("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25)))
+                results.append(policies.from_setting(Setting.of(name, **values)))
+    results.append(policies.from_setting(Setting.of("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25)))
     return results
 
 
@@ -56,7 +55,7 @@ def run(
 
 def greedy(model: ModelHandle, prompt: Sequence[int], count: int) -> list[int]:
     """The likeliest tokens after a prompt, with the full cache."""
-    request = Request(0, tuple(prompt), 0, (policies.of(Setting.of("full")),))
+    request = Request(0, tuple(prompt), 0, (policies.from_setting(Setting.of("full")),))
     _, (generation,) = run(model, [request], 1, temperature=0.0, max_new_tokens=count)
     return list(generation.tokens)
 

@@ -65,7 +65,7 @@ def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:
         find_policy(model, "snapkv", values)
     assert find_policy(model, "snapkv", {**values, "pooling": "avg"}).setting.values["kv_budget"] == 96
     with pytest.raises(KvatlasError, match="predictor is 7; expected a text"):
-        policies.of(Setting.of("dynts", kv_budget=96, local_window=8, ratio=0.3, predictor=7))
+        policies.from_setting(Setting.of("dynts", kv_budget=96, local_window=8, ratio=0.3, predictor=7))
 
 
 SPEC = """

@@ -26,7 +26,7 @@ def kib(model: str, settings: list[Setting]) -> dict[Setting, tuple[int, int]]:
     """Return the KiB of each setting's KV budget, those within 7 % as one number, and the tokens that it holds."""
     shape, found = models.find(model).shape, {}
     for setting in settings:
-        token, beside = shape.kv_bytes(policies.of(setting).storage, 2)
+        token, beside = shape.kv_bytes(policies.from_setting(setting).storage, 2)
         found[setting] = (setting.values["kv_budget"] * token + beside) / 1024
     steps = sorted(set(found.values()), reverse=True)
     alike = {size: next(most for most in steps if size > 0.93 * most) for size in steps}
@@ -54,7 +54,7 @@ def main(run: str, model: str, figure: str, title: str) -> None:
     shape = models.find(model).shape
     for panel in sorted({size for size, _ in sizes.values()}):
         for setting in table:
-            token, beside = shape.kv_bytes(policies.of(setting).storage, 2)
+            token, beside = shape.kv_bytes(policies.from_setting(setting).storage, 2)
             room = int((1024 * panel - beside) // token)
             if setting.policy == "full" and setting != full and setting not in sizes and longest[setting] <= room:
                 sizes[setting] = (panel, room)

@@ -15,7 +15,7 @@ from pathlib import Path
 from kvatlas import models
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.sweeps import parse_spec
-from kvatlas.sweeps.learning import Material, learn
+from kvatlas.sweeps.learning import TrainingData, learn
 
 # The test sets: problems that nothing learns from.
 STANDARD_PROBLEMS = 300
@@ -44,7 +44,7 @@ def main() -> None:
             "sampling": {"temperature": 0.8, "max_new_tokens": 700},
         }
     )
-    material = Material(spec, skip=STANDARD_PROBLEMS, held_out=options.held_out, tokens_per_trace=0)
+    material = TrainingData(spec, skip=STANDARD_PROBLEMS, held_out=options.held_out, tokens_per_trace=0)
     folder = models.find(options.model).folder
     out = (options.out or folder) / HEAD_FILE
     print(json.dumps(learn(material, options.work or folder / "predictor", out, steps=options.steps, workers=1)))

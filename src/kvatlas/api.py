@@ -176,7 +176,7 @@ def open_run(
     return Run(options.open_run(path))
 
 
-def sweep(
+def sweep(  # noqa: PLR0913
     spec: Mapping[str, Any] | str | Path,
     out: str | Path,
     *,
@@ -206,7 +206,7 @@ def sweep(
     return open_run(out)
 
 
-def run(
+def run(  # noqa: PLR0913
     model: str,
     benchmark: str | Sequence[str],
     *,

@@ -70,7 +70,7 @@ class Registry(Generic[T]):
 
     def listed(self) -> str:
         """Return the names that `get` accepts, for an error sentence."""
-        return ", ".join(name for name, _ in self.items())
+        return ", ".join(name for name, _ in self.items())  # noqa: PERF102
 
     def get(self, name: str) -> T:
         """Return the object of a name; KvatlasError for an unknown name or a plug-in that cannot be used."""

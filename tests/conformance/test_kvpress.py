@@ -49,7 +49,7 @@ class Pair:
     @property
     def selection(self) -> CompressingPolicy:
         values = {"kv_budget": 300, "local_window": 1, "ratio": self.ratio, "keep_prompt": False, **self.parameters}
-        return policies.of(Setting.of(self.policy, **values))
+        return policies.from_setting(Setting.of(self.policy, **values))
 
     @property
     def scene(self) -> str:

@@ -34,7 +34,7 @@ def setting(name: str, prompt: int) -> Policy:
         "ratio_over": "thinking",
         **SMALL.get(name, {}),
     }
-    return policies.of(Setting.of(name, **(values if name != "full" else {})))
+    return policies.from_setting(Setting.of(name, **(values if name != "full" else {})))
 
 
 def on_cpu(handle: ModelHandle) -> Any:
@@ -75,7 +75,7 @@ def test_every_policy_writes_on_the_gpu_what_it_writes_on_a_cpu(
 def test_steps_are_graphs_through_growth(tiny_llama: ModelHandle, gpu: Gpu) -> None:
     """The cache grows on the way, that of the first layer alone."""
     shallow = endless(tiny_llama)
-    vars(shallow)["shape"] = replace(tiny_llama.shape, layers=1)
+    shallow.keep_shape(replace(tiny_llama.shape, layers=1))
     engine, written = decode(shallow, moved(on_cpu(shallow)), GROWING, prompt=LONG)
     assert written == decode(shallow, on_cpu(shallow), GROWING, "reference", LONG)[1]
     assert engine.graphs.steps > 18

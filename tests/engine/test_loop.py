@@ -22,7 +22,7 @@ from tests.decoding import BUDGET, endless, grid, outcome, requests, run
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle], kind: str) -> None:
     handle = random_models[kind]
-    work = requests(handle, [policies.of(Setting.of("full"))], 3)
+    work = requests(handle, [policies.from_setting(Setting.of("full"))], 3)
     _, generations = run(handle, work, 2, temperature=0.0, max_new_tokens=24)
     model = handle.load()
     for generation in generations:
@@ -39,7 +39,7 @@ def packed() -> list[Policy]:
     results = [Setting.of("full", **own) for own in bits]
     for name in ("random", "rkv"):
         results += [Setting.of(name, kv_budget=80, local_window=32, ratio=0.3, **own) for own in bits[::2]]
-    return [policies.of(setting) for setting in results]
+    return [policies.from_setting(setting) for setting in results]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(
     assert alone.decoded_tokens < apart.decoded_tokens
     # Again, on slots that other sequences left behind.
     assert outcome(apart.run(separate[::-5])).items() <= expected.items()
-    full = {g.key: g.tokens for g in wanted if g.policy == policies.of(Setting.of("full"))}
+    full = {g.key: g.tokens for g in wanted if g.policy == policies.from_setting(Setting.of("full"))}
     for generation in wanted:
         # Before its first compression every setting of 16 bits writes what the full cache writes.
         if generation.policy.budget and not generation.policy.storage.packed:
@@ -86,7 +86,7 @@ def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: d
 
 def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
-    _, generations = run(model, requests(model, [policies.of(Setting.of("full"))], 6), 8, max_new_tokens=1)
+    _, generations = run(model, requests(model, [policies.from_setting(Setting.of("full"))], 6), 8, max_new_tokens=1)
     assert all(len(g.tokens) == 1 and g.usage.mean_kv_tokens == g.usage.prompt_tokens for g in generations)
     assert all(g.finished == (g.tokens[-1] in model.stops) for g in generations)
 
@@ -95,8 +95,8 @@ def test_half_precision_decodes_under_observing_policies(r1_model: Callable[...,
     """The types of a GPU run, on a CPU: weights, cache and masks in bfloat16, scores and random numbers in more."""
     model = models.find(r1_model().name, dtype="bfloat16", think_close="")
     common = {"kv_budget": BUDGET, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
-    settings = [policies.of(Setting.of(name, **common)) for name in ("dynts", "h2o", "snapkv", "random")]
-    engine, generations = run(model, requests(model, [policies.of(Setting.of("full")), *settings], 1), 8)
+    settings = [policies.from_setting(Setting.of(name, **common)) for name in ("dynts", "h2o", "snapkv", "random")]
+    engine, generations = run(model, requests(model, [policies.from_setting(Setting.of("full")), *settings], 1), 8)
     assert engine.cache.dtype is torch.bfloat16
     assert {generation.policy.name for generation in generations} == {"full", "dynts", "h2o", "snapkv", "random"}
     assert any(generation.usage.compressions for generation in generations)
@@ -108,7 +108,9 @@ def selections(model: ModelHandle) -> list[Policy]:
     results = []
     for name in policies.policies.names():
         with suppress(KvatlasError):
-            policy = policies.of(Setting.of(name, kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking"))
+            policy = policies.from_setting(
+                Setting.of(name, kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking")
+            )
             policy.check(model)
             results.append(policy)
     return results

@@ -11,11 +11,11 @@ from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.models import ModelHandle
-from kvatlas.policies import base
+from kvatlas.policies import selection
 
 NEW = 150
 CLOSE_TO_THE_PROMPT = {"kv_budget": 72, "local_window": 8}
-FULL = policies.of(Setting.of("full"))
+FULL = policies.from_setting(Setting.of("full"))
 
 
 def ends_thinking(handle: ModelHandle, prompt: Sequence[int], after: int) -> Callable[..., torch.Tensor]:
@@ -34,7 +34,7 @@ def answer(handle: ModelHandle, after: int, *names: str, **values: Any) -> tuple
     """The generations of one prompt with a long answer, by policy."""
     chains = benchmark("CHAIN6")
     prompt = handle.tokens(handle.prompt(chains.prompt(chains.problems(1)[0])))
-    chosen = tuple(policies.of(Setting.of(name, **CLOSE_TO_THE_PROMPT | values)) for name in names)
+    chosen = tuple(policies.from_setting(Setting.of(name, **CLOSE_TO_THE_PROMPT | values)) for name in names)
     engine = Engine(handle, handle.load(), [FULL, *chosen], Sampling(0.9, 20, 0.95, NEW), 8)
     processor = ends_thinking(handle, prompt, after)
     request = Request(0, prompt, 5, (FULL, *chosen), logits_processor=processor)
@@ -56,7 +56,7 @@ def test_every_compression_drops_tokens(
     tiny_llama: ModelHandle, monkeypatch: pytest.MonkeyPatch, values: dict[str, Any], after: int, most: int
 ) -> None:
     selected = []
-    select = base.select_tokens
+    select = selection.select_tokens
 
     def noted(*arguments: Any) -> torch.Tensor:
         selected.append(1)

@@ -175,13 +175,15 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
 
     `refused` is the sentence of a model that the engine does not take, `unmade` why there is nothing to compare.
     """
+    from dataclasses import replace
+
     import torch
     from transformers import AutoModelForCausalLM
 
     from kvatlas import policies
     from kvatlas.core import KvatlasError, Sampling, Setting
     from kvatlas.engine import Engine, Request
-    from kvatlas.models import find
+    from kvatlas.models import Overrides, find
 
     try:
         save(name, folder)
@@ -190,7 +192,7 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
         return {"unmade": f"{type(error).__name__}: {error}"}
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
-    full, sampling = policies.of(Setting.of("full")), Sampling(temperature=0.0, max_new_tokens=NEW_TOKENS)
+    full, sampling = policies.from_setting(Setting.of("full")), Sampling(temperature=0.0, max_new_tokens=NEW_TOKENS)
 
     def decode(batch: Sequence[int]) -> dict[int, tuple[list[int], Any]]:
         seen: dict[int, list[Any]] = {index: [] for index in batch}
@@ -209,7 +211,7 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
     try:
         handle = find(f"hf:{folder}")
         handle.check()
-        vars(handle)["stops"] = frozenset()
+        handle = replace(handle, overrides=Overrides(stops=frozenset()))
         model = handle.load()
         alone = {index: decode([index])[index] for index in range(len(prompts))}
         ragged = decode(range(len(prompts)))

@@ -1,5 +1,6 @@
 """The engine beside transformers' own `generate`: equal, or refused in a sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kvatlas import native
-from kvatlas.models import find
+from kvatlas.models import Overrides, find
 from tests.decoding import greedy
 from tests.models import every_model
 from tests.r1 import edit
@@ -65,7 +66,7 @@ def test_weights_in_four_bits_are_decoded_as_by_transformers(name: str, tmp_path
         quantized |= {"quantization_status": "compressed", "config_groups": groups}
     edit(tmp_path, "config.json", quantization_config=quantized)
     handle = find(f"hf:{tmp_path}")
-    vars(handle)["stops"] = frozenset()
+    handle = replace(handle, overrides=Overrides(stops=frozenset()))
     prompt = (5, 6, 7, 8, 9)
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     output = plain.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None)

@@ -149,7 +149,7 @@ def test_texts_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     messages = [{"role": role, "content": f" {role}: é\n<b> "} for role in ("user", "assistant", "user", "system")]
     for answering in (True, False):
         theirs = model.tokenizer.apply_chat_template(messages, add_generation_prompt=answering, tokenize=False)
-        assert model.rendered(messages, answering=answering) == theirs
+        assert model.chat.render(messages, answering=answering) == theirs
 
 
 def test_templates_that_ask_for_the_date_get_the_same_one_every_day(model: ModelHandle) -> None:
@@ -181,7 +181,11 @@ def test_a_generation_config_that_cannot_be_read_is_refused(model: ModelHandle, 
 @pytest.mark.parametrize("new", [False, True])
 def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle, backend: str, new: bool) -> None:
     """Of a token of the prompt, or of a new one, which a step of a fixed shape reads; they were sampled from."""
-    loaded, policy, sampling = model.load(), policies.of(Setting.of("full")), Sampling(temperature=0, max_new_tokens=4)
+    loaded, policy, sampling = (
+        model.load(),
+        policies.from_setting(Setting.of("full")),
+        Sampling(temperature=0, max_new_tokens=4),
+    )
     own = replace(sampling, temperature=0.5)
     requests = [Request(0, (5, 6, 7), 1, (policy,)), Request(1, (5, 8), 2, (policy,), sampling=own)]
 

@@ -65,7 +65,7 @@ def test_thinking_can_be_opened_for_a_template_that_does_not(r1_model: Make) -> 
 
 def test_the_loop_notices_an_end_of_several_tokens(r1_model: Make) -> None:
     model = models.find(r1_model(tags=()).name, think_close="")
-    full = policies.of(Setting.of("full"))
+    full = policies.from_setting(Setting.of("full"))
     _, generations = run(model, requests(model, [full], 4), 8, temperature=1.0)
     written = {generation.key: generation.tokens for generation in generations}
     assert all(generation.thinking_end is None for generation in generations)
@@ -104,7 +104,7 @@ def test_a_model_without_tags_writes_nothing_but_its_answer(r1_model: Make) -> N
         assert model.split(tokens) is None
         assert model.thinking_tokens(tokens, None) == 0
     window = Setting.of("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
-    _, generations = run(silent, requests(silent, [policies.of(window)], 2), 2, temperature=1.0)
+    _, generations = run(silent, requests(silent, [policies.from_setting(window)], 2), 2, temperature=1.0)
     assert all(generation.usage.compressions for generation in generations)
     assert {generation.usage.thinking_tokens for generation in generations} == {0}
 
@@ -138,9 +138,8 @@ def merging() -> Any:
 
 
 def told(tokenizer: Any, close: str) -> ModelHandle:
-    model = ModelHandle("told", Path(), models.Options(think_close=close))
-    vars(model).update(tokenizer=tokenizer, stops=frozenset())
-    return model
+    loaded = models.Overrides(tokenizer=tokenizer, stops=frozenset())
+    return ModelHandle("told", Path(), models.Options(think_close=close), overrides=loaded)
 
 
 PIECES = ("</", "think", ">", "\n", " ", "s", "so", ":", "◁", "/think▷", "终", "7", "é", "🙂", *TAGS)
@@ -274,6 +273,5 @@ def test_the_end_of_text_is_the_generation_configs_else_the_tokenizers(r1_model:
     (none.folder / "generation_config.json").unlink()
     assert none.stops == {none.tokenizer.eos_token_id}
     vars(none.tokenizer)["_special_tokens_map"]["eos_token"] = None
-    del vars(none)["stops"]
     with pytest.raises(KvatlasError, match="names no end-of-text token"):
-        _ = none.stops
+        none.chat.read_stops()

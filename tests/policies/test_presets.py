@@ -40,7 +40,7 @@ def test_what_the_presets_resolve_to() -> None:
         assert isinstance(item, policies.policies.get(preset.policy))
         assert all(getattr(item, key) == value for key, value in dict(preset.values).items())
         assert item.setting.policy == name
-        assert policies.of(item.setting) == item == pickle.loads(pickle.dumps(item))
+        assert policies.from_setting(item.setting) == item == pickle.loads(pickle.dumps(item))
         assert preset.source
         assert preset.says
 
@@ -50,7 +50,9 @@ def test_what_a_preset_fixes_nobody_changes() -> None:
         make("h2o@dynts-paper", keep_prompt=True)
     with pytest.raises(KvatlasError, match="fixes local_window = 8, 10 was asked for; leave it out, or take the polic"):
         make("rkv@r-kv-paper")
-    assert policies.of(Setting.of("rkv@r-kv-paper", kv_budget=60, ratio=0.4)).setting.values["local_window"] == 8
+    assert (
+        policies.from_setting(Setting.of("rkv@r-kv-paper", kv_budget=60, ratio=0.4)).setting.values["local_window"] == 8
+    )
     with pytest.raises(KvatlasError, match="'h2o@dynts-paper' has no parameter 'sinks'"):
         make("h2o@dynts-paper", sinks=4)
     with pytest.raises(KvatlasError, match="Unknown preset 'h2o@unknown'; expected: dynts@dynts-paper, "):

@@ -216,7 +216,7 @@ def test_made_rows_with_right_checksums_are_damage(
         store.put_manifest(manifest())
         if values:
             # The small columns of a sound trace, so that both copies are looked at on their own.
-            sound = record(row_of("key", TRACE)[:-3], bytes(16), "", store._number)
+            sound = record(row_of("key", TRACE)[:-3], bytes(16), "", store._cached_name_id)
             patch.setattr("kvatlas.results.store.record", lambda *_: sound)
         store._put(row, made_with)
     with Store.open(tmp_path) as store, pytest.raises(KvatlasError, match="is damaged") as caught:
@@ -232,7 +232,7 @@ def test_made_records_with_right_checksums_are_damage(
     tmp_path: Path, field: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Store.create(tmp_path) as store, monkeypatch.context() as patch:
-        body, measured = record(row_of("key", TRACE)[:-3], bytes(16), "", store._number)
+        body, measured = record(row_of("key", TRACE)[:-3], bytes(16), "", store._cached_name_id)
         made = np.frombuffer(bytearray(body), RECORD)
         made[field] = value
         made["check"] = zlib.crc32(measured, zlib.crc32(made.tobytes()[:-4]))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from kvatlas.core import Sampling
-from kvatlas.models import ModelHandle, find
+from kvatlas.models import ModelHandle, Overrides, find
 from kvatlas.serve.app import application
 from kvatlas.serve.protocol import ChatRequest, Generating
 from kvatlas.serve.server import LOOPBACK, MAX_BYTES
@@ -118,7 +119,7 @@ def test_a_refusal_names_the_field(service: Service, fields: dict[str, Any], sen
 
 MODEL = find("embedded:tiny-llama")
 # Every token ends an answer: real answers by the engine, of one token each.
-vars(MODEL).update(stops=frozenset(range(len(MODEL.tokenizer))))
+MODEL = replace(MODEL, overrides=Overrides(stops=frozenset(range(len(MODEL.tokenizer)))))
 SERVICE = Service(MODEL, find_policy(MODEL, "full", {}), Sampling(), batch_size=8, queue=1000)
 APP = application(SERVICE, "tiny")
 MANY = {"suppress_health_check": list(HealthCheck), "derandomize": True}

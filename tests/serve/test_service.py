@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine
-from kvatlas.models import ModelHandle, find
+from kvatlas.models import ModelHandle, Overrides, find
 from kvatlas.serve.service import (
     BusyError,
     ClosedError,
@@ -30,9 +31,7 @@ SAMPLING = Sampling(max_new_tokens=40)
 @pytest.fixture(scope="module")
 def model() -> ModelHandle:
     """Without end tokens, so that every answer is as long as it may be."""
-    benchmark = find("embedded:tiny-llama")
-    vars(benchmark).update(stops=frozenset())
-    return benchmark
+    return replace(find("embedded:tiny-llama"), overrides=Overrides(stops=frozenset()))
 
 
 @pytest.fixture(scope="module")

@@ -65,10 +65,10 @@ def test_foreign_traces_do_not_count():
 def test_a_table_grows_by_parts_and_counts_what_is_missing():
     plan = manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=4, samples=3)
     every = list(traces(plan))
-    table, whole = TraceTable(plan), TraceTable(plan, [TraceColumns.of(every)])
+    table, whole = TraceTable(plan), TraceTable(plan, [TraceColumns.from_traces(every)])
     assert missing(table.cells()) == (120, 120, 10)
     for begin in range(0, len(every), 50):
-        table.append(TraceColumns.of(every[begin : begin + 50]))
+        table.append(TraceColumns.from_traces(every[begin : begin + 50]))
         cells = table.cells()
         assert missing(cells)[0] == max(0, 120 - begin - 50)
         assert cells[0].cell == whole.cells()[0].cell

@@ -1,6 +1,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, canonical
-from kvatlas.models import ModelHandle, embedded
+from kvatlas.models import ENDLESS, ModelHandle, embedded
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest
 from kvatlas.stats.maps import maps_of_run
@@ -102,7 +103,12 @@ def test_bits_are_an_axis_and_bytes_are_known(tmp_path: Path) -> None:
     ],
 )
 def test_run_keys_follow_stop_tokens_and_prompts(
-    r1_model: Callable[..., ModelHandle], tmp_path: Path, template: str, stops: Any, same: bool
+    r1_model: Callable[..., ModelHandle],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    template: str,
+    stops: Any,
+    same: bool,
 ) -> None:
     folder = copied(r1_model(), tmp_path / "model").folder
 
@@ -112,7 +118,7 @@ def test_run_keys_follow_stop_tokens_and_prompts(
         entry = {"model": f"hf:{folder}", **options}
         spec = {"models": [entry], "benchmarks": ["CHAIN4"], "problems": 1, "sampling": {"max_new_tokens": 90}}
         plan = make_plan(parse_spec(spec))
-        vars(plan.models[0])["tokenizer_digest"] = ""
+        monkeypatch.setattr(ModelHandle, "tokenizer_digest", "")
         return list(plan.compute_keys().values())
 
     before = keys("{{ bos_token }}{{ messages[0].content }}", 1)
@@ -179,7 +185,7 @@ def test_the_plan_and_the_run_agree_on_decoded_tokens(
     settings = [{"policy": name, **rule} for name in names]
     data = spec_data(benchmarks=["CHAIN4"], samples=1, settings=settings, expected_output_tokens=90)
     plan = make_plan(parse_spec(data))
-    vars(plan.models[0]).update(stops=frozenset(), think_close=-1)
+    plan = replace(plan, models=(replace(plan.models[0], overrides=ENDLESS),))
     told: list[Progress] = []
     sweep(plan, tmp_path, workers=1, on_trace=told.append)
     tokens = plan.estimate()["decoded_tokens"]

@@ -27,10 +27,10 @@ from kvatlas.benchmarks.reading import grade, read_tokens
 from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.training import new_head
-from kvatlas.report.app.traces import Sources
+from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
-from kvatlas.sweeps.executors import WorkerPool, worth
+from kvatlas.sweeps.executors import WorkerPool, useful_workers
 from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.worker import Job
 from tests.sweeps.conftest import Build, contents
@@ -188,12 +188,12 @@ def test_a_small_job_is_not_worth_several_processes(tiny_llama: ModelHandle) -> 
     chain = find("CHAIN6")
     units = tuple(WorkItem("CHAIN6", problem, 0, (Setting.of("full"),)) for problem in chain.problems(20))
     job = Job(tiny_llama, "digest", (chain,), units, Sampling(), 0)
-    assert worth(job) == 1
-    assert worth(replace(job, units=units * 200)) > 8
+    assert useful_workers(job) == 1
+    assert useful_workers(replace(job, units=units * 200)) > 8
     large, unknown = replace(tiny_llama), replace(tiny_llama)
     vars(large)["weight_bytes"], vars(unknown)["weight_bytes"] = 2 * 10**9, None
-    assert worth(replace(job, model=large)) > 8
-    assert worth(replace(job, model=unknown)) == 20
+    assert useful_workers(replace(job, model=large)) > 8
+    assert useful_workers(replace(job, model=unknown)) == 20
 
 
 def test_traces_follow_the_problems_of_a_file(
@@ -272,9 +272,9 @@ def test_a_run_holds_one_version_of_a_benchmark(
         assert promise() == before
     # The app shows no question of another version.
     plan(6, 2)
-    assert Sources.of(promise()).problems == {"own": {}}
+    assert RunMaterials.from_manifest(promise()).problems == {"own": {}}
     plan(6, 1)
-    assert len(Sources.of(promise()).problems["own"]) == 6
+    assert len(RunMaterials.from_manifest(promise()).problems["own"]) == 6
     # The first problems of the same version are no other version.
     sweep(plan(6, 1, problems=2), run, workers=1, on_trace=lambda _: pytest.fail("decoded"))
     assert {len(cell.problems) for cell in promise().expected} == {6}

@@ -79,20 +79,32 @@ def _dynts(reference: str, choices: Sequence[str], text: str, _: bool) -> _Verdi
         return None, Equality.UNEQUAL
     if re.fullmatch("[A-E]", reference):
         return answer, Equality(_dynts_letter(answer) == reference)
-    first, second = (
-        normal.rational(normal.without_unit(normal.tidy(value)).rstrip("%\\ ")) for value in (reference, answer)
-    )
-    if first is not None and second is not None:
-        within = max(abs(first), abs(second)) / 10_000
-        if any(abs(first * scale - second) <= within for scale in (Fraction(1, 100), 1, 100)):
-            return answer, Equality.EQUAL
+    if _is_close_for_dynts(reference, answer):
+        return answer, Equality.EQUAL
     return answer, equality.same(reference, answer)
+
+
+def _is_close_for_dynts(reference: str, answer: str) -> bool:
+    """Return whether both are numbers within 1e-4, with or without percent."""
+
+    def value(text: str) -> Fraction | None:
+        return normal.rational(normal.without_unit(normal.tidy(text)).rstrip("%\\ "))
+
+    expected = value(reference)
+    given = value(answer)
+    if expected is None or given is None:
+        return False
+    tolerance = max(abs(expected), abs(given)) / 10_000
+    return any(abs(expected * scale - given) <= tolerance for scale in (Fraction(1, 100), 1, 100))
 
 
 def _dynts_letter(text: str) -> str:
     head, *tails = re.split("choice is|answer is", text)
     letters = re.findall(r"\b([A-E])\b", (tails[-1] if tails else head).upper())
-    return (letters[0] if tails else letters[-1]) if letters else ""
+    if not letters:
+        return ""
+    # The first letter after an announcement, else the last of the text.
+    return str(letters[0] if tails else letters[-1])
 
 
 def _dynts_answer(text: str) -> str:

@@ -107,8 +107,8 @@ def problem_of(benchmark: Benchmark, name: str = "") -> Problem:
     problems: Iterable[Problem] = ()
     if not hasattr(benchmark, "problem"):
         problems = benchmark.problems()
-    elif number := re.fullmatch(r".*-([0-9]{1,5})", name):
-        problems = [benchmark.problem(int(number[1]))]
+    elif index := re.fullmatch(r".*-([0-9]{1,5})", name):
+        problems = [benchmark.problem(int(index[1]))]
     for problem in problems:
         if problem.id == name:
             return problem

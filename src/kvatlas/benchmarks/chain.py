@@ -67,7 +67,8 @@ def draw(size: int, rng: random.Random) -> System:
         if i < digits:
             definitions.append(Definition(name, "", "", "", rng.randrange(10)))
             continue
-        left, right = rng.choice(definitions), rng.choice(definitions)
+        left = rng.choice(definitions)
+        right = rng.choice(definitions)
         operator = rng.choice("+-")
         value = (left.value + right.value if operator == "+" else left.value - right.value) % 10
         definitions.append(Definition(name, operator, left.name, right.name, value))

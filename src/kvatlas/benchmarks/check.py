@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from kvatlas.benchmarks import normal, tables
 from kvatlas.benchmarks.base import Benchmark
-from kvatlas.benchmarks.public import SOURCES, Questions
+from kvatlas.benchmarks.public import SOURCES, Questions, Source
 from kvatlas.core import Check, Finding, KvatlasError, Problem, canonical, digest
 
 Problems = Sequence[Problem]
@@ -41,9 +41,10 @@ def check(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
     else:
         yield Finding("problems", Check.OK, f"{len(problems)} problems (digest {_digest(problems)})")
     yield _duplicates(problems)
-    lengths, example = [len(benchmark.prompt(problem)) for problem in problems], problems[0]
+    lengths = [len(benchmark.prompt(problem)) for problem in problems]
     message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
     yield Finding("prompts", Check.OK, message)
+    example = problems[0]
     message = f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
     yield Finding("example", Check.OK, message)
 
@@ -86,26 +87,39 @@ def _columns(benchmark: Questions, row: tables.Row) -> Finding:
 
 
 def _published(benchmark: Questions, read: tables.ProblemFile) -> Finding:
-    """Compare number and answers with those of the published set."""
-    problems = read.problems
-    name, source = "problems", SOURCES.get(benchmark.name)
-    message = f"{len(problems)} problems with a reference answer (digest {_digest(problems)})"
+    """Report the number of problems; of a published set compare number and answers with it."""
+    name = "problems"
+    message = f"{len(read.problems)} problems with a reference answer (digest {_digest(read.problems)})"
     if not read.whole:
         return Finding(name, Check.OK, f"{message}, the first of more")
-    mark = fingerprint(problems)
-    other = next((source_name for source_name, source in SOURCES.items() if source.answers == mark), benchmark.name)
-    if source and other != benchmark.name:
-        return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
-    without = read.rows - len(problems)
-    left_out = f"{without} without one are left out" if without else ""
-    if source and source.size != len(problems):
-        message = f"{len(problems)} problems with a reference answer, where the published set has {source.size}"
-        return Finding(name, Check.WARNING, message, left_out or "the file is not the published set")
-    if without:
-        return Finding(name, Check.WARNING, message, left_out)
-    if source and source.answers not in ("", mark):
+    source = SOURCES.get(benchmark.name)
+    difference = _difference(benchmark.name, source, read) if source else None
+    if difference:
+        return difference
+    if read.rows > len(read.problems):
+        return Finding(name, Check.WARNING, message, _left_out(read))
+    if source and source.answers not in ("", fingerprint(read.problems)):
         return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
     return Finding(name, Check.OK, f"{message}, as published" if source else message)
+
+
+def _difference(benchmark_name: str, source: Source, read: tables.ProblemFile) -> Finding | None:
+    """Return a finding if a file holds another published set, or another number of problems; else None."""
+    name = "problems"
+    mark = fingerprint(read.problems)
+    other = next((other for other, published in SOURCES.items() if published.answers == mark), benchmark_name)
+    if other != benchmark_name:
+        return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
+    if source.size != len(read.problems):
+        message = f"{len(read.problems)} problems with a reference answer, where the published set has {source.size}"
+        return Finding(name, Check.WARNING, message, _left_out(read) or "the file is not the published set")
+    return None
+
+
+def _left_out(read: tables.ProblemFile) -> str:
+    """Return a note on the rows without a reference answer; empty without any."""
+    without = read.rows - len(read.problems)
+    return f"{without} without one are left out" if without else ""
 
 
 def _references(problems: Problems) -> Finding:
@@ -151,7 +165,11 @@ def _duplicates(problems: Problems) -> Finding:
     repeated = [group for group in groups.values() if len(group) > 1]
     if not repeated:
         return Finding("duplicates", Check.OK, "every question is there once")
-    several = sum(len({problem.answer for problem in group}) > 1 for group in repeated)
+    several = sum(_has_several_answers(group) for group in repeated)
     advice = f"{several} of them with different reference answers" if several else ""
-    later = [problem for group in repeated for problem in group[1:]]
+    later = list(itertools.chain.from_iterable(group[1:] for group in repeated))
     return _fault("duplicates", later, problems, f"are there before, first {repeated[0][0].id} again", advice)
+
+
+def _has_several_answers(problems: Problems) -> bool:
+    return len({problem.answer for problem in problems}) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import TypeVar
 
 from kvatlas.benchmarks import judges, normal
@@ -55,14 +56,16 @@ def _nothing(value: str, other: str) -> Outcome:
 
 def _spelling(value: str, other: str) -> Outcome:
     """Words may differ in case ("East"), symbols may not ("a" and "A")."""
-    first, second = normal.compact(value), normal.compact(other)
+    first = normal.compact(value)
+    second = normal.compact(other)
     if first.casefold() != second.casefold():
         return None
     return Equality(first == second or (_is_words(value) and _is_words(other)))
 
 
 def _units(value: str, other: str) -> Outcome:
-    first, second = normal.unit(value), normal.unit(other)
+    first = normal.unit(value)
+    second = normal.unit(other)
     return Equality.UNEQUAL if first and second and first != second else None
 
 
@@ -105,11 +108,19 @@ def _ratios(value: str, other: str) -> Outcome:
         return None
     if len(first) != len(second):
         return Equality.UNEQUAL
-    terms = [(a, b) for parts in zip(first, second, strict=True) for a, b in [map(normal.rational, parts)]]
-    numbers = [(a, b) for a, b in terms if a is not None and b is not None]
-    if len(numbers) == len(terms):
-        return Equality(all(a * numbers[0][1] == b * numbers[0][0] for a, b in numbers))
-    return _all_equal(first, second)
+    terms = _numbers_in(first)
+    other_terms = _numbers_in(second)
+    if terms is None or other_terms is None:
+        return _all_equal(first, second)
+    pairs = zip(terms, other_terms, strict=True)
+    return Equality(all(a * other_terms[0] == b * terms[0] for a, b in pairs))
+
+
+def _numbers_in(terms: Sequence[str]) -> list[Fraction] | None:
+    """Return the values of terms; None if a term is no number."""
+    values = [normal.rational(term) for term in terms]
+    numbers = [value for value in values if value is not None]
+    return numbers if len(numbers) == len(values) else None
 
 
 def _words(value: str, other: str) -> Outcome:
@@ -132,18 +143,25 @@ def _solution_sets(value: str, other: str) -> Outcome:
     """Sets of real numbers by their intervals, if one of the two is a relation or a union."""
     if not any(normal.is_relation(text) or r"\cup" in text for text in (value, other)):
         return None
-    first, second = normal.pieces(value), normal.pieces(other)
+    first = normal.pieces(value)
+    second = normal.pieces(other)
     if first is None or second is None:
-        conditions = [normal.condition(text) for text in (value, other)]
-        if conditions[0] and conditions[1]:
-            return _same(conditions[0], conditions[1])
-        return Equality.UNEQUAL if conditions[0] and normal.rational(other) is not None else None
+        return _conditions(value, other)
     names = {normal.variable(text) for text in (value, other)} - {None}
 
     def same_piece(piece: normal.Piece, another: normal.Piece) -> Equality:
         return _all_equal(piece[:2], another[:2]) if piece[2:] == another[2:] else Equality.UNEQUAL
 
     return Equality.UNEQUAL if len(names) > 1 else _matched(first, second, same_piece)
+
+
+def _conditions(value: str, other: str) -> Outcome:
+    """Compare set builders by their conditions; a set builder differs from a number."""
+    first = normal.condition(value)
+    second = normal.condition(other)
+    if first and second:
+        return _same(first, second)
+    return Equality.UNEQUAL if first and normal.rational(other) is not None else None
 
 
 def _equations(value: str, other: str) -> Outcome:
@@ -156,27 +174,39 @@ def _equations(value: str, other: str) -> Outcome:
 def _without_subject(value: str, other: str) -> Outcome:
     """Both without `x =`, unless the other one is an equation about another subject; points without their names."""
     if "," in value and "," in other:
-        value, other = _POINT.sub("", value), _POINT.sub("", other)
-    first, second = _ASSIGNED.match(value), _ASSIGNED.match(other)
-    if first and second and normal.compact(first[0]) != normal.compact(second[0]):
-        return None
-    return (
-        value[first.end() :] if first and (second or "=" not in other) else value,
-        other[second.end() :] if second and (first or "=" not in value) else other,
-    )
+        value = _POINT.sub("", value)
+        other = _POINT.sub("", other)
+    first = _ASSIGNED.match(value)
+    second = _ASSIGNED.match(other)
+    if first and second:
+        if normal.compact(first[0]) != normal.compact(second[0]):
+            return None
+        return value[first.end() :], other[second.end() :]
+    if first and "=" not in other:
+        return value[first.end() :], other
+    if second and "=" not in value:
+        return value, other[second.end() :]
+    return value, other
 
 
 def _lists(value: str, other: str) -> Outcome:
     """Tuples, intervals, sets and bare lists, part by part."""
-    first, second = _parts(value), _parts(other)
+    first = _parts(value)
+    second = _parts(other)
     if first is None or second is None:
         # math-verify would make a set of a bare list: "3, 3, 3" is not 3.
         listed = first or second
         return Equality.UNEQUAL if listed and listed[0] == ("", "") else None
-    (brackets, parts), (other_brackets, other_parts) = first, second
+    return _same_lists(*first, *second)
+
+
+def _same_lists(
+    brackets: tuple[str, str], parts: Sequence[str], other_brackets: tuple[str, str], other_parts: Sequence[str]
+) -> Equality:
     if len(parts) != len(other_parts) or len(parts) > PARTS:
         return Equality.UNEQUAL
-    names, other_names = _names(parts), _names(other_parts)
+    names = _names(parts)
+    other_names = _names(other_parts)
     if names and other_names and set(names) == set(other_names):
         return _all_equal(parts, [other_parts[other_names.index(name)] for name in names])
     if {brackets, other_brackets} <= _LOOSE:
@@ -188,12 +218,14 @@ def _lists(value: str, other: str) -> Outcome:
 
 def _names(parts: Sequence[str]) -> list[str]:
     """Return the names in the parts `name = value`; empty if a part has no name or two have the same."""
-    names = [normal.compact(match[0]) for part in parts if (match := re.match(rf"\s*{_NAME}\s*=", part))]
+    matches = [re.match(rf"\s*{_NAME}\s*=", item) for item in parts]
+    names = [normal.compact(match[0]) for match in matches if match]
     return names if len(names) == len(parts) == len(set(names)) else []
 
 
 def _without_units(value: str, other: str) -> Outcome:
-    value, other = normal.without_unit(value), normal.without_unit(other)
+    value = normal.without_unit(value)
+    other = normal.without_unit(other)
     return Equality.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
 
 
@@ -214,14 +246,14 @@ def _all_equal(parts: Sequence[str], others: Sequence[str]) -> Equality:
 
 def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Equality]) -> Equality:
     """Match each part with an equal one of the others, in any order (equality is transitive: any partner will do)."""
-    left = list(others)
-    for part in parts:
-        for candidate in left:
-            verdict = equal(part, candidate)
+    unmatched = list(others)
+    for item in parts:
+        for candidate in unmatched:
+            verdict = equal(item, candidate)
             if verdict is Equality.TIMEOUT:
                 return verdict
             if verdict is Equality.EQUAL:
-                left.remove(candidate)
+                unmatched.remove(candidate)
                 break
         else:
             return Equality.UNEQUAL
@@ -231,30 +263,40 @@ def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Eq
 def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
     """Return the brackets and parts of a list; None for a single expression."""
     text = text.strip()
-    brackets, inner = ("", ""), text
-    for opening, ending in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")")):
-        if text.startswith(opening) and text.endswith(ending) and normal.closing(text) in (-1, len(text) - 1):
-            brackets, inner = (opening, ending), text[len(opening) : -len(ending)]
-            break
+    brackets = _brackets(text)
+    opening, ending = brackets
+    inner = text[len(opening) : len(text) - len(ending)]
     if re.search(r"\\begin|\||:", inner):
         return None
     parts: list[str] = []
-    for part in _split(inner):
+    for item in _split(inner):
         # `1 \pm 2` stands for two expressions.
-        signs = ("+", "-") if part.count(r"\pm") == 1 else (r"\pm",)
-        parts += [part.replace(r"\pm", sign).strip() for sign in signs]
+        signs = ("+", "-") if item.count(r"\pm") == 1 else (r"\pm",)
+        parts += [item.replace(r"\pm", sign).strip() for sign in signs]
     return (brackets, parts) if len(parts) > 1 or brackets == (r"\{", r"\}") else None
+
+
+def _brackets(text: str) -> tuple[str, str]:
+    """Return the brackets around all of a text, empty without any."""
+    if normal.closing(text) not in (-1, len(text) - 1):
+        return "", ""
+    for opening, ending in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")")):
+        if text.startswith(opening) and text.endswith(ending):
+            return opening, ending
+    return "", ""
 
 
 def _split(text: str) -> list[str]:
     """Split at top-level commas, semicolons, "and" and "or"; commas of thousands join digits."""
     text = re.sub(r"\s(?:and|or)\s", ", ", f" {text} ")
     text = normal.without_thousands(text)
-    parts, depth, start = [], 0, 0
+    parts = []
+    depth = 0
+    start = 0
     for i, c in enumerate(text):
         depth += (c in "([{") - (c in ")]}")
         if depth <= 0 and c in ",;":
             parts.append(text[start:i])
             start = i + 1
     parts.append(text[start:])
-    return [part.strip() for part in parts if part.strip()]
+    return [item.strip() for item in parts if item.strip()]

@@ -112,7 +112,8 @@ def _boxes(text: str) -> list[str]:
         elif boxes and not _JOINT.fullmatch(text[end + 1 : first][: SHORT + 1]):
             break
         boxes.insert(0, _unnested(content)[:LONGEST])
-        first, last = start, end
+        first = start
+        last = end
     return boxes
 
 
@@ -134,7 +135,8 @@ def _content(text: str, start: int) -> tuple[str, int]:
     if at >= len(text) or text[at] != "{":
         word = _UNBRACED.match(text, at)
         return (word[0].rstrip(".,"), word.end()) if word else ("", at)
-    depth, i = 0, at
+    depth = 0
+    i = at
     while i < len(text):
         if text[i] == "\\":
             i += 2
@@ -163,11 +165,11 @@ def marked(text: str) -> str:
     return text[tags[-1].end() :].partition("</")[0]
 
 
-def unwrapped(part: str) -> str:
+def unwrapped(answer: str) -> str:
     """Return an answer without the signs of text around it: `12`, "12", ==12==, [12], **12**."""
-    part = part.strip().strip(_QUOTES)
-    match = _WRAPPED.fullmatch(part)
-    return part if match is None else (match[1] or match[3] or match[4] or "").strip()
+    answer = answer.strip().strip(_QUOTES)
+    match = _WRAPPED.fullmatch(answer)
+    return answer if match is None else (match[1] or match[3] or match[4] or "").strip()
 
 
 def wrapped(text: str) -> str | None:
@@ -186,16 +188,16 @@ def stated(text: str) -> str | None:
     """Return the last "the answer is ..." of a text without boxes; None without any."""
     tail = text[-TAIL:].translate(_SIGNS)
     for match in reversed(list(_STATED.finditer(tail))):
-        part = tail[match.end() : match.end() + LONGEST]
-        if _BOX.match(part):
+        answer = tail[match.end() : match.end() + LONGEST]
+        if _BOX.match(answer):
             return None
         if _hedged(tail, match.start()):
             continue
         for end in (_END, _BECAUSE):
-            part = end.split(part, maxsplit=1)[0]
-        part = unwrapped(_SENTENCE.sub("", part).strip(_QUOTES).rstrip(".,;:"))
-        if re.search(r"[^\W_]", part):
-            return part
+            answer = end.split(answer, maxsplit=1)[0]
+        answer = unwrapped(_SENTENCE.sub("", answer).strip(_QUOTES).rstrip(".,;:"))
+        if re.search(r"[^\W_]", answer):
+            return answer
     return None
 
 
@@ -203,9 +205,17 @@ def bare(text: str) -> str | None:
     """Return the last line if it is an answer and no sentence: a number or a formula alone, or after `####`."""
     line = text[-TAIL:].rstrip().rpartition("\n")[2].strip()[:LONGEST]
     marked = line.startswith("####")
-    part = _DRESS.sub("", line.removeprefix("####").strip()).rstrip(".").strip()
-    formula = len(part) <= SHORT and not _RELATION.search(part) and not _WORD.search(_COMMAND.sub(" ", part))
-    return part if re.search(r"[^\W_]", part) and (marked or (formula and re.search(r"\d|\\", part))) else None
+    answer = _DRESS.sub("", line.removeprefix("####").strip()).rstrip(".").strip()
+    if not re.search(r"[^\W_]", answer):
+        return None
+    return answer if marked or _is_formula(answer) else None
+
+
+def _is_formula(line: str) -> bool:
+    """Return whether a line is a short formula with a digit or a command, without words and relations."""
+    if len(line) > SHORT or _RELATION.search(line) or _WORD.search(_COMMAND.sub(" ", line)):
+        return False
+    return re.search(r"\d|\\", line) is not None
 
 
 _OPTIONS = r"(?:option|choice|opci[oó]n|opção|opzione|alternativ[ae]|вариант|选项)"

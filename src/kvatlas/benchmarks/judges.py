@@ -26,8 +26,10 @@ from typing import Any
 
 from kvatlas.core import KvatlasError
 
-#: Seconds for one comparison, and bytes of address space of the process.
-SECONDS, MEMORY = 5, 2 * 2**30
+#: Seconds for one comparison.
+SECONDS = 5
+#: Bytes of address space of the process.
+MEMORY = 2 * 2**30
 #: Seconds for all comparisons of one answer, whose parts may be many.
 ANSWER_SECONDS = 10.0
 #: Seconds for the start of the process, which imports its libraries.
@@ -101,7 +103,8 @@ class Judge:
     def close(self) -> None:
         """End the process. A later request starts a new one."""
         # Forgotten first: an interrupt in here leaves no process for a later request.
-        process, self.process = self.process, None
+        process = self.process
+        self.process = None
         if process is not None and self.owner == os.getpid():
             with contextlib.suppress(OSError), process:
                 process.kill()
@@ -177,58 +180,74 @@ def _typed_reader(symbol: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
-def main() -> None:
-    """Reply to requests until the input ends or memory runs out."""
-    seconds, memory = int(sys.argv[1]), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Before any limit: the import takes longer than a comparison.
-    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-    from sympy import I
+class _Comparer:
+    """Comparison by math-verify, in the process of the judge."""
 
-    extraction = (LatexExtractionConfig(), ExprExtractionConfig())
+    def __init__(self) -> None:
+        import math_verify
 
-    def parsed(text: str) -> list[Any]:
-        # The library's own time limits need the main thread's alarm, which is ours.
-        found = parse(text, extraction, parsing_timeout=None)
-        return [one.xreplace(imaginary(one)) if hasattr(one, "xreplace") else one for one in found]
+        self._library = math_verify
+        self._extraction = (math_verify.LatexExtractionConfig(), math_verify.ExprExtractionConfig())
+        self._read_typed = _typed_reader(lambda letter: self._parse(f"${letter}$")[0])
 
-    def imaginary(expression: Any) -> dict[Any, Any]:
-        # The library has two unlike symbols for i.
-        return {symbol: I for symbol in expression.free_symbols if symbol.name == "i"}
-
-    typed = _typed_reader(lambda letter: parsed(f"${letter}$")[0])
-
-    def read(text: str) -> list[Any]:
-        # In LaTeX names without a backslash are products of letters.
-        plain = typed(text)
-        return parsed(f"${text}$") if plain is None else [plain]
-
-    def same(first: list[Any], second: list[Any]) -> bool:
-        # In both orders: an interval and the equivalent inequality are equal in one order only.
-        return any(verify(a, b, timeout_seconds=None) for a, b in ((first, second), (second, first)))
-
-    def equal(reference: str, text: str, *whole: str) -> bool:
+    def equal(self, reference: str, text: str, *whole: str) -> bool:
+        """Return whether two expressions are equal; with a third word, a reference and the first one in a text."""
         try:
-            return same(read(reference), parsed(text) if whole else read(text))
+            return self._same(self._read(reference), self._parse(text) if whole else self._read(text))
         except MemoryError:
             raise
         except Exception:
             return False
 
+    def _read(self, text: str) -> list[Any]:
+        # In LaTeX names without a backslash are products of letters.
+        typed = self._read_typed(text)
+        return self._parse(f"${text}$") if typed is None else [typed]
+
+    def _parse(self, text: str) -> list[Any]:
+        # The library's own time limits need the main thread's alarm, which is ours.
+        found = self._library.parse(text, self._extraction, parsing_timeout=None)
+        return [_with_one_i(expression) for expression in found]
+
+    def _same(self, first: list[Any], second: list[Any]) -> bool:
+        # In both orders: an interval and the equivalent inequality are equal in one order only.
+        return any(self._library.verify(a, b, timeout_seconds=None) for a, b in ((first, second), (second, first)))
+
+
+def _with_one_i(expression: Any) -> Any:
+    """Return the expression with sympy's I for math-verify's other symbol of i."""
+    from sympy import I
+
+    if not hasattr(expression, "xreplace"):
+        return expression
+    return expression.xreplace({symbol: I for symbol in expression.free_symbols if symbol.name == "i"})
+
+
+def _limit_memory(size: int) -> None:
     with contextlib.suppress(ImportError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
-    def limit(time: float) -> None:
-        # A process over its time ends by a signal, even after its parent has ended.
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, time)
 
+def _limit_time(seconds: float) -> None:
+    # A process over its time ends by a signal, even after its parent has ended.
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def main() -> None:
+    """Reply to requests until the input ends or memory runs out."""
+    seconds = int(sys.argv[1])
+    memory = int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Before any limit: the import takes longer than a comparison.
+    comparer = _Comparer()
+    _limit_memory(memory)
     for line in sys.stdin:
-        limit(seconds + 1)
-        reply = equal(*json.loads(line))
-        limit(0)
+        _limit_time(seconds + 1)
+        reply = comparer.equal(*json.loads(line))
+        _limit_time(0)
         print(json.dumps(reply), flush=True)
 
 

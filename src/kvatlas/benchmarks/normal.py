@@ -127,28 +127,45 @@ def compact(text: str) -> str:
 
 def rational(text: str) -> Fraction | None:
     r"""Return the exact value of a number in any usual spelling (2.50, 1,234, \frac{3}{4}, 1 3/4, 12\%, 1.5e3)."""
-    text, percent, rest = text.strip().partition("%")
+    text = text.strip()
+    number_text, percent, rest = text.partition("%")
     if percent and not rest:
-        part = rational(text)
-        return None if part is None else part / 100
-    text += percent + rest
+        percentage = rational(number_text)
+        return None if percentage is None else percentage / 100
     if match := _MIXED.fullmatch(text):
-        sign, whole, top, bottom = _mixed(match)
-        return Fraction(sign + "1") * (int(whole) + Fraction(int(top), int(bottom))) if int(bottom) else None
+        return _mixed_value(match)
     text = compact(text)
     if _PLAIN.fullmatch(text):
         return Fraction(text)
     if match := _REPEATING.fullmatch(text):
-        sign, whole, fixed, period = match.groups()
-        # 0.1\overline{6} is (16 - 1) / 90.
-        digits = int(whole + fixed + period) - int(whole + fixed or "0")
-        return Fraction(digits, (10 ** len(period) - 1) * 10 ** len(fixed)) * Fraction(sign + "1")
+        return _repeating_value(match)
     if match := _POWER_OF_TEN.fullmatch(text) or _EXPONENT.fullmatch(text):
         return Fraction(match[1]) * Fraction(10) ** int(match[2])
     if match := _QUOTIENT.fullmatch(text):
-        sign, top, bottom = (match[i] or match[i + 3] or "" for i in (1, 2, 3))
-        return Fraction(sign + "1") * Fraction(top) / Fraction(bottom) if Fraction(bottom) else None
+        return _quotient_value(match)
     return None
+
+
+def _mixed_value(match: re.Match[str]) -> Fraction | None:
+    sign, whole, top, bottom = _mixed(match)
+    if int(bottom) == 0:
+        return None
+    return Fraction(sign + "1") * (int(whole) + Fraction(int(top), int(bottom)))
+
+
+def _repeating_value(match: re.Match[str]) -> Fraction:
+    sign, whole, fixed, period = match.groups()
+    # 0.1\overline{6} is (16 - 1) / 90.
+    digits = int(whole + fixed + period) - int(whole + fixed or "0")
+    return Fraction(digits, (10 ** len(period) - 1) * 10 ** len(fixed)) * Fraction(sign + "1")
+
+
+def _quotient_value(match: re.Match[str]) -> Fraction | None:
+    # Each group of `a/b` has its counterpart of `\frac{a}{b}` three groups later.
+    sign, top, bottom = (match[i] or match[i + 3] or "" for i in (1, 2, 3))
+    if Fraction(bottom) == 0:
+        return None
+    return Fraction(sign + "1") * Fraction(top) / Fraction(bottom)
 
 
 def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
@@ -163,14 +180,54 @@ def algebra(text: str) -> str:
     return without_thousands(_MIXED.sub(lambda match: r"{}({}+\frac{{{}}}{{{}}})".format(*_mixed(match)), text))
 
 
-#: Names of units, each with its other spellings; a plural s may follow each that has more than two letters.
-_UNITS = """
-m meter metre; cm centimeter centimetre; mm millimeter millimetre; dm decimeter decimetre; km kilometer kilometre;
-in inch inches; ft foot feet; yd yard; mi mile; g gram; mg milligram; kg kilogram kilo; lb pound lbs; oz ounce;
-s second sec; min minute; h hour hr hrs; day; week; month; year; L liter litre l; mL milliliter millilitre ml;
-dollar usd; cent; deg degree; rad radian; N newton; J joule; W watt; V volt; Pa pascal; Hz hertz; mol mole; K kelvin
-"""
-_NAMES = {name: names.split()[0] for names in _UNITS.split(";") for name in names.split()}
+#: The spellings of units, the name first; a plural s may follow each that has more than two letters.
+_UNITS: tuple[tuple[str, ...], ...] = (
+    ("m", "meter", "metre"),
+    ("cm", "centimeter", "centimetre"),
+    ("mm", "millimeter", "millimetre"),
+    ("dm", "decimeter", "decimetre"),
+    ("km", "kilometer", "kilometre"),
+    ("in", "inch", "inches"),
+    ("ft", "foot", "feet"),
+    ("yd", "yard"),
+    ("mi", "mile"),
+    ("g", "gram"),
+    ("mg", "milligram"),
+    ("kg", "kilogram", "kilo"),
+    ("lb", "pound", "lbs"),
+    ("oz", "ounce"),
+    ("s", "second", "sec"),
+    ("min", "minute"),
+    ("h", "hour", "hr", "hrs"),
+    ("day",),
+    ("week",),
+    ("month",),
+    ("year",),
+    ("L", "liter", "litre", "l"),
+    ("mL", "milliliter", "millilitre", "ml"),
+    ("dollar", "usd"),
+    ("cent",),
+    ("deg", "degree"),
+    ("rad", "radian"),
+    ("N", "newton"),
+    ("J", "joule"),
+    ("W", "watt"),
+    ("V", "volt"),
+    ("Pa", "pascal"),
+    ("Hz", "hertz"),
+    ("mol", "mole"),
+    ("K", "kelvin"),
+)
+
+
+def _names_by_spelling() -> dict[str, str]:
+    names: dict[str, str] = {}
+    for spellings in _UNITS:
+        names |= dict.fromkeys(spellings, spellings[0])
+    return names
+
+
+_NAMES = _names_by_spelling()
 _POWERS = {"square": 2, "sq": 2, "cubic": 3}
 #: Words behind a number that belong to the number or an expression.
 _NO_NOUNS = (
@@ -208,7 +265,10 @@ def unit(text: str) -> Counter[str] | None:
     r"""Return the exponents of the units behind a tidy answer (`5 cm^2`, `60 kilometers per hour`), empty without any;
     None for a word that is no unit."""
     counts: Counter[str] = Counter()
-    sign, power, last = 1, 1, ""
+    # The sign and the power of the units that follow, and the unit before.
+    sign = 1
+    power = 1
+    last = ""
     suffix = text[len(without_unit(text)) :].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
     for token in re.findall(r"[A-Za-z]+|/|-?\d+", suffix.replace(r"\circ", "deg ")):
         if token in ("/", "per"):
@@ -218,8 +278,7 @@ def unit(text: str) -> Counter[str] | None:
         elif token.lstrip("-").isdecimal():
             counts[last] *= int(token)
         else:
-            spellings = (token, token.removesuffix("s"), token.casefold(), token.casefold().removesuffix("s"))
-            last = next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
+            last = _unit_name(token)
             if not last:
                 return None
             counts[last] += sign * power
@@ -227,10 +286,18 @@ def unit(text: str) -> Counter[str] | None:
     return counts
 
 
+def _unit_name(word: str) -> str:
+    """Return the name of a unit in any spelling; empty for another word."""
+    spellings = (word, word.removesuffix("s"), word.casefold(), word.casefold().removesuffix("s"))
+    return next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
+
+
 #: An interval of real numbers: its ends, and if each belongs to it; a point has equal ends that belong to it.
 Piece = tuple[str, str, bool, bool]
-_LEFT, _RIGHT = r"-\infty", r"\infty"
-_LESS, _GREATER = ("<", r"\le"), (">", r"\ge")
+_LEFT = r"-\infty"
+_RIGHT = r"\infty"
+_LESS = ("<", r"\le")
+_GREATER = (">", r"\ge")
 _RELATION = re.compile(r"(<=|>=|<|>|=|\\(?:le|ge|ne|lt|gt)(?![A-Za-z]))")
 _SPELLED = {"<=": r"\le", ">=": r"\ge", r"\lt": "<", r"\gt": ">"}
 _BUILDER = re.compile(
@@ -266,11 +333,11 @@ def pieces(text: str) -> list[Piece] | None:
     if inner is None:
         inner = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|=\s*(?=[(\[]))", "", text)
     union: list[Piece] = []
-    for part in _UNION.split(f" {inner} "):
-        some = _pieces(part.strip())
-        if some is None:
+    for member in _UNION.split(f" {inner} "):
+        member_pieces = _pieces(member.strip())
+        if member_pieces is None:
             return None
-        union += some
+        union += member_pieces
     return union
 
 
@@ -281,25 +348,41 @@ def _pieces(text: str) -> list[Piece] | None:
         return [(low, high, match[1] == "[", match[4] == "]")]
     if match := _POINT.fullmatch(text):
         return [(match[1], match[1], True, True)]
-    parts = [part.strip() for part in _RELATION.split(text)]
-    sides, signs = parts[::2], [_SPELLED.get(sign, sign) for sign in parts[1::2]]
+    return _solutions(text)
+
+
+def _solutions(text: str) -> list[Piece] | None:
+    """Return the solutions of a relation, or of a chain of two, with one variable; None for anything else."""
+    # Sides and signs take turns.
+    tokens = [token.strip() for token in _RELATION.split(text)]
+    sides = tokens[::2]
+    signs = [_SPELLED.get(sign, sign) for sign in tokens[1::2]]
     places = [i for i, side in enumerate(sides) if re.fullmatch(r"[A-Za-z]", side)]
     # One variable, at one place.
     if not signs or len(sides) > 3 or len(places) != 1 or not all(sides):
         return None
     at = places[0]
-    if len(sides) == 3:
-        if at != 1 or not any(all(sign in direction for sign in signs) for direction in (_LESS, _GREATER)):
-            return None
-        (low, first), (high, second) = (sides[0], signs[0]), (sides[2], signs[1])
-        if first in _GREATER:
-            (low, first), (high, second) = (high, second), (low, first)
-        return [(low, high, first not in "<>", second not in "<>")]
-    bound, sign = sides[1 - at], signs[0]
+    if len(sides) == 2:
+        return _half_line(sides[1 - at], signs[0], variable_first=at == 0)
+    return _between(sides, signs) if at == 1 else None
+
+
+def _between(sides: list[str], signs: list[str]) -> list[Piece] | None:
+    """Return the interval of `low < x < high` or `high > x > low`; None if the signs have unlike directions."""
+    if set(signs) <= set(_LESS):
+        return [(sides[0], sides[2], signs[0] != "<", signs[1] != "<")]
+    if set(signs) <= set(_GREATER):
+        return [(sides[2], sides[0], signs[1] != ">", signs[0] != ">")]
+    return None
+
+
+def _half_line(bound: str, sign: str, variable_first: bool) -> list[Piece]:
+    """Return the numbers on one side of a bound, the bound alone for `=`, or all others for the sign of inequality."""
     if sign == "=":
         return [(bound, bound, True, True)]
     if sign == r"\ne":
         return [(_LEFT, bound, False, False), (bound, _RIGHT, False, False)]
-    below = (sign in _LESS) == (at == 0)
     closed = sign not in "<>"
-    return [(_LEFT, bound, False, closed) if below else (bound, _RIGHT, closed, False)]
+    if (sign in _LESS) == variable_first:
+        return [(_LEFT, bound, False, closed)]
+    return [(bound, _RIGHT, closed, False)]

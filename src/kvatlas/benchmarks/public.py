@@ -114,11 +114,13 @@ class Questions:
 
     def prompt(self, problem: Problem) -> str:
         choices = problem.about.get("choices", ())
-        named = FORMATS.get(self.prompt_format)
-        template = str(named["choice" if choices else "question"]) if named else self.prompt_format
+        template = self.prompt_format
+        if template in FORMATS:
+            template = str(FORMATS[template]["choice" if choices else "question"])
         options = "\n".join(f"{chr(ord('A') + i)}) {choice}" for i, choice in enumerate(choices))
         if problem.about.get("choices_in_question"):
-            options, template = "", template.replace("{options}\n\n", "").replace("\n\n{options}", "")
+            options = ""
+            template = template.replace("{options}\n\n", "").replace("\n\n{options}", "")
         # Not str.format: questions and templates are full of braces.
         before, _, after = template.partition("{question}")
         return f"{before.replace('{options}', options)}{problem.question}{after.replace('{options}', options)}"

@@ -22,11 +22,14 @@ Row = Mapping[str, Any]
 QUESTION = ("problem", "question", "prompt")
 ANSWER = ("answer", "final answer")
 OPTIONS = ("options", "choices")
-CORRECT, INCORRECT = "correct answer", tuple(f"incorrect answer {i}" for i in range(1, 10))
+CORRECT = "correct answer"
+INCORRECT = tuple(f"incorrect answer {i}" for i in range(1, 10))
 #: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
 CHOICE_SEED = 0
-#: The separators of CSV files; of equally likely ones the first. Rows of a Parquet file that are read at a time.
-SEPARATORS, _BATCH = (",", ";", "\t"), 1024
+#: The separators of CSV files; of equally likely ones the first.
+SEPARATORS = (",", ";", "\t")
+#: Rows of a Parquet file that are read at a time.
+_BATCH = 1024
 #: The mark of a choice inside a question.
 _MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
 
@@ -81,12 +84,12 @@ def _json_list(file: TextIOWrapper) -> Iterator[Any]:
 
 def _json_lines(file: TextIOWrapper) -> Iterator[Any]:
     file.reconfigure(newline="\n")
-    for number, line in enumerate(file, 1):
+    for line_number, line in enumerate(file, 1):
         if line.strip():
             try:
                 yield _json(line)
             except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from error
+                raise ValueError(f"line {line_number}: {error}") from error
 
 
 def _csv(file: TextIOWrapper) -> Iterator[Row]:
@@ -178,13 +181,7 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
     correct_at = find(row, CORRECT)
     wrong = [str(row[at]).strip() for name in INCORRECT if (at := find(row, name)) and row[at]]
     if correct_at and wrong:
-        # The order of the choices depends on the texts alone: neither on the row's number nor on the set's name.
-        correct = str(row[correct_at]).strip()
-        seed = int(digest(["choices", CHOICE_SEED, question])[:8], 16)
-        choices = sorted([correct, *wrong])
-        random.Random(seed).shuffle(choices)
-        about = {"choices": choices, "choice_seed": seed}
-        return Problem(id_, question, _letter(choices.index(correct)), about)
+        return _with_shuffled_choices(id_, question, str(row[correct_at]).strip(), wrong)
     value = row[_column(row, "answer", ANSWER, named, where)]
     # GSM8K's references are whole solutions with this end.
     answer = as_text(value).rpartition("\n#### ")[2].strip()
@@ -200,6 +197,15 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
     if letter:
         return Problem(id_, question, letter, {"choices": inside, "choices_in_question": True})
     return Problem(id_, question, answer)
+
+
+def _with_shuffled_choices(id_: str, question: str, correct: str, wrong: Sequence[str]) -> Problem:
+    # The order of the choices depends on the texts alone: neither on the row's number nor on the set's name.
+    seed = int(digest(["choices", CHOICE_SEED, question])[:8], 16)
+    choices = sorted([correct, *wrong])
+    random.Random(seed).shuffle(choices)
+    about = {"choices": choices, "choice_seed": seed}
+    return Problem(id_, question, _letter(choices.index(correct)), about)
 
 
 def _column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:

@@ -18,8 +18,10 @@ from typing import ClassVar
 from kvatlas.benchmarks.base import Sized
 from kvatlas.core import Grade, Problem, Status
 
-#: The largest count, and the range of differences.
-MOST, DIFFERENCES = 60, (2, 9)
+#: The largest count.
+MOST = 60
+#: The range of differences.
+DIFFERENCES = (2, 9)
 NAMES = (
     *("Adam", "Alice", "Amy", "Anna", "Ben", "Bob", "Carl", "Clara", "Dan", "David", "Emma", "Eric", "Eva", "Finn"),
     *("Frank", "Fred", "George", "Grace", "Harry", "Helen", "Henry", "Hugo", "Jack", "Jane", "Jim", "John", "Julia"),
@@ -107,7 +109,7 @@ class Words(Sized):
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct if the last number is right; progress is the share of leading counts on the way that are right."""
-        way, number = _statement(problem.answer)
+        way, expected = _statement(problem.answer)
         stated, given = _statement(answer)
         if given is None:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
@@ -115,7 +117,7 @@ class Words(Sized):
         right = 0
         while right < len(way) and counts.get(way[right][0]) == way[right][1]:
             right += 1
-        return Grade(given == number, right / len(way), str(given), Status.OK)
+        return Grade(given == expected, right / len(way), str(given), Status.OK)
 
 
 def _statement(text: str) -> tuple[list[tuple[str, int]], int | None]:

@@ -113,7 +113,7 @@ def verify(
 
     endpoint = Endpoint(url, served, os.environ.get(KEY))
     check_folder(out)
-    reference = MeasuredCell.of(against, policy)
+    reference = MeasuredCell.from_run(against, policy)
     margin = reference.run.margin if lose_at_most is None else margin_from_points(lose_at_most)
     read = None
     if texts:

@@ -323,7 +323,7 @@ def train(
     work: Work = None,
 ) -> None:
     """Train a head on the answer's attention in correct full-cache traces; print provenance and quality as JSON."""
-    from kvatlas.sweeps.learning import Material, learn, left_out_as_text
+    from kvatlas.sweeps.learning import TrainingData, learn, left_out_as_text
 
     if out.suffix != ".safetensors":
         raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
@@ -333,7 +333,7 @@ def train(
     if held_out is None:
         # A fifth of the smallest benchmark, at least one problem.
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
-    material = Material(spec, skip, held_out, tokens_per_trace)
+    material = TrainingData(spec, skip, held_out, tokens_per_trace)
     folder = work or out.with_suffix(".work")
     provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, on_trace=progress_display())
     note(f"learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
@@ -354,14 +354,14 @@ def evaluate(
     work: Work = None,
 ) -> None:
     """Judge a head on other traces than those of its training: rank correlation, overlap of the top 20 %, as JSON."""
-    from kvatlas.sweeps.learning import Material, judge
+    from kvatlas.sweeps.learning import TrainingData, judge
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
     model_options = options.model_options(model_option, template_values)
     spec = _full_cache(model, benchmarks, model_options, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
     folder = work or head.with_suffix(".eval")
-    quality = judge(head, Material(spec, skip), folder, on_trace=progress_display())
+    quality = judge(head, TrainingData(spec, skip), folder, on_trace=progress_display())
     typer.echo(json.dumps(quality, indent=2))
 
 

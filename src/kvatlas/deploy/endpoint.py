@@ -174,7 +174,7 @@ def _numeric(value: Any) -> Any:
 Traces = Mapping[tuple[str, str, int], Trace]
 
 
-def ask(
+def ask(  # noqa: PLR0913
     endpoint: Endpoint,
     reference: MeasuredCell,
     folder: Path,

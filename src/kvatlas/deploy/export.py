@@ -14,7 +14,7 @@ import yaml
 from kvatlas import benchmarks, models, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.policies import CompressingPolicy, parameters, share
+from kvatlas.policies import CompressingPolicy, floor_ratio, parameters
 from kvatlas.policies.triattention import TriAttention, load_statistics
 from kvatlas.results import Expected
 from kvatlas.stats.run_data import RunData
@@ -37,7 +37,7 @@ class MeasuredCell:
     sampling: Mapping[str, Any]
 
     @classmethod
-    def of(cls, folder: Path, name: str = "") -> MeasuredCell:
+    def from_run(cls, folder: Path, name: str = "") -> MeasuredCell:
         """Return the cell that words name (as `compare --policy`), else the recommended one.
 
         Raises KvatlasError if there is not exactly one such cell, or if the run is not a sweep.
@@ -151,7 +151,7 @@ def export_setting(
         raise KvatlasError(f"{name} cannot express {setting}: {'; '.join(changed)}. --nearest writes that.")
     values = {word: str(able[word]) if word == "scope" else able[word] for word in values}
     text = target.text.format(**_words(values, target.presses.get(base, ""), statistics))
-    return Exported(text, policies.of(Setting.of(base, **values)).setting, tuple(changed))
+    return Exported(text, policies.from_setting(Setting.of(base, **values)).setting, tuple(changed))
 
 
 def _compressing_policy(setting: Setting, name: str) -> CompressingPolicy:
@@ -248,7 +248,7 @@ def _tokens_at_compression(policy: CompressingPolicy, prompt: int) -> tuple[int,
     always_kept = policy.local_window
     if policy.ratio_over == "thinking":
         always_kept += prompt
-    return always_kept + share(policy.ratio, max(0, total - always_kept)), total
+    return always_kept + floor_ratio(policy.ratio, max(0, total - always_kept)), total
 
 
 def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool = False) -> list[Path]:
@@ -256,7 +256,7 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
 
     The configuration begins with a comment: the cell with its values and intervals, and the changes.
     """
-    reference = MeasuredCell.of(run, cell)
+    reference = MeasuredCell.from_run(run, cell)
     prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]
     reported = [count for count in prompts if count is not None]
     typical = int(median(reported)) if reported else None
@@ -267,7 +267,7 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / f"{target}{engine.suffix}"]
     written[0].write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
-    policy = policies.of(reference.setting)
+    policy = policies.from_setting(reference.setting)
     if isinstance(policy, TriAttention):
         _write_statistics(reference, policy, statistics)
         written.append(statistics)

@@ -327,7 +327,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
         for dtype in dict.fromkeys((model.dtype, "float32", "bfloat16", "float16")):
             typed = replace(model, options=replace(model.options, dtype=dtype))
             if run_key(spec, typed, benchmark, policy) == cell.run_key:
-                return typed, policy.on(typed)
+                return typed, policy.bind(typed)
     raise KvatlasError(
         f"The texts of {reference.model!r} cannot be compared: its weights, tokenizer or template, or the policy, "
         "differ here from those of the run."

@@ -84,7 +84,7 @@ class ForwardBatch:
         shape = self.cache.shape
         tokens = self.starts[-1]
         return {
-            layer.number: (
+            layer.layer_number: (
                 (1, shape.heads, tokens, layer.key),
                 (1, shape.kv_heads, tokens, layer.key),
                 (1, shape.kv_heads, tokens, layer.value),

@@ -34,9 +34,8 @@ from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.machine import out_of_memory
-from kvatlas.models import ModelHandle, Shape
+from kvatlas.models import CachedLayer, ModelHandle, Shape
 from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
-from kvatlas.models.handle import CachedLayer
 from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
 
@@ -116,7 +115,7 @@ class Engine:
         if model not in _shapes:
             _shapes[model] = self._measure_shape()
         # The config.json may differ.
-        vars(handle)["shape"] = _shapes[model]
+        handle.keep_shape(_shapes[model])
         self._allocate()
 
     def _allocate(self) -> None:
@@ -281,7 +280,7 @@ class Engine:
                 logits = self._read_chunk(cache, rows, [text[4:] for text in texts])
         if cache.states is not None:
             _shapes[self.model] = replace(self.handle.shape, state_bytes=cache.states.bytes(rows[0].row))
-            vars(self.handle)["shape"] = _shapes[self.model]
+            self.handle.keep_shape(_shapes[self.model])
         self._check_window(cache)
         off = ((logits.float() - expected).abs().mean(-1) / expected.std(-1)).mean()
         rounding = ROUNDING_FP32 if self.cache.dtype is torch.float32 else ROUNDING_SHORT

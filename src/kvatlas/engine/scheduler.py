@@ -120,7 +120,7 @@ class Scheduler:
             # A script without an end token ends the generation as well.
             limit = min(limit, len(script))
         prompt_length = len(request.prompt)
-        steady = self.model.steady_positions
+        steady = self.model.files.steady_positions
         # The last token does not go through the model.
         if steady is not None and prompt_length + limit - 1 > steady:
             raise KvatlasError(

@@ -63,19 +63,12 @@ class SignalCollector:
         `prompts` has the length of the prompt for sequences in their prompt, None for the others. `hidden` [tokens,
         hidden size] are the last hidden states.
         """
-        # All sequences in decoding are one step. Prompts and scripts have unlike numbers of tokens: a step for each.
-        decoding: list[int] = []
-        several: list[list[int]] = []
-        for index, (count, prompt) in enumerate(zip(batch.counts, prompts, strict=True)):
-            if count > 1 or prompt is not None:
-                several.append([index])
-            else:
-                decoding.append(index)
+        groups = _steps_of_pass(batch.counts, prompts)
         watched = {index: place for place, index in enumerate(batch.watched)}
         for key, policy in self.by_key.items():
             if not policy.observes & {Signal.HIDDEN, Signal.ATTENTION}:
                 continue
-            for group in (decoding, *several):
+            for group in groups:
                 asking = [index for index in group if key in signals[index]]
                 if asking:
                     policy.observe(self._step(model, batch, policy, asking, watched, prompts[asking[0]], hidden))
@@ -142,3 +135,18 @@ class _Columns:
     def write(self, name: str, values: Tensor) -> None:
         column = self._column(name)
         column[self.rows] = values.to(column.dtype)
+
+
+def _steps_of_pass(counts: Sequence[int], prompts: Sequence[int | None]) -> list[list[int]]:
+    """Return the sequences of a pass by the steps that policies see.
+
+    All sequences in decoding are one step. Prompts and scripts have unlike numbers of tokens: a step for each.
+    """
+    decoding: list[int] = []
+    alone: list[list[int]] = []
+    for index, (count, prompt) in enumerate(zip(counts, prompts, strict=True)):
+        if count > 1 or prompt is not None:
+            alone.append([index])
+        else:
+            decoding.append(index)
+    return [decoding, *alone]

@@ -328,7 +328,7 @@ class _Texts(NamedTuple):
 _TEXT_GAP = 0.05
 
 
-def sheet(
+def sheet(  # noqa: PLR0913
     options: FigureOptions,
     size: tuple[float, float],
     count: int,

@@ -127,7 +127,7 @@ class SelectedModel(inspect.ModelAPI):
         _check_supported(tools, config)
         model = self.service.model
         policy = self.service.policy
-        prompt = model.tokens(model.conversation([_message(message) for message in input]))
+        prompt = model.tokens(model.chat.conversation([_message(message) for message in input]))
         try:
             room = service.room_for(model, policy, prompt, None)
         except service.LengthError as error:

@@ -45,7 +45,7 @@ class SelectedLM(HFLM):
     Answers exclude the thinking, as tasks grade them; stop texts are searched for in the answer.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         pretrained: str,
         policy: str = "full",

@@ -67,7 +67,7 @@ _REFUSED = {
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def generate(
+def generate(  # noqa: PLR0913
     model: PreTrainedModel,
     input_ids: Tensor,
     logits_processor: processing.LogitsProcessorList,

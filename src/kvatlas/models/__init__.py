@@ -6,18 +6,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.hub import Repository, is_id
 from kvatlas.models import gguf
-from kvatlas.models.handle import SMALL_FILES, ModelHandle, Shape
+from kvatlas.models.files import ENDLESS, Overrides
+from kvatlas.models.handle import SMALL_FILES, ModelHandle
 from kvatlas.models.options import Options
+from kvatlas.models.shape import CachedLayer, Shape
 
 #: The folder of the package's models, and that of its adapters, by the names of the models with them.
-EMBEDDED = Path(str(files("kvatlas.models") / "embedded"))
+EMBEDDED = Path(str(resources.files("kvatlas.models") / "embedded"))
 ADAPTERS = EMBEDDED.with_name("thinking_adapters")
 
 
@@ -53,34 +55,53 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
 
 
 def _find(model: str, name: str, chosen: Options) -> ModelHandle:
-    kind, _, rest = model.partition(":")
-    if model not in gguf.PACKAGED and (model.endswith(".gguf") or Path(model).expanduser().is_dir()) and kind != "hf":
-        kind, rest = "hf", model
-    if kind == "embedded" and model in embedded():
-        # Small models run on the CPU by default, as for their published figures.
-        chosen = chosen if chosen.device != "auto" else replace(chosen, device="cpu")
-        return ModelHandle(name, EMBEDDED / rest, chosen)
+    """Return the model of an address."""
     if model in gguf.PACKAGED:
-        if (ADAPTERS / model).is_dir():
-            chosen = replace(chosen, adapter=chosen.adapter or str(ADAPTERS / model))
-        return ModelHandle(name, gguf.converted(gguf.packaged(model), chosen.cache), chosen)
-    if kind != "hf" or not rest:
-        names = ", ".join((*embedded(), *gguf.PACKAGED))
-        raise KvatlasError(f"Unknown model {model!r}; expected {names}, a folder, FILE.gguf or hf:OWNER/NAME.")
-    folder = Path(rest).expanduser()
-    if rest.endswith(".gguf"):
+        return _packaged(model, name, chosen)
+    kind, _, place = model.partition(":")
+    if kind == "hf" and place:
+        return _found_at(model, place, name, chosen)
+    # A folder and a file need no prefix.
+    if kind != "hf" and (model.endswith(".gguf") or Path(model).expanduser().is_dir()):
+        return _found_at(model, model, name, chosen)
+    if model in embedded():
+        # Small models run on the CPU by default, as for their published figures.
+        if chosen.device == "auto":
+            chosen = replace(chosen, device="cpu")
+        return ModelHandle(name, EMBEDDED / place, chosen)
+    names = ", ".join((*embedded(), *gguf.PACKAGED))
+    raise KvatlasError(f"Unknown model {model!r}; expected {names}, a folder, FILE.gguf or hf:OWNER/NAME.")
+
+
+def _packaged(model: str, name: str, chosen: Options) -> ModelHandle:
+    """Return a model of an installed package, with our adapter if the name has one."""
+    adapter = ADAPTERS / model
+    if adapter.is_dir() and not chosen.adapter:
+        chosen = replace(chosen, adapter=str(adapter))
+    return ModelHandle(name, gguf.converted(gguf.packaged(model), chosen.cache), chosen)
+
+
+def _found_at(model: str, place: str, name: str, chosen: Options) -> ModelHandle:
+    """Return the model at a place: a GGUF file, a folder, or else a repository of the hub."""
+    folder = Path(place).expanduser()
+    if place.endswith(".gguf"):
         return ModelHandle(name, gguf.converted(folder, chosen.cache), chosen)
     if (folder / "config.json").is_file():
         return ModelHandle(name, folder, chosen)
-    if folder.exists() or not is_id(rest):
-        raise KvatlasError(f"The model {model!r} is not there: {rest!r} is no folder with a config.json.")
-    repository = Repository(rest, revision=chosen.revision, cache=chosen.cache)
-    cached = repository.cached()
-    if cached is None or not all((cached / file).is_file() for file in ("config.json", "tokenizer_config.json")):
-        cached = repository.folder(SMALL_FILES)
-    if not (cached / "config.json").is_file():
+    if folder.exists() or not is_id(place):
+        raise KvatlasError(f"The model {model!r} is not there: {place!r} is no folder with a config.json.")
+    repository = Repository(place, revision=chosen.revision, cache=chosen.cache)
+    return ModelHandle(name, _small_files(repository), chosen, repository)
+
+
+def _small_files(repository: Repository) -> Path:
+    """Return the folder with the small files of a repository, which are fetched unless they are cached."""
+    folder = repository.cached()
+    if folder is None or not all((folder / file).is_file() for file in ("config.json", "tokenizer_config.json")):
+        folder = repository.folder(SMALL_FILES)
+    if not (folder / "config.json").is_file():
         raise KvatlasError(f"The {repository} holds no config.json.")
-    return ModelHandle(name, cached, chosen, repository)
+    return folder
 
 
 def available(entries: Iterable[Mapping[str, Any]]) -> dict[str, ModelHandle]:
@@ -93,4 +114,16 @@ def available(entries: Iterable[Mapping[str, Any]]) -> dict[str, ModelHandle]:
     return by_name
 
 
-__all__ = ["EMBEDDED", "ModelHandle", "Options", "Shape", "available", "embedded", "find", "installed"]
+__all__ = [
+    "EMBEDDED",
+    "ENDLESS",
+    "CachedLayer",
+    "ModelHandle",
+    "Options",
+    "Overrides",
+    "Shape",
+    "available",
+    "embedded",
+    "find",
+    "installed",
+]

@@ -73,9 +73,9 @@ class RowStates:
 
         self.config = model.config.get_text_config()
         kinds = vars(sys.modules[type(model).__module__]).values()
-        own = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, DynamicCache)]
+        caches = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, DynamicCache)]
         #: The class of the model's caches: its own if its module defines one.
-        self.kind = next((kind for kind in own if kind is not DynamicCache), None)
+        self.kind = next((kind for kind in caches if kind is not DynamicCache), None)
         self.rows: dict[int, Any] = {}
 
     def of(self, row: int) -> Any:
@@ -94,8 +94,8 @@ class RowStates:
             if isinstance(item, torch.Tensor):
                 found[id(item)] = item.numel() * item.element_size()
             elif isinstance(item, dict | list | tuple):
-                for part in item.values() if isinstance(item, dict) else item:
-                    visit(part)
+                for entry in item.values() if isinstance(item, dict) else item:
+                    visit(entry)
             elif hasattr(item, "__dict__") and type(item).__module__.startswith("transformers."):
                 visit(vars(item))
 
@@ -113,7 +113,8 @@ class RowByRow:
         self.state = next(name for name in ("cache_params", "cache", "past_key_values") if name in names)
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        batch, whole = _batch.get(), self.whole()
+        batch = _batch.get()
+        whole = self.whole()
         if batch is None:
             return whole(hidden_states, *args, **kwargs)
         outputs = [
@@ -127,14 +128,20 @@ class RowByRow:
 
 def split_rows(model: PreTrainedModel) -> bool:
     """Let every layer with a state compute row by row under `reading`; return True if there is any."""
-    found = False
-    for module in model.modules():
-        functions = [item for kind in type(module).__mro__ for item in vars(kind).values() if inspect.isfunction(item)]
-        if any(_CALLS & {*inspect.unwrap(function).__code__.co_names} for function in functions):
-            found = True
-            if not isinstance(module.forward, RowByRow):
-                module.forward = RowByRow(module)
-    return found
+    stateful = [module for module in model.modules() if _keeps_state(module)]
+    for module in stateful:
+        if not isinstance(module.forward, RowByRow):
+            module.forward = RowByRow(module)
+    return bool(stateful)
+
+
+def _keeps_state(module: torch.nn.Module) -> bool:
+    """Return True if a method of a layer asks transformers' cache for a state."""
+    for kind in type(module).__mro__:
+        for item in vars(kind).values():
+            if inspect.isfunction(item) and _CALLS & {*inspect.unwrap(item).__code__.co_names}:
+                return True
+    return False
 
 
 @contextmanager

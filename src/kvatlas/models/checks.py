@@ -20,9 +20,15 @@ CLAIMS = "kvatlas_claims.json"
 #: The largest norm of a layer's key bias that few bits hold. Simulated, attention at 4 bits departs by .010 nats at a
 #: norm of 22 and by 1.16 at 605; the layers of Qwen2.5 have up to 393.
 KEY_BIAS = 50
-#: Shares from which a tokenizer is surely not the model's: of unknown tokens; of characters that change, and of spaces
-#: that come or go (some decoders write one beside each special token), among all characters; of marker letters.
-UNKNOWN, CHANGED, SPACES, MARKERS = 0.2, 0.05, 0.1, 0.01
+# Shares from which a tokenizer is surely not the model's.
+#: Of unknown tokens among the prompts' tokens.
+UNKNOWN = 0.2
+#: Of characters that change.
+CHANGED = 0.05
+#: Of spaces that come or go, among all characters; some decoders write one beside each special token.
+SPACES = 0.1
+#: Of marker letters.
+MARKERS = 0.01
 #: Spaces, line breaks and bytes in byte-level and SentencePiece vocabularies; no decoded text holds them.
 _MARKS = ("Ġ", "Ċ", "ĉ", "č", "▁", "<0x")
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -52,31 +58,42 @@ class Claims:
             return cls(_RANGES.validate_json(file.read_bytes(), strict=True))
 
     def __str__(self) -> str:
-        def words(name: str, low: Any, high: Any) -> str:
-            return f"{name} {low}" if low == high else f"{name} {low} to {high}"
-
-        return "; ".join(
-            f"{family} with {', '.join(words(name, *ends) for name, ends in ranges.items())}"
-            for family, ranges in self.ranges.items()
-        )
+        return "; ".join(f"{family} with {_ranges_text(ranges)}" for family, ranges in self.ranges.items())
 
     def outside(self, benchmark: str, problems: Sequence[Problem]) -> int:
         """Return the number of problems of a benchmark outside the claimed ranges; 0 without claims."""
         family = next((self.ranges[name] for name in self.ranges if benchmark.startswith(name)), None)
         if family is None:
             return len(problems) if self.ranges else 0
+        return sum(not _is_claimed(problem, family) for problem in problems)
 
-        def within(value: Any, low: Any, high: Any) -> bool:
-            # A number, or each side of a grid `6x6`.
-            sides = [[float(number) for number in _NUMBER.findall(str(item))] for item in (low, value, high)]
-            if len(set(map(len, sides))) > 1:
-                return False
-            return all(least <= own <= most for least, own, most in zip(*sides, strict=True))
 
-        return sum(
-            not all(within(problem.about.get(name, low), low, high) for name, (low, high) in family.items())
-            for problem in problems
-        )
+def _ranges_text(ranges: Mapping[str, Sequence[Any]]) -> str:
+    """Return the ranges of a family for a sentence."""
+    texts = []
+    for name, (low, high) in ranges.items():
+        texts.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+    return ", ".join(texts)
+
+
+def _is_claimed(problem: Problem, ranges: Mapping[str, Sequence[Any]]) -> bool:
+    """Return True if a problem is within all ranges; what it does not tell about itself counts as within."""
+    return all(_is_within(problem.about.get(name, low), low, high) for name, (low, high) in ranges.items())
+
+
+def _is_within(value: Any, low: Any, high: Any) -> bool:
+    """Return True if a number, or each side of a grid `6x6`, is within both ends."""
+    sides = _sides(value)
+    lowest = _sides(low)
+    highest = _sides(high)
+    if len({len(sides), len(lowest), len(highest)}) > 1:
+        return False
+    return all(least <= side <= most for least, side, most in zip(lowest, sides, highest, strict=True))
+
+
+def _sides(value: Any) -> list[float]:
+    """Return the numbers in a value: one, or the sides of a grid."""
+    return [float(text) for text in _NUMBER.findall(str(value))]
 
 
 def key_bias_warning(model: ModelHandle) -> str:
@@ -127,7 +144,8 @@ def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> lis
 
 
 def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
-    last, size = max(max(ids, default=0) for ids in tokens), model.vocabulary
+    last = max(max(ids, default=0) for ids in tokens)
+    size = model.vocabulary
     if last >= size:
         message = f"a prompt holds the token {last}, and the model knows those from 0 to {size - 1}"
         return Finding("vocabulary", Check.FAILED, message, _OTHER)
@@ -135,7 +153,8 @@ def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
 
 
 def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:
-    unknown, total = model.tokenizer.unk_token_id, sum(map(len, tokens))
+    unknown = model.tokenizer.unk_token_id
+    total = sum(map(len, tokens))
     if unknown is None:
         return Finding("unknown tokens", Check.OK, "the tokenizer has no unknown token")
     # In some tokenizers the end of text is the unknown token, too, and templates write it.
@@ -153,29 +172,18 @@ def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequen
 
 
 def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> Finding:
-    name, unknown = "round trip", str(model.tokenizer.unk_token or "")
+    name = "round trip"
     differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
     if not differing:
         return Finding(name, Check.OK, "prompts are the same after encoding and decoding")
-
-    def plain(text: str) -> str:
-        # Without the differences that models tolerate: forms of characters, case, kinds of space.
-        text = text.replace(unknown, "") if unknown else text
-        return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-    def changed(before: str, after: str) -> tuple[int, int]:
-        """Return the numbers of characters that were lost, added or moved, and of spaces that were lost or added."""
-        there, then = Counter(before), Counter(after)
-        spaces = abs(there.pop(" ", 0) - then.pop(" ", 0))
-        letters = ((there - then) + (then - there)).total()
-        return letters or int(before.replace(" ", "") != after.replace(" ", "")), spaces
-
-    changes = [changed(plain(prompt), plain(text)) for prompt, text in differing]
-    characters = sum(len(plain(prompt)) for prompt in prompts)
-    letters, spaces = (sum(counts) / max(1, characters) for counts in zip(*changes, strict=True))
+    unknown = str(model.tokenizer.unk_token or "")
+    changes = [_changed(_plain(prompt, unknown), _plain(text, unknown)) for prompt, text in differing]
+    characters = max(1, sum(len(_plain(prompt, unknown)) for prompt in prompts))
+    letters = sum(change[0] for change in changes) / characters
+    spaces = sum(change[1] for change in changes) / characters
     prompt, text = differing[0]
-    at = next((i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), min(len(prompt), len(text)))
-    around = slice(max(0, at - 8), at + 12)
+    first = _first_difference(prompt, text)
+    around = slice(max(0, first - 8), first + 12)
     message = (
         f"{len(differing)} of {len(prompts)} prompts differ after encoding and decoding, first at {prompt[around]!r}, "
         f"which became {text[around]!r} ({letters:.1%} of the characters, {spaces:.1%} in spaces)"
@@ -185,10 +193,38 @@ def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str])
     return Finding(name, Check.WARNING, message, "the model reads or writes these characters otherwise")
 
 
+def _plain(text: str, unknown: str) -> str:
+    """Return a text without the differences that models tolerate: forms of characters, case, kinds of space."""
+    if unknown:
+        text = text.replace(unknown, "")
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _changed(before: str, after: str) -> tuple[int, int]:
+    """Return the numbers of characters that were lost, added or moved, and of spaces that were lost or added."""
+    old = Counter(before)
+    new = Counter(after)
+    spaces = abs(old.pop(" ", 0) - new.pop(" ", 0))
+    letters = ((old - new) + (new - old)).total()
+    if not letters:
+        # The same characters in another order count as one change.
+        letters = int(before.replace(" ", "") != after.replace(" ", ""))
+    return letters, spaces
+
+
+def _first_difference(text: str, other: str) -> int:
+    """Return the index of the first character in which two texts differ, or the length of the shorter one."""
+    differing = (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+    return next(differing, min(len(text), len(other)))
+
+
 def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
     name = "marker letters"
-    counts = {mark: sum(text.count(mark) for text in back) - sum(p.count(mark) for p in prompts) for mark in _MARKS}
-    left = {mark: count for mark, count in counts.items() if count > 0}
+    left = {}
+    for mark in _MARKS:
+        count = sum(text.count(mark) for text in back) - sum(prompt.count(mark) for prompt in prompts)
+        if count > 0:
+            left[mark] = count
     if not left:
         return Finding(name, Check.OK, "decoded text holds no marker letters of the vocabulary")
     message = f"decoded text holds {sum(left.values()):,} marker letters ({' '.join(left)})"

@@ -53,7 +53,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, packed: Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features = packed.inputs, packed.outputs
+        self.in_features = packed.inputs
+        self.out_features = packed.outputs
         self.packed = packed
 
     @property
@@ -92,7 +93,9 @@ class PackedNorm(nn.Module):
 
     def __init__(self, native: Native, norm: Any) -> None:
         super().__init__()
-        self.native, self.norm, self.eps = native, norm, norm.variance_epsilon
+        self.native = native
+        self.norm = norm
+        self.eps = norm.variance_epsilon
 
     @property
     def weight(self) -> Any:
@@ -111,7 +114,8 @@ class PackedGate(nn.Module):
 
     def __init__(self, native: Native, layer: Any) -> None:
         super().__init__()
-        self.native, self.layer = native, layer
+        self.native = native
+        self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype is not torch.float32:
@@ -142,13 +146,18 @@ class FusedLayer:
     """
 
     def __init__(self, native: Native, layer: Any) -> None:
-        self.native, self.attention, gate = native, layer.self_attn, layer.mlp.layer
+        self.native = native
+        self.attention = layer.self_attn
+        gate = layer.mlp.layer
         # Looked up once: the children of a module take as long to find as a small layer to compute.
         self.norms = [(norm.weight, norm.eps) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-        self.inputs, self.output = self.attention.q_proj.packed.whole, self.attention.o_proj.packed
-        self.inner, self.down = gate.gate_proj.packed.whole, gate.down_proj.packed
-        self.size, self.scaling = self.attention.head_dim, self.attention.scaling
-        projections = self.attention.q_proj, self.attention.k_proj, self.attention.v_proj
+        self.inputs = self.attention.q_proj.packed.whole
+        self.output = self.attention.o_proj.packed
+        self.inner = gate.gate_proj.packed.whole
+        self.down = gate.down_proj.packed
+        self.size = self.attention.head_dim
+        self.scaling = self.attention.scaling
+        projections = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
         self.heads = [projection.out_features // self.size for projection in projections]
         window = getattr(self.attention.config, "sliding_window", None)
         self.window: int | None = getattr(self.attention, "sliding_window", window)
@@ -174,8 +183,11 @@ class FusedDecoder:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         self.unfused: Any = WeakMethod(decoder.forward)
-        self.layers, self.output = layers, BaseModelOutputWithPast
-        self.embedding, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
+        self.layers = layers
+        self.output = BaseModelOutputWithPast
+        self.embedding = decoder.embed_tokens
+        self.rotary = decoder.rotary_emb
+        self.norm = decoder.norm
         self.config = decoder.config
 
     def __call__(self, input_ids: Tensor | None = None, **others: Any) -> Any:
@@ -197,17 +209,22 @@ class PackedExperts(nn.Module):
 
     def __init__(self, native: Native, layer: Any) -> None:
         super().__init__()
-        self.layer, self.names = layer, ("gate_up_proj" if layer.has_gate else "up_proj", "down_proj")
-        self.first, self.second = (
-            [PackedLinear(native.linear(*own)) for own in self._own(name)] for name in self.names
-        )
+        self.layer = layer
+        self.names = ("gate_up_proj" if layer.has_gate else "up_proj", "down_proj")
+        self.first, self.second = (self._packed(native, name) for name in self.names)
         for name in self.names:
             getattr(layer, name).data = torch.empty(0)
 
-    def _own(self, name: str) -> list[tuple[Tensor, Tensor | None]]:
+    def _packed(self, native: Native, name: str) -> list[PackedLinear]:
+        """Return the packed linear layer of each expert in the table `name`."""
         weights = getattr(self.layer, name)
-        biases = getattr(self.layer, f"{name}_bias") if self.layer.has_bias else [None] * len(weights)
-        return list(zip(weights.transpose(1, 2) if self.layer.is_transposed else weights, biases, strict=True))
+        biases: Sequence[Tensor | None] = [None for _ in weights]
+        if self.layer.has_bias:
+            biases = getattr(self.layer, f"{name}_bias")
+        if self.layer.is_transposed:
+            weights = weights.transpose(1, 2)
+        pairs = zip(weights, biases, strict=True)
+        return [PackedLinear(native.linear(weight, bias)) for weight, bias in pairs]
 
     def unpack(self) -> None:
         for name, experts in zip(self.names, (self.first, self.second), strict=True):
@@ -216,11 +233,13 @@ class PackedExperts(nn.Module):
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Pass x [tokens, hidden size] through the experts `chosen` [tokens, experts of each], summed in that order."""
-        layer, flat, number = self.layer, chosen.flatten(), chosen.shape[1]
+        layer = self.layer
+        flat = chosen.flatten()
+        experts_per_token = chosen.shape[1]
         out = x.new_zeros(len(flat), x.shape[1])
         for expert in flat[flat < len(self.first)].unique().tolist():  # type: ignore[no-untyped-call]
             places = (flat == expert).nonzero()[:, 0]
-            inner = self.first[expert](x[places // number])
+            inner = self.first[expert](x[places // experts_per_token])
             out[places] = self.second[expert](layer._apply_gate(inner) if layer.has_gate else layer.act_fn(inner))
         if layer.has_post_expert_norm:
             out = layer.post_expert_norm(out)
@@ -242,7 +261,8 @@ class RowExact(TorchFunctionMode):
             return self.inexact(*args, **kwargs)
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
         if function is F.linear and len(args) > 1 and id(args[1]) in self.tables:
             bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
             return self.tables[id(args[1])](args[0]) + (0 if bias is None else bias)
@@ -258,7 +278,8 @@ def pack(model: PreTrainedModel) -> ExitStack:
     `with pack(model): ...`. A step that changes the numbers of a few tokens is undone. A model with hooks is not run:
     only its linear layers are packed. Hooks registered later inside a fused decoder see no call of the engine's.
     """
-    native, undo = load(), ExitStack()
+    native = load()
+    undo = ExitStack()
     if native is None or model.device.type != "cpu" or model.dtype is not torch.float32:
         return undo
     if any(isinstance(module, PackedLinear) for module in model.modules()):
@@ -268,10 +289,11 @@ def pack(model: PreTrainedModel) -> ExitStack:
         return undo
     before = _numbers(model)
     for step in (_pack_linear, _pack_experts, _pack_forms, _fuse):
-        with ExitStack() as own:
-            step(native, model, own)
+        # Leaving the block undoes the step, unless its callbacks were moved to `undo`.
+        with ExitStack() as undo_step:
+            step(native, model, undo_step)
             if before and _close(_numbers(model), before):
-                undo.push(own.pop_all())
+                undo.push(undo_step.pop_all())
     return undo
 
 
@@ -291,7 +313,8 @@ def _numbers(model: PreTrainedModel) -> list[Tensor]:
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return seen.transpose(1, 2), None
 
-    tokens, positions = torch.arange(3)[None], torch.tensor([[0, 2, 5]])
+    tokens = torch.arange(3)[None]
+    positions = torch.tensor([[0, 2, 5]])
     try:
         with own_attention(model), attention_function(probe):
             return [*numbers, model(input_ids=tokens, position_ids=positions, use_cache=False).logits]
@@ -305,30 +328,48 @@ def _close(numbers: list[Tensor], others: list[Tensor]) -> bool:
 
 
 def _pack_linear(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
-    places: dict[nn.Module, list[tuple[str, Any]]] = {
-        parent: [(name, child) for name, child in parent.named_children() if _weighted(child)]
-        for parent in model.modules()
-    }
-    every = [(parent, name, child) for parent, children in places.items() for name, child in children]
-    users = Counter(id(child.weight) for _, _, child in every)
-    tied = {id(child.weight): (parent, name) for parent, name, child in every if type(child) is nn.Embedding}
-    for parent, children in places.items():
+    """Replace the linear layers by packed ones, and drop weights that no other layer shares."""
+    children = {parent: _weighted_children(parent) for parent in model.modules()}
+    users: Counter[int] = Counter()
+    embeddings: dict[int, tuple[nn.Module, str]] = {}
+    for parent, layers in children.items():
+        for name, child in layers:
+            users[id(child.weight)] += 1
+            if type(child) is nn.Embedding:
+                embeddings[id(child.weight)] = (parent, name)
+    for parent, layers in children.items():
         joined = _join(native, parent)
-        for name, child in children:
-            if not _plain(child):
-                continue
-            packed = PackedLinear(joined.get(id(child)) or native.linear(child.weight, child.bias))
-            _replace(parent, name, packed, undo)
-            embedding = tied.get(id(child.weight))
-            if embedding is not None:
-                _replace(*embedding, PackedEmbedding(packed), undo)
-            if users[id(child.weight)] == 1 + (embedding is not None):
-                undo.callback(_unpack, child, packed)
-                child.weight.data = child.weight.data.new_empty(0)
-            # Layers with shared weights share the packed ones; the names that transformers would tie are gone.
-            if "tie_weights" not in vars(model):
-                model.tie_weights = lambda *_, **__: None
-                undo.callback(vars(model).pop, "tie_weights")
+        for name, child in layers:
+            if _plain(child):
+                packed = PackedLinear(joined.get(id(child)) or native.linear(child.weight, child.bias))
+                _replace(parent, name, packed, undo)
+                _drop_weight(child, packed, users[id(child.weight)], embeddings.get(id(child.weight)), undo)
+                _keep_untied(model, undo)
+
+
+def _weighted_children(parent: nn.Module) -> list[tuple[str, Any]]:
+    """Return the children with a weight of torch's own type, by name."""
+    return [(name, child) for name, child in parent.named_children() if _weighted(child)]
+
+
+def _drop_weight(
+    layer: Any, packed: PackedLinear, users: int, embedding: tuple[nn.Module, str] | None, undo: ExitStack
+) -> None:
+    """Let the embedding that shares a layer's weight read the packed one; drop the weight if nothing else uses it."""
+    replaced = 1
+    if embedding is not None:
+        _replace(*embedding, PackedEmbedding(packed), undo)
+        replaced = 2
+    if users == replaced:
+        undo.callback(_unpack, layer, packed)
+        layer.weight.data = layer.weight.data.new_empty(0)
+
+
+def _keep_untied(model: PreTrainedModel, undo: ExitStack) -> None:
+    """Let transformers tie no weights: packed layers share theirs, and the names that it would tie are gone."""
+    if "tie_weights" not in vars(model):
+        model.tie_weights = lambda *_, **__: None
+        undo.callback(vars(model).pop, "tie_weights")
 
 
 def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
@@ -350,11 +391,9 @@ def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
     parts: dict[int, Linear] = {}
     for names in JOINED:
         layers: list[Any] = [getattr(parent, name, None) for name in names]
-        if not all(_plain(layer) and layer.out_features % LANES == 0 for layer in layers):
+        if not _joinable(layers):
             continue
         biases = [layer.bias for layer in layers]
-        if len({bias is None for bias in biases}) > 1:
-            continue
         bias = None if biases[0] is None else torch.cat(biases)
         table = native.linear(torch.cat([layer.weight for layer in layers]), bias)
         first = 0
@@ -362,6 +401,13 @@ def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
             parts[id(layer)] = table.part(first, layer.out_features)
             first += layer.out_features
     return parts
+
+
+def _joinable(layers: Sequence[Any]) -> bool:
+    """Return True if linear layers fit side by side in one table: whole lanes, and all with a bias or none."""
+    if not all(_plain(layer) and layer.out_features % LANES == 0 for layer in layers):
+        return False
+    return len({layer.bias is None for layer in layers}) == 1
 
 
 def _replace(parent: nn.Module, name: str, by: nn.Module, undo: ExitStack) -> None:
@@ -383,7 +429,7 @@ def _pack_experts(native: Native, model: nn.Module, undo: ExitStack) -> None:
 def _pack_forms(native: Native, model: nn.Module, undo: ExitStack) -> None:
     from transformers.activations import ACT2CLS, ACT2FN
 
-    silu = nn.SiLU, type(ACT2FN["silu"])
+    silu = (nn.SiLU, type(ACT2FN["silu"]))
     curves = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
     for parent in list(model.modules()):
         for name, child in parent.named_children():
@@ -405,8 +451,9 @@ def _computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
 def _code(layer: type[nn.Module]) -> Any:
     # transformers wraps the layers that checkpoint gradients, all in the same code.
     forward: Any = unwrap(layer.forward)
-    code, doc = getattr(forward, "__code__", None), forward.__doc__
-    return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != doc])
+    code = getattr(forward, "__code__", None)
+    # The docstring is a constant of the code, too.
+    return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != forward.__doc__])
 
 
 def _fuse(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
@@ -421,11 +468,12 @@ def _fusable(layer: Any) -> bool:
     """Return True if a layer has Llama's form, and all its parts are packed."""
     if not (_computes_as(layer, LAYERS) and _computes_as(layer.self_attn, ATTENTIONS)):
         return False
-    attention, mlp = layer.self_attn, layer.mlp
-    forms = [type(part) for part in (mlp, layer.input_layernorm, layer.post_attention_layernorm)]
-    if forms != [PackedGate, PackedNorm, PackedNorm]:
+    attention = layer.self_attn
+    if type(layer.mlp) is not PackedGate:
         return False
-    parents = (attention, JOINED[0]), (mlp.layer, JOINED[1])
-    joined = [getattr(parent, name) for parent, names in parents for name in names]
-    linear = *joined, attention.o_proj, mlp.layer.down_proj
-    return all(type(part) is PackedLinear for part in linear) and all(part.packed.whole for part in joined)
+    if type(layer.input_layernorm) is not PackedNorm or type(layer.post_attention_layernorm) is not PackedNorm:
+        return False
+    gated = layer.mlp.layer
+    joined = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]
+    linear = [*joined, attention.o_proj, gated.down_proj]
+    return all(type(each) is PackedLinear for each in linear) and all(each.packed.whole for each in joined)

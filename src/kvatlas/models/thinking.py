@@ -7,7 +7,7 @@ merge with their neighbours (`</`, `think`, `>` and then a line break): there th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,9 +42,10 @@ class Thinking:
         if newest_token not in self._completes:
             # Twice, because some decoders drop the space before the first token of a text. A token that is a part of a
             # character cannot be read alone.
-            last, text = self.close[-1], self._text([newest_token, newest_token])
-            part = not last.isascii() and "\N{REPLACEMENT CHARACTER}" in text
-            self._completes[newest_token] = last in text or part
+            last = self.close[-1]
+            text = self._text([newest_token, newest_token])
+            may_end_character = not last.isascii() and "\N{REPLACEMENT CHARACTER}" in text
+            self._completes[newest_token] = last in text or may_end_character
         if not self._completes[newest_token]:
             return None
         # One token more than can be needed: some decoders drop the space before the first.
@@ -71,11 +72,20 @@ class Thinking:
 
 def thinking(tokenizer: PreTrainedTokenizerBase, close: str | None) -> Thinking:
     """Return the tags of a model: `close` if given, else those of tokenizer or template, else none."""
-    template, added = str(tokenizer.chat_template or ""), tokenizer.added_tokens_encoder
+    added = tokenizer.added_tokens_encoder
     if close is not None:
-        tags = next((tag for tag, closing in PUBLISHED if closing == close.strip()), ""), close
+        opening = next((tag for tag, closing in PUBLISHED if closing == close.strip()), "")
     else:
-        single = (pair for pair in PUBLISHED if pair[1] in added)
-        written = (pair for pair in PUBLISHED if pair[0] in template or pair[1] in template)
-        tags = next(single, None) or next(written, ("", ""))
-    return Thinking(tokenizer, *tags, added.get(tags[1]) if tags[1] else None)
+        opening, close = _published_tags(str(tokenizer.chat_template or ""), added)
+    return Thinking(tokenizer, opening, close, added.get(close) if close else None)
+
+
+def _published_tags(template: str, added: Mapping[str, int]) -> tuple[str, str]:
+    """Return the first published tags that end in an added token, else the first in the template, else empty ones."""
+    for opening, closing in PUBLISHED:
+        if closing in added:
+            return opening, closing
+    for opening, closing in PUBLISHED:
+        if opening in template or closing in template:
+            return opening, closing
+    return "", ""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.machine import free_memory
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-#: Bytes to read at a time, and the longest header of a safetensors file.
-_CHUNK, _HEADER = 2**20, 100_000_000
+#: Bytes to read at a time.
+_CHUNK = 2**20
+#: The longest header of a safetensors file, in bytes.
+_HEADER = 100_000_000
 #: The files of an adapter, and its chat template, which replaces the model's own.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TEMPLATE = "chat_template.jinja"
@@ -159,14 +161,19 @@ def tensors_digest(files: Iterable[Path]) -> str:
                 for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
                     begin, end = entry["data_offsets"]
                     file.seek(8 + length + begin)
-                    total, left = hashlib.sha256(), end - begin
-                    while left > 0 and (chunk := file.read(min(left, _CHUNK))):
-                        total.update(chunk)
-                        left -= len(chunk)
-                    tensors[name] = [entry["dtype"], entry["shape"], total.hexdigest()]
+                    tensors[name] = [entry["dtype"], entry["shape"], _hash_bytes(file, end - begin)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise KvatlasError(f"The weight file {str(path)!r} is no safetensors file ({reason(error)}).") from error
     return digest(tensors)
+
+
+def _hash_bytes(file: BinaryIO, count: int) -> str:
+    """Return the SHA-256 of the next `count` bytes of a file, or of fewer at its end."""
+    total = hashlib.sha256()
+    while count > 0 and (chunk := file.read(min(count, _CHUNK))):
+        total.update(chunk)
+        count -= len(chunk)
+    return total.hexdigest()
 
 
 def combined(sums: Mapping[str, str]) -> str:
@@ -212,7 +219,8 @@ class Adapter:
             raise KvatlasError(f"The adapter {self.address!r} lacks {missing[0]}; expected a folder of a LoRA adapter.")
         try:
             config: dict[str, Any] = dict(json.loads((self.folder / ADAPTER_FILES[0]).read_text("utf-8")).items())
-            rank, alpha = int(config["r"]), float(config["lora_alpha"])
+            rank = int(config["r"])
+            alpha = float(config["lora_alpha"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise KvatlasError(f"The adapter {self.address!r} has no readable {ADAPTER_FILES[0]} ({error}).") from error
         self._check_formula(config)
@@ -239,7 +247,8 @@ class Adapter:
         """Add it to the weights of the model `name`. Raises KvatlasError if it belongs to another model."""
         if not self.address:
             return
-        (rank, factor), weights = self._terms(), model.state_dict()
+        rank, factor = self._terms()
+        weights = model.state_dict()
         for layer, a, b in self._pairs():
             weight = weights.get(f"{layer}.weight")
             if weight is None or tuple(b.shape) != (weight.shape[0], rank) or tuple(a.shape) != (rank, weight.shape[1]):

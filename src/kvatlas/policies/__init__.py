@@ -10,24 +10,18 @@ from typing import Any, cast
 
 from kvatlas.core import KvatlasError, Setting, refusal
 from kvatlas.policies import from_file
-from kvatlas.policies.base import (
-    CacheView,
-    CompressingPolicy,
-    Policy,
-    ReferenceTrace,
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Policy, ReferenceTrace, Signal, Step, parameters
+from kvatlas.policies.guard import AUTHORED
+from kvatlas.policies.parameter_types import (
     Scope,
-    Signal,
-    Step,
+    budget_in_tokens,
     choice_param,
     float_param,
+    floor_ratio,
     int_param,
-    parameters,
     scope_param,
-    select_tokens,
-    share,
-    tokens_of,
 )
-from kvatlas.policies.guard import AUTHORED
+from kvatlas.policies.selection import select_tokens
 from kvatlas.registry import Registry
 
 
@@ -149,50 +143,57 @@ def register(policy: type[Policy]) -> type[Policy]:
     return policy
 
 
-#: Names, modules and classes.
-_OURS = """
-full base Full; window window Window; random random Random; dynts dynts DynTS; dynts-random dynts DynTSRandom;
-dynts-bottom dynts DynTSBottom; dynts-noprompt dynts DynTSNoPrompt; streaming streaming Streaming;
-sepllm sepllm SepLLM; h2o h2o H2O; snapkv snapkv SnapKV; rkv rkv RKV; tova tova TOVA; keydiff keydiff KeyDiff;
-lazyeviction lazyeviction LazyEviction; vase vase VaSE; triattention triattention TriAttention; oracle oracle Oracle
-"""
-policies = Policies(
-    "policy",
-    "kvatlas.policies",
-    {
-        name: f"kvatlas.policies.{module}:{kind}"
-        for name, module, kind in (entry.split() for entry in _OURS.strip().split(";"))
-    },
-    _fault,
-)
+#: The addresses of our policies, MODULE:CLASS, by name; a class is imported when it is used.
+_OURS = {
+    "full": "kvatlas.policies.contract:Full",
+    "window": "kvatlas.policies.window:Window",
+    "random": "kvatlas.policies.random:Random",
+    "dynts": "kvatlas.policies.dynts:DynTS",
+    "dynts-random": "kvatlas.policies.dynts:DynTSRandom",
+    "dynts-bottom": "kvatlas.policies.dynts:DynTSBottom",
+    "dynts-noprompt": "kvatlas.policies.dynts:DynTSNoPrompt",
+    "streaming": "kvatlas.policies.streaming:Streaming",
+    "sepllm": "kvatlas.policies.sepllm:SepLLM",
+    "h2o": "kvatlas.policies.h2o:H2O",
+    "snapkv": "kvatlas.policies.snapkv:SnapKV",
+    "rkv": "kvatlas.policies.rkv:RKV",
+    "tova": "kvatlas.policies.tova:TOVA",
+    "keydiff": "kvatlas.policies.keydiff:KeyDiff",
+    "lazyeviction": "kvatlas.policies.lazyeviction:LazyEviction",
+    "vase": "kvatlas.policies.vase:VaSE",
+    "triattention": "kvatlas.policies.triattention:TriAttention",
+    "oracle": "kvatlas.policies.oracle:Oracle",
+}
+policies = Policies("policy", "kvatlas.policies", _OURS, _fault)
 
 
-def of(setting: Setting) -> Policy:
+def from_setting(setting: Setting) -> Policy:
     """Return the policy of a setting. Raises KvatlasError for wrong parameters, and other values than a preset's."""
     kind = policies.get(setting.policy)
     preset = PRESETS.get(setting.policy)
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
-            return kind.of(setting, setting.policy if file_of(setting.policy) is not None else "")
+            return kind.from_setting(setting, setting.policy if file_of(setting.policy) is not None else "")
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
             raise KvatlasError(
                 f"The preset {setting.policy!r} fixes {name} = {preset.values[name]}, {value!r} was asked for; leave "
                 f"it out, or take the policy {preset.policy!r}."
             )
-    return kind.of(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
+    return kind.from_setting(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
 
 
 def of_engine(setting: Setting) -> Policy:
     """Return the policy of a run's setting for another engine, which has none of a file: such a file is not run."""
     if file_of(setting.policy) is not None:
         raise KvatlasError(f"No other engine has the policy {setting.policy!r}, which is code of a file.")
-    return of(setting)
+    return from_setting(setting)
 
 
 def about(name: str) -> dict[str, Any]:
     """Return a policy or a preset as plain data; `published` are the values of parameters in its paper."""
-    policy, preset = policies.get(name), PRESETS.get(name)
+    policy = policies.get(name)
+    preset = PRESETS.get(name)
     values = {item.name: "required" if item.default is MISSING else item.default for item in parameters(policy)}
     row = {
         "name": name,
@@ -218,16 +219,27 @@ def about(name: str) -> dict[str, Any]:
     return row
 
 
-__all__ = ["PRESETS", "CacheView", "CompressingPolicy", "Policy", "ReferenceTrace", "Scope", "Signal", "Step", "about"]
-__all__ += [
+__all__ = [
+    "PRESETS",
+    "CacheView",
+    "CompressingPolicy",
+    "Policy",
+    "ReferenceTrace",
+    "Scope",
+    "Signal",
+    "Step",
+    "about",
+    "budget_in_tokens",
     "choice_param",
+    "file_of",
     "float_param",
+    "floor_ratio",
+    "from_setting",
     "int_param",
-    "of",
     "of_engine",
     "parameters",
     "policies",
+    "register",
     "scope_param",
     "select_tokens",
 ]
-__all__ += ["file_of", "register", "share", "tokens_of"]

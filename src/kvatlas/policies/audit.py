@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
-from kvatlas.policies import file_of, of
-from kvatlas.policies.base import UNNAMED, CompressingPolicy, Policy, allotted
+from kvatlas.policies import file_of, from_setting
+from kvatlas.policies.contract import CompressingPolicy, Policy, allotted
+from kvatlas.policies.parameter_types import UNNAMED
 
 #: The most cells that a sentence names.
 _NAMED = 6
@@ -59,7 +60,7 @@ def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | Non
     if "kv_budget" not in setting.values or file_of(setting.policy) is not None:
         return None
     try:
-        return audit(of(setting), prompts)
+        return audit(from_setting(setting), prompts)
     except KvatlasError:
         return None
 
@@ -73,21 +74,35 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
         return None
     blocked.sort(key=lambda cell: -cell.audit.no_choice)
     names = differing(dict(cell.rule) for cell in cells) or ["kv_budget", "local_window", "ratio"]
-    several = len({cell.model for cell in cells}) > 1
-    listed = "; ".join(
-        ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
-        + f" on {cell.benchmark}{f' with {cell.model}' if several else ''} ({100 * cell.audit.no_choice:.0f} %)"
-        for cell in blocked[:_NAMED]
-    )
+    with_model = len({cell.model for cell in cells}) > 1
+    listed = "; ".join(_cell_text(cell, names, with_model) for cell in blocked[:_NAMED])
     more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
-    older = any("ratio_over" in dict(cell.rule) and "strict_budget" not in dict(cell.rule) for cell in blocked)
-    over = ", or ratio_over thinking" if older else ""
-    least, most = (f"{100 * cell.audit.no_choice:.0f}" for cell in (blocked[-1], blocked[0]))
+    over = ", or ratio_over thinking" if any(map(_counts_prompt, blocked)) else ""
+    least = _percent(blocked[-1])
+    most = _percent(blocked[0])
+    range_text = most if least == most else f"{least} to {most}"
     return (
-        f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in "
-        f"{most if least == most else f'{least} to {most}'} % of problems, so choose another kv_budget, local_window "
-        f"or ratio{over} for them: {listed}{more}."
+        f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in {range_text} % of problems, so "
+        f"choose another kv_budget, local_window or ratio{over} for them: {listed}{more}."
     )
+
+
+def _cell_text(cell: AuditedCell, names: Sequence[str], with_model: bool) -> str:
+    """Return a cell's values of the named parameters, its benchmark, its model if asked, and its percentage."""
+    rule = ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
+    model = f" with {cell.model}" if with_model else ""
+    return f"{rule} on {cell.benchmark}{model} ({_percent(cell)} %)"
+
+
+def _percent(cell: AuditedCell) -> str:
+    """Return the percentage of problems on which a cell leaves no choice."""
+    return f"{100 * cell.audit.no_choice:.0f}"
+
+
+def _counts_prompt(cell: AuditedCell) -> bool:
+    """Return True if the cell's ratio counts the prompt, and another `ratio_over` is possible."""
+    rule = dict(cell.rule)
+    return "ratio_over" in rule and "strict_budget" not in rule
 
 
 def check_choice(cells: Sequence[AuditedCell]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.native import load
-from kvatlas.policies.base import CacheView, CompressingPolicy, Signal, Step
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal, Step
 from kvatlas.policies.model_files import FilePolicy, by_content
 
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ class DynTS(FilePolicy):
     }
     observes = frozenset({Signal.HIDDEN})
     columns = ("importance",)
-    file_parameter, file_name, file_key, file_about = "predictor", HEAD_FILE, "head", "a trained predictor"
+    file_parameter = "predictor"
+    file_name = HEAD_FILE
+    file_key = "head"
+    file_about = "a trained predictor"
 
     @cached_property
     def observer(self) -> tuple[Any, ...]:
@@ -156,8 +159,9 @@ class Layout(StrEnum):
     @property
     def tensors(self) -> tuple[str, ...]:
         """The names of its weights, without the authors' prefix."""
-        parts = ("weight", "bias") if self is Layout.OURS else ("weight",)
-        return tuple(f"{layer}.{part}" for layer in (0, 2, 4) for part in parts)
+        if self is Layout.AUTHORS:
+            return ("0.weight", "2.weight", "4.weight")
+        return ("0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias")
 
 
 #: The prefix of the head's tensors in the authors' checkpoints.
@@ -189,25 +193,31 @@ def load_head(file: str, device: str = "cpu") -> dict[str, Tensor]:
     """
     from safetensors import safe_open
 
+    head: dict[str, Tensor] = {}
     try:
         with safe_open(file, framework="pt", device=device) as content:
             names = list(content.keys())
             prefix = AUTHORS_PREFIX if any(name.startswith(AUTHORS_PREFIX) for name in names) else ""
             shapes = {name: content.get_slice(name).get_shape() for name in names if name.startswith(prefix)}
             layout = layout_of({name.removeprefix(prefix): shape for name, shape in shapes.items()})
-            head = {name: content.get_tensor(prefix + name).float() for name in layout.tensors} if layout else {}
+            if layout is not None:
+                head = {name: content.get_tensor(prefix + name).float() for name in layout.tensors}
     except Exception as error:
         raise KvatlasError(f"The predictor {file!r} cannot be read as a DynTS head ({error}).") from error
     if not head:
-        listed = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
-        more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
         raise KvatlasError(
-            f"The predictor {file!r} is no DynTS head: it holds {', '.join(listed[:8]) or 'nothing'}{more}; expected "
-            f"{_EXPECTED}."
+            f"The predictor {file!r} is no DynTS head: it holds {_listed(shapes)}; expected {_EXPECTED}."
         )
     if not all(weights.isfinite().all() for weights in head.values()):
         raise KvatlasError(f"The predictor {file!r} holds weights that are not finite numbers.")
     return head
+
+
+def _listed(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return the first names and shapes of tensors for an error sentence."""
+    listed = [f"{name} {tuple(shape)}" for name, shape in shapes.items()]
+    more = f" and {len(listed) - 8} more" if len(listed) > 8 else ""
+    return f"{', '.join(listed[:8]) or 'nothing'}{more}"
 
 
 Layers = tuple[Callable[["Tensor"], "Tensor"], ...]

@@ -41,8 +41,8 @@ def code_of(file: str) -> dict[str, Any]:
             raise KvatlasError(f"The file {str(path)!r} of a policy was changed after it was loaded; start again.")
     folder = Path(file).parent
     modules = {path.relative_to(folder).as_posix(): content for path, content in digests.items()}
-    own = modules.pop(Path(file).name)
-    return {"code": own, **({"modules": modules} if modules else {})}
+    code = {"code": modules.pop(Path(file).name)}
+    return {**code, "modules": modules} if modules else code
 
 
 def _digest(path: Path) -> str:

@@ -10,7 +10,7 @@ from kvatlas.core import KvatlasError, canonical, described
 from kvatlas.machine import out_of_memory
 
 #: The methods that the author of a policy may write.
-AUTHORED = ("on", "check", "check_prompt", "identity", "observe", "filled", "score")
+AUTHORED = ("bind", "check", "check_prompt", "identity", "observe", "filled", "score")
 
 
 def guard_methods(policy: type) -> None:
@@ -24,7 +24,7 @@ def guard_methods(policy: type) -> None:
 def _checked(policy: Any, name: str, result: Any) -> Any:
     """Return the result of a method; KvatlasError if nothing can be done with it."""
     expected = ""
-    if name == "on" and not isinstance(result, type(policy)):
+    if name == "bind" and not isinstance(result, type(policy)):
         expected = f"an object of {type(policy).__name__}"
     if name == "identity" and not (isinstance(result, dict) and _is_plain(result)):
         expected = "a dictionary of numbers and texts"

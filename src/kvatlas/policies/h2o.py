@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, Step, scope_param
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal, Step
+from kvatlas.policies.parameter_types import Scope, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, Step, float_param, scope_param
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal, Step
+from kvatlas.policies.parameter_types import Scope, float_param, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +53,7 @@ class LazyEviction(CompressingPolicy):
         step.write("last", last.where(~attended, now))
 
     def score(self, cached: CacheView) -> Tensor:
-        last, interval = cached.columns["last"].double(), cached.columns["interval"].double()
+        last = cached.columns["last"].double()
+        interval = cached.columns["interval"].double()
         waited = (cached.length - 1 - last) / (interval + 1e-5)
         return 2 * (-1 - waited).sigmoid() + (interval > 0) * 2 * (1 - interval).sigmoid()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kvatlas.core import KvatlasError, reason
 from kvatlas.models.weights import sha256
-from kvatlas.policies.base import CompressingPolicy
+from kvatlas.policies.contract import CompressingPolicy
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -99,4 +99,4 @@ def by_content(load: Callable[[str, str], T]) -> Callable[..., T]:
 
 def beside(model: ModelHandle, name: str) -> Path:
     """Return the path of a file of a model's weights: beside its adapter, else in its folder."""
-    return (model.adapter.folder if model.options.adapter else model.folder) / name
+    return (model.files.adapter.folder if model.options.adapter else model.folder) / name

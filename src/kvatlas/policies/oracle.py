@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import CacheView, CompressingPolicy, Signal
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,6 @@ class Oracle(CompressingPolicy):
             length = min(cached.length, len(cached.reference.tokens))
             theirs = torch.tensor(cached.reference.tokens[:length], device=tokens.device)
             shared = int((tokens[:length] == theirs).long().cumprod(0).sum())
-            known = min(shared, len(cached.reference.attention))
-            scores[:known] += cached.reference.attention[:known].to(scores)
+            scored = min(shared, len(cached.reference.attention))
+            scores[:scored] += cached.reference.attention[:scored].to(scores)
         return scores[cached.positions]

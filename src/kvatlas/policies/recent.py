@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.policies.base import CacheView
+    from kvatlas.policies.contract import CacheView
 
 
 def logits(cached: CacheView, layer: int) -> Tensor:
@@ -15,7 +15,8 @@ def logits(cached: CacheView, layer: int) -> Tensor:
     in the layer; -inf for unseen tokens."""
     import torch
 
-    query, key = cached.query(layer), cached.key(layer)
+    query = cached.query(layer)
+    key = cached.key(layer)
     count, size = query.shape[1:]
     grouped = query.view(key.shape[0], -1, count, size)
     products: Tensor = grouped @ key.unsqueeze(1).transpose(-1, -2) * cached.scaling(layer)
@@ -32,11 +33,13 @@ def attention(cached: CacheView, layer: int) -> Tensor:
     beside the layer's sinks if it has any."""
     import torch
 
-    scores, sinks = logits(cached, layer), cached.sinks(layer)
+    scores = logits(cached, layer)
+    sinks = cached.sinks(layer)
     if sinks is None:
         return scores.softmax(-1)
-    beside = sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
-    return torch.cat([scores, beside], -1).softmax(-1)[..., :-1]
+    # The sink of a head takes a share of the softmax like one more token.
+    sink_column = sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sink_column], -1).softmax(-1)[..., :-1]
 
 
 def positions(cached: CacheView, layer: int) -> Tensor:

@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import (
-    CacheView,
-    CompressingPolicy,
-    Scope,
-    Signal,
-    choice_param,
-    float_param,
-    int_param,
-    scope_param,
-)
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
+from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled
 
 if TYPE_CHECKING:
@@ -95,13 +87,13 @@ def redundancy(key: Tensor, threshold: float, spare_first: bool = False) -> Tens
     exact = unit.double()
     total = exact @ exact.sum(1).unsqueeze(-1) - exact.square().sum(-1, keepdim=True)
     total = total.squeeze(-1)
-    own = torch.arange(key.shape[1], device=key.device)
+    slots = torch.arange(key.shape[1], device=key.device)
     for head in range(key.shape[0]):
         newest = newest_similar(unit[head], threshold)
         if spare_first:
             newest = newest.clamp(min=0)
         # A key's similarity to itself is not in the sum.
-        spared = ((newest >= 0) & (newest != own)).nonzero().squeeze(1)
+        spared = ((newest >= 0) & (newest != slots)).nonzero().squeeze(1)
         similarity = (exact[head, spared] * exact[head, newest[spared]]).sum(-1)
         total[head].index_add_(0, newest[spared], -similarity)
     return (total / key.shape[1]).softmax(-1).to(key.dtype)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import CacheView, CompressingPolicy, choice_param, int_param
+from kvatlas.policies.contract import CacheView, CompressingPolicy
+from kvatlas.policies.parameter_types import choice_param, int_param
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, choice_param, int_param, scope_param
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
+from kvatlas.policies.parameter_types import Scope, choice_param, int_param, scope_param
 from kvatlas.policies.recent import attention, observing, pooled
 
 if TYPE_CHECKING:

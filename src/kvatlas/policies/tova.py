@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import CacheView, CompressingPolicy, Scope, Signal, scope_param
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
+from kvatlas.policies.parameter_types import Scope, scope_param
 from kvatlas.policies.recent import attention
 
 if TYPE_CHECKING:

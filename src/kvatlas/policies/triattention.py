@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, reason
-from kvatlas.policies.base import CacheView, Scope, int_param, scope_param
+from kvatlas.policies.contract import CacheView
 from kvatlas.policies.model_files import FilePolicy, by_content
+from kvatlas.policies.parameter_types import Scope, int_param, scope_param
 from kvatlas.policies.recent import positions
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class TriAttention(FilePolicy):
         "reach": "65536",
         "local_window": "128 in their vLLM runtime, none in their transformers code",
     }
-    file_parameter, file_name, file_key = "statistics", STATISTICS_FILE, "statistics"
+    file_parameter = "statistics"
+    file_name = STATISTICS_FILE
+    file_key = "statistics"
     file_about = "statistics of the queries (made by `kvatlas predictor calibrate`)"
 
     def check_file(self, file: Path, model: ModelHandle) -> None:

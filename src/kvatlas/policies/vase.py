@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import (
-    CacheView,
-    CompressingPolicy,
-    Scope,
-    Signal,
-    float_param,
-    int_param,
-    places,
-    scope_param,
-    share,
-)
+from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
+from kvatlas.policies.parameter_types import Scope, float_param, floor_ratio, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled
+from kvatlas.policies.selection import places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +62,7 @@ class VaSE(CompressingPolicy):
         ranges = ranges.masked_fill(cached.positions < self.sinks, float("inf"))
         older = ranges[..., : protected.shape[-1]].masked_fill(protected, float("-inf"))
         # Not topk, which breaks ties arbitrarily: as everywhere, the older token stays.
-        largest = older.argsort(dim=-1, descending=True, stable=True)[..., : share(self.large, chosen)]
+        largest = older.argsort(dim=-1, descending=True, stable=True)[..., : floor_ratio(self.large, chosen)]
         return scores.scatter(-1, largest, float("inf"))
 
     def _attention(self, cached: CacheView, layer: int) -> Tensor:

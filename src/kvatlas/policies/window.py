@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.base import CacheView, CompressingPolicy
+from kvatlas.policies.contract import CacheView, CompressingPolicy
 
 if TYPE_CHECKING:
     from torch import Tensor

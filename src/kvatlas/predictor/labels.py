@@ -21,7 +21,7 @@ from kvatlas.core import KvatlasError, Trace
 from kvatlas.engine.cache import Layer
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import attention_function, own_attention
-from kvatlas.models.handle import STEADY
+from kvatlas.models.files import STEADY
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

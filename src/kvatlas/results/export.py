@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,15 @@ def record(run_key: str, trace: Trace) -> dict[str, Any]:
     }
     measured = _measured(run_key, trace)
     taken = identity.keys() | measured.keys()
-    parameters = {f"setting_{n}" if n in taken else n: value for n, value in trace.setting.parameters}
+    parameters = _prefixed("setting_", trace.setting.parameters, taken)
     taken |= parameters.keys()
-    metrics = {f"metric_{n}" if n in taken else n: value for n, value in sorted(trace.grade.metrics.items())}
+    metrics = _prefixed("metric_", sorted(trace.grade.metrics.items()), taken)
     return {**identity, **parameters, **metrics, **measured}
+
+
+def _prefixed(prefix: str, values: Iterable[tuple[str, Any]], taken: Collection[str]) -> dict[str, Any]:
+    """Return the values by name, with the prefix before a name that is taken."""
+    return {f"{prefix}{name}" if name in taken else name: value for name, value in values}
 
 
 def _measured(run_key: str, trace: Trace) -> dict[str, Any]:

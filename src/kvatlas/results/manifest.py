@@ -53,9 +53,37 @@ class Expected:
         """Model, benchmark and setting, which identify a cell of a run."""
         return self.model, self.benchmark, self.setting
 
+    def to_json(self) -> list[Any]:
+        """Return plain data for the store, with the number of problems in place of their ids."""
+        return [
+            self.model,
+            self.benchmark,
+            self.setting.policy,
+            self.setting.values,
+            self.run_key,
+            self.samples,
+            self.baseline,
+            len(self.problems),
+            self.kv_bytes,
+        ]
 
-def _run_key(cell: Expected | None) -> str | None:
-    return None if cell is None else cell.run_key
+    @classmethod
+    def from_json(cls, entry: Sequence[Any], problems: Mapping[str, tuple[str, ...]]) -> Expected:
+        """Return the cell that `to_json` gave; `problems` are the ids of all problems by benchmark."""
+        model, benchmark, policy, values, run_key, samples, baseline, *later_fields = entry
+        # Manifests of earlier versions lack the number of problems (all of them), or the bytes.
+        count = later_fields[0] if later_fields else None
+        kv_bytes = later_fields[1] if later_fields[1:] else None
+        return cls(
+            model=model,
+            benchmark=benchmark,
+            setting=Setting.of(policy, **values),
+            run_key=run_key,
+            problems=problems[benchmark][:count],
+            samples=samples,
+            baseline=baseline,
+            kv_bytes=tuple(kv_bytes) if kv_bytes else None,
+        )
 
 
 def _enlarged(cells: Sequence[Expected], on_grid: Collection[CellName]) -> dict[CellName, Expected]:
@@ -122,8 +150,8 @@ class Manifest:
 
     def has_problem(self, benchmark: str, problem: Problem) -> bool:
         """Return whether this is the run's problem of that id, and not one of another version of the benchmark."""
-        known = self.contents.get(benchmark, {}).get(problem.id)
-        return known is None or known == problem.content_digest()
+        content = self.contents.get(benchmark, {}).get(problem.id)
+        return content is None or content == problem.content_digest()
 
     def changed_problems(self, benchmark: str, problems: Iterable[Problem]) -> str:
         """Return number and names of the problems of the run that today's benchmark lacks or changes, or ""."""
@@ -131,15 +159,18 @@ class Manifest:
 
     def unlike(self, earlier: Manifest) -> str:
         """Return the differences in models, benchmarks, sampling, seed and allocation as a clause, or ""."""
-        here, there = self._shared(), earlier._shared()
-        differing = [name for name in here if here[name] != there.get(name, here[name])]
-        return " and ".join(f"{name} {there[name]} (this spec: {here[name]})" for name in differing)
+        now = self._shared()
+        before = earlier._shared()
+        differing = [name for name in now if now[name] != before.get(name, now[name])]
+        return " and ".join(f"{name} {before[name]} (this spec: {now[name]})" for name in differing)
 
     def _shared(self) -> dict[str, Any]:
+        """Return the values that all sweeps of one run share, by the names of a spec."""
         models = sorted(entry.get("name") or entry["model"] for entry in self.spec.get("models", ()))
+        benchmarks = sorted(name for name, *_ in self.provenance.get("benchmarks", ()))
         return {
             "models": ", ".join(models) or "none",
-            "benchmarks": ", ".join(sorted(name for name, *_ in self.provenance.get("benchmarks", ()))) or "none",
+            "benchmarks": ", ".join(benchmarks) or "none",
             **{f"sampling.{name}": value for name, value in self.spec.get("sampling", {}).items()},
             "seed": self.spec.get("seed"),
             "allocate": self.spec.get("allocate", {}).get("kind", "full"),
@@ -147,9 +178,15 @@ class Manifest:
 
     def others(self, earlier: Manifest) -> list[Expected]:
         """Return the cells of an earlier sweep that this one lacks, without those of imported logs."""
-        mine, imported = {cell.name for cell in self.expected}, earlier.provenance.get("imported", {})
-        lacking = [cell for cell in earlier.expected if cell.name not in mine]
+        names = {cell.name for cell in self.expected}
+        imported = earlier.provenance.get("imported", {})
+        lacking = [cell for cell in earlier.expected if cell.name not in names]
         return [cell for cell in lacking if f"{cell.model} {cell.benchmark}" not in imported]
+
+    def _repeated(self, earlier: Manifest) -> list[Expected]:
+        """Return the cells of an earlier sweep that this one has with the same run key."""
+        run_keys = {cell.name: cell.run_key for cell in self.expected}
+        return [cell for cell in earlier.expected if run_keys.get(cell.name) == cell.run_key]
 
     def with_cells(self, cells: Sequence[Expected], **provenance: Any) -> Manifest:
         """Return this promise with cells in place of those of the same names, and with further provenance."""
@@ -163,10 +200,8 @@ class Manifest:
         All cells have the problems and samples of the larger sweep; a cell on the grid of one sweep stays on it.
         """
         others = self.others(earlier)
-        mine = {cell.name: cell for cell in self.expected}
         # Cells of both sweeps whose run key changed are replaced by those of this one.
-        repeated = [cell for cell in earlier.expected if _run_key(mine.get(cell.name)) == cell.run_key]
-        kept = [*others, *repeated]
+        kept = [*others, *self._repeated(earlier)]
         on_grid = {cell.name for cell in self.expected if not cell.baseline}
         if others:
             on_grid |= {cell.name for cell in kept if not cell.baseline}
@@ -208,13 +243,7 @@ class Manifest:
         return {
             **vars(self),
             "axes": [[name, list(values)] for name, values in self.axes],
-            "expected": [
-                [
-                    *(c.model, c.benchmark, c.setting.policy, c.setting.values, c.run_key, c.samples, c.baseline),
-                    *(len(c.problems), c.kv_bytes),
-                ]
-                for c in self.expected
-            ],
+            "expected": [cell.to_json() for cell in self.expected],
             "problems": problems,
         }
 
@@ -222,14 +251,8 @@ class Manifest:
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         """Return the manifest that `to_json` gave."""
         problems = {benchmark: tuple(ids) for benchmark, ids in data["problems"].items()}
-        expected = tuple(
-            Expected(
-                *(model, benchmark, Setting.of(policy, **values), key),
-                problems[benchmark][: rest[0] if rest else None],
-                *(samples, baseline, tuple(rest[1]) if rest[1:] and rest[1] else None),
-            )
-            for model, benchmark, policy, values, key, samples, baseline, *rest in data["expected"]
-        )
+        expected = tuple(Expected.from_json(entry, problems) for entry in data["expected"])
         axes = tuple((name, tuple(values)) for name, values in data["axes"])
-        known = {own.name: data[own.name] for own in fields(cls) if own.name in data}
-        return cls(**{**known, "axes": axes, "expected": expected})
+        # Manifests of earlier versions lack the fields that came later.
+        values = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        return cls(**{**values, "axes": axes, "expected": expected})

@@ -35,9 +35,12 @@ def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
 
     The eviction trace is packed as the number of holders, then `left`, then `held` unless there is one holder.
     """
-    evictions, packed = trace.eviction_trace, b""
+    evictions = trace.eviction_trace
+    packed = b""
     if evictions is not None:
-        numbers = array("i", (evictions.holders, *evictions.left, *(evictions.held if evictions.holders > 1 else ())))
+        numbers = array("i", (evictions.holders, *evictions.left))
+        if evictions.holders > 1:
+            numbers.extend(evictions.held)
         packed = zlib.compress(numbers.tobytes(), 1)
     text = zlib.compress(trace.text.encode(), 1)
     return (*small_of(run_key, trace), array("i", trace.tokens).tobytes(), text, packed)
@@ -136,9 +139,12 @@ def _unpacked(packed: bytes) -> EvictionTrace | None:
     numbers = array("i")
     numbers.frombytes(zlib.decompress(packed))
     holders = numbers[0]
-    length = len(numbers) - 1 if holders == 1 else (len(numbers) - 1) // 2
-    left = tuple(numbers[1 : 1 + length])
-    return EvictionTrace(holders, left, tuple(bytes(map(not_, left))) if holders == 1 else tuple(numbers[1 + length :]))
+    if holders == 1:
+        left = tuple(numbers[1:])
+        # A single holder holds the tokens that have not left.
+        return EvictionTrace(holders, left, tuple(bytes(map(not_, left))))
+    end = 1 + (len(numbers) - 1) // 2
+    return EvictionTrace(holders, tuple(numbers[1:end]), tuple(numbers[end:]))
 
 
 Floats = NDArray[np.float64]
@@ -148,46 +154,62 @@ Key = tuple[str, str, str, str, int]
 #: A row number, a record and the values of its metrics.
 Row = tuple[int, bytes, bytes]
 
-#: The numbers of statuses; 0 is a missing trace.
-STATUS = {status: number for number, status in enumerate(Status, 1)}
+#: The codes of statuses; 0 is a missing trace.
+STATUS = {status: code for code, status in enumerate(Status, 1)}
 _NAMES = ("run_key", "setting", "model", "benchmark", "problem", "made_with", "metrics")
 #: One trace. Names are indices into a list of texts, `metrics` that of its metrics' names. Unknown costs are NaN.
 #: `answer` is a digest of the answer, 0 without one; `written` is the digest of the tokens, 0 if unknown.
 RECORD = np.dtype(
     [
-        *((name, "<i4") for name in (*_NAMES, "sample")),
-        *(("status", "u1"), ("correct", "u1"), ("progress", "<f8")),
-        *((name, "<f8") for name in COSTS),
-        *(("answer", "<u8"), ("written", "V16"), ("check", "<u4")),
+        *[(name, "<i4") for name in _NAMES],
+        ("sample", "<i4"),
+        ("status", "u1"),
+        ("correct", "u1"),
+        ("progress", "<f8"),
+        *[(name, "<f8") for name in COSTS],
+        ("answer", "<u8"),
+        ("written", "V16"),
+        ("check", "<u4"),
     ]
 )
+#: The fields of `RECORD` without the checksum.
 _PACKED = Struct("<8i2B8dQ16s")
 _UNKNOWN = bytes(16)
 #: Records joined at a time.
 _CHUNK = 10_000
 
 
-def record(small: Sequence[Any], written: bytes, made_with: str, number: Callable[[str], int]) -> tuple[bytes, bytes]:
+def record(small: Sequence[Any], written: bytes, made_with: str, name_id: Callable[[str], int]) -> tuple[bytes, bytes]:
     """Return a trace as bytes: its `RECORD`, and the values of its metrics.
 
-    `small` are the columns of a row without the large ones, `number` returns the index of a text.
+    `small` are the columns of a row without the large ones, `name_id` returns the index of a text.
     """
     run_key, setting, model, benchmark, problem, sample, correct, progress, answer, status, metrics, usage = small
-    known = {name: value for name, value in json.loads(metrics).items() if value is not None}
-    kinds = {name: isinstance(value, str) for name, value in known.items()}
-    values = [float(number(value) if kinds[name] else value) for name, value in known.items()]
-    costs, code = json.loads(usage), 0
-    if answer is not None:
-        code = int.from_bytes(hashlib.blake2b(answer.encode(), digest_size=8).digest(), "little") or 1
+    present = {name: value for name, value in json.loads(metrics).items() if value is not None}
+    is_text = {name: isinstance(value, str) for name, value in present.items()}
+    names = (run_key, setting, model, benchmark, problem, made_with, json.dumps(is_text))
+    values = [float(name_id(value) if is_text[name] else value) for name, value in present.items()]
+    name_ids = [name_id(name) for name in names]
+    costs = json.loads(usage)
     body = _PACKED.pack(
-        *map(number, (run_key, setting, model, benchmark, problem, made_with, json.dumps(kinds))),
-        *(sample, STATUS[status], bool(correct), progress),
+        *name_ids,
+        sample,
+        STATUS[status],
+        bool(correct),
+        progress,
         *(math.nan if costs[name] is None else costs[name] for name in COSTS),
-        code,
+        _answer_code(answer),
         written or _UNKNOWN,
     )
     measured = np.array(values, "<f8").tobytes()
     return body + zlib.crc32(measured, zlib.crc32(body)).to_bytes(4, "little"), measured
+
+
+def _answer_code(answer: str | None) -> int:
+    """Return a digest of an answer, 0 for none."""
+    if answer is None:
+        return 0
+    return int.from_bytes(hashlib.blake2b(answer.encode(), digest_size=8).digest(), "little") or 1
 
 
 @dataclass(frozen=True)
@@ -204,25 +226,31 @@ class TraceColumns:
             raise ValueError("names of traces are missing")
 
     @classmethod
-    def of(cls, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceColumns:
+    def from_traces(cls, traces: TraceColumns | Iterable[tuple[str, Trace]]) -> TraceColumns:
         """Return the columns of traces with their run keys."""
         if isinstance(traces, TraceColumns):
             return traces
-        numbers: dict[str, int] = {}
+        name_ids: dict[str, int] = {}
+
+        def name_id(text: str) -> int:
+            return name_ids.setdefault(text, len(name_ids))
 
         def row(run_key: str, trace: Trace) -> Row:
-            small, written = small_of(run_key, trace), bytes.fromhex(trace.written)
-            return (0, *record(small, written, trace.made_with, lambda text: numbers.setdefault(text, len(numbers))))
+            small = small_of(run_key, trace)
+            written = bytes.fromhex(trace.written)
+            return (0, *record(small, written, trace.made_with, name_id))
 
         _, records, measured = join(row(*each) for each in traces)
-        return cls(records, measured, tuple(numbers))
+        return cls(records, measured, tuple(name_ids))
 
     def __len__(self) -> int:
         return len(self.records)
 
     def by_cell(self) -> dict[tuple[str, str, str], Ints]:
         """Return the indices of the traces by run key, setting id and benchmark."""
-        count, names = len(self.names), self.records[["run_key", "setting", "benchmark"]]
+        count = len(self.names)
+        names = self.records[["run_key", "setting", "benchmark"]]
+        # One number for each cell, so that one sort brings the traces of a cell together.
         codes = (names["run_key"].astype(int) * count + names["setting"]) * count + names["benchmark"]
         order = np.argsort(codes, kind="stable")
         begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
@@ -238,12 +266,13 @@ class TraceColumns:
         """Return the metrics by name: a number for each trace, NaN for missing values and texts."""
         codes, which = np.unique(self.records["metrics"], return_inverse=True)
         kinds: list[dict[str, bool]] = [json.loads(self.names[code]) for code in codes]
-        widths = np.array([len(own) for own in kinds], int)[which]
+        # The metrics of all traces lie one behind the other; traces may have different metrics.
+        widths = np.array([len(is_text_by_name) for is_text_by_name in kinds], int)[which]
         begins = np.cumsum(widths) - widths
         found: dict[str, Floats] = {}
-        for group, own in enumerate(kinds):
+        for group, is_text_by_name in enumerate(kinds):
             rows = np.flatnonzero(which == group)
-            for place, (name, is_text) in enumerate(own.items()):
+            for place, (name, is_text) in enumerate(is_text_by_name.items()):
                 if not is_text:
                     found.setdefault(name, np.full(len(self), math.nan))[rows] = self.measured[begins[rows] + place]
         return found
@@ -251,7 +280,7 @@ class TraceColumns:
 
 def check_values(columns: TraceColumns) -> None:
     """Raise ValueError for values that no trace has, whose checksums are right."""
-    records, names = columns.records, columns.names
+    records = columns.records
     statuses = np.isin(records["status"], list(STATUS.values()))
     progress = (records["progress"] >= 0) & (records["progress"] <= 1)
     if not (statuses & progress & (records["correct"] <= 1) & (records["sample"] >= 0)).all():
@@ -260,19 +289,22 @@ def check_values(columns: TraceColumns) -> None:
         raise ValueError("a metric is no finite number")
     for name in ("made_with", "metrics"):
         for code in np.unique(records[name]).tolist():
-            finite_object(names[code] or "{}")
+            finite_object(columns.names[code] or "{}")
 
 
 def join(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
     """Return the last row number, the records and the values; ValueError for a row that fails its checksum."""
-    last, joined, measured, rows = 0, bytearray(), bytearray(), iter(rows)
+    last = 0
+    joined = bytearray()
+    measured = bytearray()
+    rows = iter(rows)
     while chunk := list(islice(rows, _CHUNK)):
-        part = b"".join([body for _, body, _ in chunk])
+        bodies = b"".join([body for _, body, _ in chunk])
         sums = [zlib.crc32(values, zlib.crc32(body[:-4])) for _, body, values in chunk]
-        wrong = np.flatnonzero(np.frombuffer(part, RECORD)["check"] != np.array(sums, np.uint32))
+        wrong = np.flatnonzero(np.frombuffer(bodies, RECORD)["check"] != np.array(sums, np.uint32))
         if len(wrong):
             raise ValueError(f"trace {chunk[wrong[0]][0]} is not what was written")
-        joined += part
+        joined += bodies
         measured += b"".join([values for _, _, values in chunk])
         last = chunk[-1][0]
     return last, np.frombuffer(joined, RECORD), np.frombuffer(measured, "<f8")

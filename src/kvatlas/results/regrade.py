@@ -34,6 +34,14 @@ class Regraded:
     to_right: int = 0
     to_wrong: int = 0
 
+    def add(self, before: bool, after: bool) -> None:
+        """Count one trace that was right or wrong before, and is so after."""
+        self.traces += 1
+        self.before += before
+        self.after += after
+        self.to_right += after and not before
+        self.to_wrong += before and not after
+
     def to_json(self, grader: str) -> dict[str, Any]:
         """Return plain data, shares in percent."""
         return {
@@ -59,11 +67,9 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
             raise KvatlasError(f"{str(folder)!r} is a screen: it holds no answers to grade.")
         tags = _tags(manifest)
         by_name = _benchmarks(manifest, grader)
-        problems = {
-            (name, problem.id): problem
-            for name, benchmark in by_name.items()
-            for problem in _problems(manifest, benchmark)
-        }
+        problems: dict[tuple[str, str], Problem] = {}
+        for benchmark in by_name.values():
+            problems.update({(benchmark.name, problem.id): problem for problem in _problems(manifest, benchmark)})
         cells: dict[tuple[str, str, Setting], Regraded] = {}
         grades: dict[tuple[str, str, Reading], Grade] = {}
         metrics: dict[Key, dict[str, Any]] = {}
@@ -75,25 +81,25 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
                     "run was made with."
                 )
             read = _read(trace, tags.get(trace.model))
-            given = trace.benchmark, trace.problem, read
-            if given not in grades:
-                grades[given] = reading.grade(by_name[trace.benchmark], problem, read)
-            after = grades[given].correct and grades[given].status is Status.OK
+            # Many traces of a problem have the same answer, which is graded once.
+            graded = (trace.benchmark, trace.problem, read)
+            if graded not in grades:
+                grades[graded] = reading.grade(by_name[trace.benchmark], problem, read)
+            after = _is_right(grades[graded])
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}
             name = trace.model, trace.benchmark, trace.setting
-            cell = cells.setdefault(name, Regraded(*name))
-            before = trace.grade.correct and trace.grade.status is Status.OK
-            cell.traces += 1
-            cell.before += before
-            cell.after += after
-            cell.to_right += after and not before
-            cell.to_wrong += before and not after
+            cells.setdefault(name, Regraded(*name)).add(_is_right(trace.grade), after)
     if not metrics:
         raise KvatlasError(f"The run {str(folder)!r} has no traces to grade yet.")
     with Store.create(folder) as store:
         store.put_metrics(metrics)
     return list(cells.values())
+
+
+def _is_right(grade: Grade) -> bool:
+    """Return True for a correct answer; a truncated trace has none."""
+    return grade.correct and grade.status is Status.OK
 
 
 def _benchmarks(manifest: Manifest, grader: str) -> Mapping[str, Benchmark]:
@@ -118,7 +124,10 @@ def _problems(manifest: Manifest, benchmark: Benchmark) -> Sequence[Problem]:
     whole = recorded.get(benchmark.name, [])[4:5]
     # Earlier versions stored one digest of all problems of a file.
     if isinstance(benchmark, Questions) and benchmark.name not in manifest.contents and whole:
-        texts = [[p.id, p.question, p.answer, p.about.get("choices")] for p in benchmark.problems()]
+        texts = [
+            [problem.id, problem.question, problem.answer, problem.about.get("choices")]
+            for problem in benchmark.problems()
+        ]
         if whole != [digest(texts)]:
             changed = f"problems of {benchmark.name}"
     if changed:

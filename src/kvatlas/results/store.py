@@ -27,12 +27,18 @@ if TYPE_CHECKING:
 #: Rises whenever the tables change.
 SCHEMA_VERSION = 5
 FILE = "run.sqlite"
-#: The lock of the writing process, and its name.
-LOCK, OWNER = "run.lock", "run.owner"
-#: Seconds to wait for the transaction of another process, and between two checkpoints.
-BUSY, CHECKPOINT = 60.0, 1.0
-#: Prefix of the problem digests of a run key, and separator in the key of traces that are set aside.
-_CONTENTS, _ASIDE = "contents:", "~"
+#: The lock of the writing process.
+LOCK = "run.lock"
+#: The file with the name of the writing process.
+OWNER = "run.owner"
+#: Seconds to wait for the transaction of another process.
+BUSY = 60.0
+#: Seconds between two checkpoints.
+CHECKPOINT = 1.0
+#: The prefix of the problem digests of a run key.
+_CONTENTS = "contents:"
+#: The separator in the key of traces that are set aside.
+_ASIDE = "~"
 
 #: `records` holds the small columns of each trace once more, which are read and checked without tokens and text
 #: (results/records.py).
@@ -64,11 +70,12 @@ class Store:
     """The results of a run. Only the driver of a sweep writes; any number of readers may read at the same time."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, held: BaseFileLock | None = None) -> None:
-        self._connection, self._held = connection, held
+        self._connection = connection
+        self._held = held
         self.path = path
         self._made_with = ""
-        self._places: dict[str, int] = {}
-        self._number = lru_cache(1 << 16)(self._numbered)
+        self._names: dict[str, int] = {}
+        self._cached_name_id = lru_cache(1 << 16)(self._name_id)
         self._checked = time.monotonic()
         # Digests and checksums are computed in SQLite, so that queries need not return tokens and texts.
         connection.create_function("digest", 1, digest_of_tokens, deterministic=True)
@@ -171,7 +178,8 @@ class Store:
 
     def _put(self, row: Sequence[Any], made_with: str) -> None:
         run_key, setting, _, benchmark, problem, sample, *_ = row
-        execute, environment = self._connection.execute, None
+        execute = self._connection.execute
+        environment = None
         key = run_key, setting, benchmark, problem, sample
         execute(f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", key)
         if made_with:
@@ -180,9 +188,10 @@ class Store:
         values = (*row, checksum(*row), environment)
         marks = ",".join("?" * len(values))
         query = f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks})"
-        number = execute(query, values).lastrowid
-        small = record(row[:-3], bytes.fromhex(digest_of_tokens(row[-3])), made_with, self._number)
-        execute("INSERT INTO records VALUES (?, ?, ?)", (number, *small))
+        trace_id = execute(query, values).lastrowid
+        written = bytes.fromhex(digest_of_tokens(row[-3]))
+        body, measured = record(row[:-3], written, made_with, self._cached_name_id)
+        execute("INSERT INTO records VALUES (?, ?, ?)", (trace_id, body, measured))
 
     def contents(self, run_key: str) -> dict[str, str]:
         """Return the digests of the problems whose traces are stored under a run key."""
@@ -240,8 +249,8 @@ class Store:
                 "SELECT run_key, setting, benchmark, problem, group_concat(sample) FROM traces GROUP BY 1, 2, 3, 4"
             )
             return {
-                (run_key, setting, name, problem): frozenset(map(int, numbers.split(",")))
-                for run_key, setting, name, problem, numbers in rows
+                (run_key, setting, name, problem): frozenset(map(int, samples.split(",")))
+                for run_key, setting, name, problem, samples in rows
             }
 
     def columns(self, most: int = 20_000) -> Iterator[TraceColumns]:
@@ -250,7 +259,9 @@ class Store:
             self._connection.execute("BEGIN")  # a sweep may write meanwhile
             try:
                 (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
-                last, found, size = 0, 0, most
+                last = 0
+                found = 0
+                size = most
                 while size == most:
                     last, columns = self.added(last, most)
                     size = len(columns)
@@ -282,22 +293,22 @@ class Store:
             query = "SELECT trace, record, metrics FROM records WHERE trace > ? ORDER BY trace LIMIT ?"
             last, records, measured = join(self._connection.execute(query, (after, most)))
             query = "SELECT * FROM names WHERE id >= ? ORDER BY id"
-            for number, text, check in self._connection.execute(query, (len(self._places),)):
-                if number != len(self._places) or check != _sum(number, text):
-                    raise ValueError(f"name {number} is not what was written")
-                self._places[text] = number
-            columns = TraceColumns(records, measured, tuple(self._places))
+            for name_id, text, check in self._connection.execute(query, (len(self._names),)):
+                if name_id != len(self._names) or check != _sum(name_id, text):
+                    raise ValueError(f"name {name_id} is not what was written")
+                self._names[text] = name_id
+            columns = TraceColumns(records, measured, tuple(self._names))
             check_values(columns)
             return max(last, after), columns
 
-    def _numbered(self, text: str) -> int:
+    def _name_id(self, text: str) -> int:
         """Return the number of a name; an unknown name is added."""
         row = self._connection.execute("SELECT id FROM names WHERE text = ?", (text,)).fetchone()
         if row is not None:
             return int(row[0])
-        (number,) = self._connection.execute("SELECT coalesce(max(id) + 1, 0) FROM names").fetchone()
-        self._connection.execute("INSERT INTO names VALUES (?, ?, ?)", (number, text, _sum(number, text)))
-        return int(number)
+        (name_id,) = self._connection.execute("SELECT coalesce(max(id) + 1, 0) FROM names").fetchone()
+        self._connection.execute("INSERT INTO names VALUES (?, ?, ?)", (name_id, text, _sum(name_id, text)))
+        return int(name_id)
 
     def text(self, key: Key) -> str:
         """Return the text of a trace without checking it; empty if the trace is missing."""
@@ -354,7 +365,7 @@ class Store:
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                self._number.cache_clear()
+                self._cached_name_id.cache_clear()
                 with contextlib.suppress(sqlite3.DatabaseError):
                     self._connection.execute("ROLLBACK")
                 raise
@@ -399,8 +410,9 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
         raise KvatlasError(f"The store {str(path)!r} is damaged: it has the {kind} {name!r}; expected tables alone.")
 
 
-def _sum(number: int, text: str) -> int:
-    return zlib.crc32(f"{number} {text}".encode())
+def _sum(name_id: int, text: str) -> int:
+    """Return the checksum of a row of `names`."""
+    return zlib.crc32(f"{name_id} {text}".encode())
 
 
 def _unusable(path: Path, error: BaseException) -> KvatlasError:

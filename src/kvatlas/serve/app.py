@@ -198,7 +198,7 @@ class CompletionHandler:
         for name in values:
             if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
                 raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
-        text = model.conversation(messages, values)
+        text = model.chat.conversation(messages, values)
         # Variables of the template may close thinking in the prompt, or leave it to the model.
         opened = None
         if values and model.thinking.open:

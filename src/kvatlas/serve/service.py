@@ -99,13 +99,13 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         for parameter, value in values.items()
         if value is not None
     }
-    policy = policies.of(Setting.of(name, **given))
+    policy = policies.from_setting(Setting.of(name, **given))
     if Signal.ANSWER in policy.observes:
         raise KvatlasError(
             f"The policy {name!r} needs the finished full-cache trace of the same sample, which only a sweep has."
         )
     policy.check(model)
-    return policy.on(model)
+    return policy.bind(model)
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:

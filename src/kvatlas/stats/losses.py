@@ -12,7 +12,7 @@ from operator import itemgetter
 import numpy as np
 
 from kvatlas.core import Setting
-from kvatlas.policies import share, tokens_of
+from kvatlas.policies import budget_in_tokens, floor_ratio
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import Contrast, Flags, normal_quantile
 from kvatlas.stats.numerics.bounded import interval, mean_difference
@@ -253,11 +253,11 @@ def kept_by_rule(setting: Setting, token_bytes: int = 0, tail_bytes: int = 0) ->
     window = values.get("local_window")
     ratio = values.get("ratio")
     if isinstance(budget, str) and token_bytes > 1:
-        budget = tokens_of(budget, token_bytes, tail_bytes)
+        budget = budget_in_tokens(budget, token_bytes, tail_bytes)
     if not isinstance(budget, int | float):
         return None
     if values.get("every") and values.get("budget_over") != "thinking":
         return float(budget)
     if window is None or ratio is None:
         return None
-    return float(window + share(ratio, budget - window))
+    return float(window + floor_ratio(ratio, budget - window))

@@ -75,7 +75,7 @@ class RunData:
                 fixed[name] = parse_yaml(value)
         object.__setattr__(self, "fix", fixed)
         if not isinstance(self.traces, TraceTable):
-            object.__setattr__(self, "traces", TraceTable(self.manifest, [TraceColumns.of(self.traces)]))
+            object.__setattr__(self, "traces", TraceTable(self.manifest, [TraceColumns.from_traces(self.traces)]))
 
     @property
     def table(self) -> TraceTable:

@@ -36,8 +36,10 @@ class Adaptive:
     @cached_property
     def orders(self) -> dict[str, tuple[str, ...]]:
         """The problems of each benchmark in their random order."""
-        seed, problems = self.plan.spec.seed, self.plan.problems
-        return {name: order(seed, name, [problem.id for problem in own]) for name, own in problems.items()}
+        orders = {}
+        for name, problems in self.plan.problems.items():
+            orders[name] = order(self.plan.spec.seed, name, [problem.id for problem in problems])
+        return orders
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -64,9 +66,11 @@ class Adaptive:
 
     def _decode(self, model: ModelHandle) -> None:
         """Decode the blocks of one model."""
-        spec, given = self.plan.spec, self.given[model.name]
+        given = self.given[model.name]
+        margin = margin_from_points(self.plan.spec.lose_at_most)
         baselines = [policy.setting.id for policy, baseline in self.plan.policies if baseline]
-        state, count = begin(len(given) - len(baselines)), len(given)
+        state = begin(len(given) - len(baselines))
+        count = len(given)
         while True:
             self.on_message(
                 f"{model.name}: block {max(given.values())} of {self.blocks}, {count} of {len(given)} settings"
@@ -75,38 +79,39 @@ class Adaptive:
             self.store.put_manifest(promise)
             self.decode(model, promise.expected)
             table = TraceTable(self.plan.manifest(), self.store.columns())
-            own = select(table.cells(), model=model.name)
-            settings, seen = observed_differences(own, self.orders, self.sizes, self.blocks)
+            cells = select(table.cells(), model=model.name)
+            settings, seen = observed_differences(cells, self.orders, self.sizes, self.blocks)
             if not is_complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
-            state = look(state, seen, margin_from_points(spec.lose_at_most))
+            state = look(state, seen, margin)
             reason = self._reason(state)
             if reason is not None:
                 self.stopped[model.name] = reason
                 self.on_message(f"{model.name}: {reason}.")
                 return
+            # Baselines get the most blocks of any setting, so that each setting is compared on all its problems.
             given.update(zip(settings, state.goal.tolist(), strict=True))
             given.update(dict.fromkeys(baselines, max(given[setting] for setting in settings)))
             count = int(state.next.sum()) + len(baselines)
 
     def _reason(self, state: Decision) -> str | None:
         """Return the reason to stop as a clause, or None."""
-        left = int(state.open.sum())
-        where = f"after block {state.blocks.max()} of {self.blocks}, with {left} of {len(state.open)} settings open"
-        if left:
+        if state.open.any():
             return None
+        where = f"after block {state.blocks.max()} of {self.blocks}, with 0 of {len(state.open)} settings open"
         if state.recommended is None:
             return f"no setting can be shown to keep the margin, {where}"
         return f"a cheapest setting that keeps the margin is shown, {where}"
 
     def manifest(self) -> Manifest:
         """Return the manifest so far: each cell has the problems of its blocks."""
-        whole, expected = self.plan.manifest(), []
-        for cell in whole.expected:
+        promise = self.plan.manifest()
+        expected = []
+        for cell in promise.expected:
             last = block_slice(self.sizes[cell.benchmark], self.blocks, self.given[cell.model][cell.setting.id] - 1)
             expected.append(replace(cell, problems=self.orders[cell.benchmark][: last.stop]))
         allocation = {"kind": "adaptive", "blocks": self.blocks, "problems": self.sizes, "stopped": dict(self.stopped)}
-        return replace(whole, expected=tuple(expected), allocation=allocation)
+        return replace(promise, expected=tuple(expected), allocation=allocation)
 
 
 def order(seed: int, benchmark: str, problems: Sequence[str]) -> tuple[str, ...]:

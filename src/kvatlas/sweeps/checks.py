@@ -6,16 +6,18 @@ generation.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, models, native, policies
 from kvatlas.benchmarks.reading import HARMONY, NEXT_MESSAGE, PUBLISHED
-from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting, reason
+from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting, first_difference, reason
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import check_tokenizer
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from kvatlas.engine import Generation
+    from kvatlas.engine import Engine, Generation
+    from kvatlas.engine.graphs import CudaGraphRunner
 
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 #: Steps that are decoded with and without kernels.
@@ -42,7 +45,7 @@ PROBE = (
     "$\\frac{x}{y}$? Please reason step by step, and put your final answer within \\boxed{}."
 )
 #: The benchmark of the embedded models, which have a vocabulary of their own.
-OWN = "CHAIN8"
+EMBEDDED_BENCHMARK = "CHAIN8"
 #: The answer in a test conversation; the template writes the end of a turn after it.
 _ANSWER = "the answer of a test conversation"
 _THOUGHT = "the thinking of a test conversation"
@@ -54,7 +57,7 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
 
     model = models.find("embedded:tiny-llama", device=Options(device=where).resolved_device())
     # Without stop tokens traces go on to the limit.
-    vars(model).update(stops=frozenset(), think_close=-1)
+    model = replace(model, overrides=models.ENDLESS)
     device = torch.device(model.device)
     yield _versions()
     yield _device(device)
@@ -109,40 +112,50 @@ def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
         engine, fast = _decode(handle, model, None)
     _, plain = _decode(handle, model, "reference")
     if engine.graphs is not None:
-        if engine.graphs.broken or not engine.graphs.steps:
-            why = engine.graphs.broken or "no step could be captured"
-            yield Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
-        else:
-            yield Finding("CUDA graphs", Check.OK, f"captured: {engine.graphs.steps} of {engine.passes} passes")
+        yield _cuda_graphs(engine.graphs, engine.passes)
     name = f"{engine.backend.name} against reference, {handle.name.removeprefix('embedded:')} in {handle.dtype}"
-    pairs = list(zip(fast, plain, strict=True))
-    steps = (next((n for n, (a, b) in enumerate(zip(*pair, strict=True), 1) if a != b), None) for pair in pairs)
-    differ = [step for step in steps if step is not None]
+    first_differences = map(first_difference, fast, plain)
+    differ = [index + 1 for index in first_differences if index is not None]
     if differ:
-        message = f"{len(differ)} of {len(pairs)} sequences differ, the first from new token {min(differ)} on ({name})"
+        message = f"{len(differ)} of {len(fast)} sequences differ, the first from new token {min(differ)} on ({name})"
         yield Finding("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
     else:
-        yield Finding("tokens", Check.OK, f"equal in {len(pairs)} sequences of {STEPS} steps ({name})")
+        yield Finding("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
 
 
-def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) -> tuple[Any, list[tuple[int, ...]]]:
+def _cuda_graphs(graphs: CudaGraphRunner, passes: int) -> Finding:
+    """Return the finding about the CUDA graphs of a decoding of so many forward passes."""
+    if graphs.broken or not graphs.steps:
+        why = graphs.broken or "no step could be captured"
+        return Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
+    return Finding("CUDA graphs", Check.OK, f"captured: {graphs.steps} of {passes} passes")
+
+
+def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) -> tuple[Engine, list[tuple[int, ...]]]:
     """Decode greedily under the full cache and two policies that compress."""
     from kvatlas.engine import Engine, Request
 
     values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [Setting.of("full"), Setting.of("window", **values), Setting.of("random", **values)]
-    chosen = [policies.of(setting) for setting in settings]
+    chosen = [policies.from_setting(setting) for setting in settings]
     engine = Engine(handle, model, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
-    prompts = [tuple(5 + (7 * row + 3 * i) % (handle.vocabulary - 5) for i in range(8 + row)) for row in range(3)]
+    prompts = [_test_prompt(handle.vocabulary, row) for row in range(3)]
     work = [Request(row, prompt, row, tuple(chosen)) for row, prompt in enumerate(prompts)]
     generated = {(generation.key, generation.policy.setting.id): generation.tokens for generation in engine.run(work)}
     return engine, [generated[key] for key in sorted(generated)]
 
 
+def _test_prompt(vocabulary: int, row: int) -> tuple[int, ...]:
+    """Return tokens that differ from row to row, without the first five of the vocabulary."""
+    return tuple(5 + (7 * row + 3 * position) % (vocabulary - 5) for position in range(8 + row))
+
+
 def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str]:
     """Return the messages of the first `count` problems of each benchmark, or one that suits the model."""
+    if not names and handle.name in models.embedded():
+        names = [EMBEDDED_BENCHMARK]
     messages = []
-    for name in names or ([OWN] if handle.name in models.embedded() else []):
+    for name in names:
         benchmark = benchmarks.for_model(benchmarks.find(name), handle.reads)
         messages += [benchmark.prompt(problem) for problem in benchmark.problems(count)]
     return messages or [PROBE]
@@ -153,7 +166,8 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
 
     A failed check ends before decoding. Raises KvatlasError if the model has no configuration or tokenizer.
     """
-    shape, _ = handle.shape, handle.tokenizer
+    shape = handle.shape
+    # The first prompt loads the tokenizer.
     prompts = [handle.prompt(message) for message in messages]
     try:
         handle.check()
@@ -164,7 +178,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size "
         f"{shape.head_dim}; {handle.kv_bytes_per_token:,} bytes of keys and values a token"
     )
-    known = [
+    findings = [
         _model(handle),
         Finding("layers", Check.OK, layers),
         *check_tokenizer(handle, prompts),
@@ -172,11 +186,12 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         _tags(handle),
         _stops(handle),
     ]
-    yield from known
-    if any(finding.status is Check.FAILED for finding in known):
+    yield from findings
+    if any(finding.status is Check.FAILED for finding in findings):
         return
     try:
-        model, tokens = handle.load(), handle.tokens(prompts[0])
+        model = handle.load()
+        tokens = handle.tokens(prompts[0])
         logits, generation = _generate(handle, model, tokens, new_tokens)
     except KvatlasError as error:
         yield Finding("weights", Check.FAILED, str(error).rstrip("."))
@@ -194,7 +209,7 @@ def _model(model: ModelHandle) -> Finding:
 def _template_values(model: ModelHandle) -> Iterator[Finding]:
     """Yield the variables of the chat template that the user sets, and those left to the template."""
     values = dict(model.options.template_values)
-    unset = sorted(model.template_variables - set(values))
+    unset = sorted(model.chat.template_variables - set(values))
     texts = [f"{name}={value}" for name, value in values.items()]
     if unset:
         texts.append(f"not set, left to the template: {', '.join(unset)}")
@@ -203,7 +218,8 @@ def _template_values(model: ModelHandle) -> Iterator[Finding]:
 
 
 def _tags(model: ModelHandle) -> Finding:
-    name, tags = "think tags", model.thinking
+    name = "think tags"
+    tags = model.thinking
     if not tags.close:
         return Finding(name, Check.OK, "none: the whole output is the answer")
     tokens = model.tokens(f"so{tags.close}7")
@@ -213,7 +229,7 @@ def _tags(model: ModelHandle) -> Finding:
     how = "one token" if tags.token is not None else "found in the text"
     message = f"{tags.open!r} to {tags.close!r} ({how})"
     if model.prompt("x").rstrip().endswith(tags.close):
-        variables = ", ".join(sorted(model.template_variables))
+        variables = ", ".join(sorted(model.chat.template_variables))
         advice = f"template_values set what the template reads: {variables}" if variables else ""
         status = Check.OK if model.options.template_values else Check.WARNING
         return Finding(name, status, f"{message}, closed by the prompt: the model does not think", advice)
@@ -222,7 +238,8 @@ def _tags(model: ModelHandle) -> Finding:
 
 
 def _stops(model: ModelHandle) -> Finding:
-    name, tokenizer = "stop tokens", model.tokenizer
+    name = "stop tokens"
+    tokenizer = model.tokenizer
     texts = [str(tokenizer.decode([token])) for token in sorted(model.stops)]
     turn = _end_of_turn(model)
     if turn is not None and turn not in model.stops and not _ends_messages(model, turn):
@@ -253,7 +270,7 @@ def _test_turn(model: ModelHandle) -> str:
     thought = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _THOUGHT)
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER, **thought}]
     try:
-        return model.rendered(turns, answering=False)
+        return model.chat.render(turns, answering=False)
     except KvatlasError:
         return ""
 
@@ -271,7 +288,7 @@ def _generate(
             logits.append(row.detach().float().clone())
         return row
 
-    full = policies.of(Setting.of("full"))
+    full = policies.from_setting(Setting.of("full"))
     engine = Engine(handle, model, [full], Sampling(max_new_tokens=new_tokens), 1)
     request = Request(0, prompt, stream_key("check", 0), (full,), logits_processor=keep)
     (generation,) = engine.run([request])
@@ -291,25 +308,32 @@ def _step(
     tokens = [*prompt, *generation.tokens[: len(logits) - 1]]
     with torch.inference_mode():
         ids = torch.tensor([tokens], device=model.device)
-        own = model(input_ids=ids, use_cache=False, logits_to_keep=len(logits)).logits[0, -len(logits) :].float()
-    difference = float(((torch.stack(logits) - own).abs().amax(-1) / own.std(-1)).max())
+        output = model(input_ids=ids, use_cache=False, logits_to_keep=len(logits))
+    expected = output.logits[0, -len(logits) :].float()
+    # In standard deviations of a step's logits, which differ from model to model.
+    differences = (torch.stack(logits) - expected).abs().amax(-1) / expected.std(-1)
+    difference = float(differences.max())
     message = (
         f"logits differ from transformers' own by at most {difference:.1e} standard deviations ({len(logits)} steps)"
     )
     certain, possible = ROUNDING[handle.dtype]
     if difference <= certain:
         return Finding("one step", Check.OK, message)
+    # A difference that is not a number fails, too.
     failed = not difference <= possible
     return Finding("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
 
 
 def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
-    name, tags, text = "generation", model.thinking, model.text(generation.tokens)
+    name = "generation"
+    tags = model.thinking
+    text = model.text(generation.tokens)
     count = len(generation.tokens)
-    other = [tag for pair in PUBLISHED for tag in pair if tag in text and tag not in (tags.open, tags.close.strip())]
-    if other:
-        advice = f"name the text that ends thinking with think_close, {other[-1]!r} perhaps"
-        return Finding(name, Check.WARNING, f"it wrote {other[0]!r}, which is not one of its think tags", advice)
+    model_tags = (tags.open, tags.close.strip())
+    foreign_tags = [tag for tag in itertools.chain(*PUBLISHED) if tag in text and tag not in model_tags]
+    if foreign_tags:
+        advice = f"name the text that ends thinking with think_close, {foreign_tags[-1]!r} perhaps"
+        return Finding(name, Check.WARNING, f"it wrote {foreign_tags[0]!r}, which is not one of its think tags", advice)
     ended = f"ended after {count} tokens" if generation.finished else f"went on for {count} tokens"
     if not tags.close:
         return Finding(name, Check.OK, ended)

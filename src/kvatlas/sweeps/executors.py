@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-#: Seconds of work that justify one more process; guesses of the least seconds for a token and of the bytes of weights
-#: that one thread reads in a second.
-WORTH, TOKEN_SECONDS, READ = 5.0, 2e-4, 1e10
-#: The message of a worker at the end of a job.
+#: Seconds of work that justify one more process.
+WORKER_SECONDS = 5.0
+#: An estimate of the least seconds for a token.
+TOKEN_SECONDS = 2e-4
+#: An estimate of the bytes of weights that one thread reads in a second.
+READ_BYTES = 1e10
+#: The message of a worker at the end of a job; None asks for a unit, a text is an error.
 _DONE = True
 #: Bytes of a process with its libraries, before weights and cache.
 PROCESS = 450 * 2**20
@@ -61,22 +64,26 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worth(job: Job) -> int:
-    """Return the number of processes that pay for a job, from a rough estimate of its seconds on one core."""
+def useful_workers(job: Job) -> int:
+    """Return the number of processes that shorten a job, from a rough estimate of its seconds on one core."""
     if job.model.weight_bytes is None:
         return len(job.units)
     most = job.sampling.max_new_tokens
     lengths = {benchmark.name: min(benchmark.typical_output_tokens, most) for benchmark in job.benchmarks}
     tokens = sum(len(unit.settings) * lengths[unit.benchmark] for unit in job.units)
-    return max(1, int(tokens * max(TOKEN_SECONDS, job.model.weight_bytes / READ) / WORTH))
+    seconds = tokens * max(TOKEN_SECONDS, job.model.weight_bytes / READ_BYTES)
+    return max(1, int(seconds / WORKER_SECONDS))
 
 
 def usual_workers(job: Job) -> int:
-    """Return the number of processes that pay and fit into the memory of this machine; one for each GPU."""
+    """Return the number of useful processes that fit into the memory of this machine; one for each GPU."""
     if job.model.device != "cpu":
         return len(devices(job))
-    free, taken = free_memory(), PROCESS + (job.model.weight_bytes or 0)
-    return max(1, min(cores(), worth(job), cores() if free is None else free // taken))
+    workers = min(cores(), useful_workers(job))
+    free = free_memory()
+    if free is not None:
+        workers = min(workers, free // (PROCESS + (job.model.weight_bytes or 0)))
+    return max(1, workers)
 
 
 def devices(job: Job) -> list[str]:
@@ -85,16 +92,20 @@ def devices(job: Job) -> list[str]:
         return [job.model.device]
     import torch
 
-    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def shares(job: Job, workers: int) -> list[Job]:
     """Return the job of each worker, on a device of its own if there are several."""
-    share, places = job.shared_by(workers), devices(job)
-    if len(places) < 2:
+    share = job.shared_by(workers)
+    names = devices(job)
+    if len(names) < 2:
         return [share] * workers
-    options = [replace(job.model.options, device=places[number % len(places)]) for number in range(workers)]
-    return [replace(share, model=replace(job.model, options=own)) for own in options]
+    jobs = []
+    for index in range(workers):
+        options = replace(job.model.options, device=names[index % len(names)])
+        jobs.append(replace(share, model=replace(job.model, options=options)))
+    return jobs
 
 
 def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
@@ -106,35 +117,43 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))
         return
-    numbers = iter(range(len(job.units)))
     processes: dict[Connection, BaseProcess] = {}
     try:
-        processes.update(_hired(pool) for _ in range(workers))
+        processes.update(take_worker(pool) for _ in range(workers))
         for line, share in zip(processes, shares(job, workers), strict=True):
             with contextlib.suppress(OSError):  # a dead worker, which is handled below
                 line.send(share)
-        busy = set(processes)
-        while busy:
-            for line in busy.intersection(multiprocessing.connection.wait(busy)):
-                try:
-                    message = line.recv()
-                    if message is None:
-                        line.send(next(numbers, None))
-                except (EOFError, OSError):  # the worker has died
-                    busy.remove(line)
-                    continue
-                if message == _DONE:
-                    busy.remove(line)
-                    pool.idle[line] = processes.pop(line)
-                elif isinstance(message, str):
-                    raise KvatlasError(message)
-                elif message is not None:
-                    yield message
+        yield from _traces(processes, pool, len(job.units))
     finally:
         _end(processes)
 
 
-def _hired(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
+def _traces(processes: dict[Connection, BaseProcess], pool: WorkerPool, units: int) -> Iterator[Finished]:
+    """Give the units out one by one, and yield traces until all workers are done or dead.
+
+    A worker that is done moves from the `processes` to the idle workers of the pool.
+    """
+    unit_indices = iter(range(units))
+    busy = set(processes)
+    while busy:
+        for line in busy.intersection(multiprocessing.connection.wait(busy)):
+            try:
+                message = line.recv()
+                if message is None:
+                    line.send(next(unit_indices, None))
+            except (EOFError, OSError):  # the worker has died
+                busy.remove(line)
+                continue
+            if message == _DONE:
+                busy.remove(line)
+                pool.idle[line] = processes.pop(line)
+            elif isinstance(message, str):
+                raise KvatlasError(message)
+            elif message is not None:
+                yield message
+
+
+def take_worker(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
     """Return an idle worker with its connection, or start a new one.
 
     Each worker has a pipe of its own, so that a worker killed within a message does not block others. The job is sent
@@ -179,8 +198,8 @@ def _work(driver: Connection) -> None:
 
     def claim() -> int | None:
         driver.send(None)
-        number: int | None = driver.recv()
-        return number
+        unit_index: int | None = driver.recv()
+        return unit_index
 
     # The end of the driver is not an error of the worker.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, EOFError):

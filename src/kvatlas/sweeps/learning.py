@@ -30,7 +30,7 @@ W = TypeVar("W", bound=StrEnum)
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingData:
     """Traces for training or evaluation: the full cache of one model on the problems from `skip` on.
 
     The last `held_out` problems of each benchmark are kept for evaluation, which uses all thinking tokens. Training
@@ -61,7 +61,7 @@ class Material:
 
 
 def learn(
-    material: Material,
+    material: TrainingData,
     work: Path,
     out: Path,
     *,
@@ -99,7 +99,7 @@ def learn(
     return provenance
 
 
-def judge(head: Path, material: Material, work: Path, **options: Any) -> dict[str, Any]:
+def judge(head: Path, material: TrainingData, work: Path, **options: Any) -> dict[str, Any]:
     """Return the quality of a head's ranking of the thinking tokens of correct traces, and the traces left out.
 
     `options` are those of the sweep of these traces.
@@ -134,35 +134,52 @@ def left_out_as_text(left_out: dict[str, int]) -> str:
     return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
 
 
-def _examples(material: Material, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
+def _examples(material: TrainingData, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
     """Return the labelled tokens of correct traces from a file, which is written if missing, and the traces left out.
 
     Raises KvatlasError if all traces are left out.
     """
     from kvatlas.predictor import REASONS, hidden_states
 
-    tokens, chosen = 0 if held_out else material.tokens_per_trace, set[str]()
-    for problems in plan.problems.values():
-        cut = len(problems) - material.held_out
-        chosen |= {problem.id for problem in (problems[cut:] if held_out else problems[:cut])}
-    contents = [(*name, id_, content) for name, by_id in plan.contents.items() for id_, content in by_id.items()]
+    tokens = 0 if held_out else material.tokens_per_trace
+    chosen = _chosen_problems(material, plan, held_out=held_out)
     source = _provenance(material, plan) | {
         "tokens_per_trace": tokens,
         "run_keys": sorted(plan.compute_keys().values()),
-        "problems": digest(sorted(entry for entry in contents if entry[2] in chosen)),
+        "problems": _content_digest(plan, chosen),
     }
     (model,) = plan.models
-    left_out = dict.fromkeys(REASONS, 0) | Counter(why for _, _, why in _traces(plan, work, model, chosen) if why)
+    reasons = (why for _, _, why in _traces(plan, work, model, chosen) if why)
+    left_out = dict.fromkeys(REASONS, 0) | Counter(reasons)
     file = work / ("held-out.safetensors" if held_out else "hidden-states.safetensors")
     if not hidden_states.is_made_from(file, source):
         hidden_states.write(file, _labelled(plan, work, chosen, tokens, material.spec.seed), source)
     stored = hidden_states.read(file)
     if not stored.label.numel():
+        purpose = "evaluation" if held_out else "training"
         raise KvatlasError(
-            f"The predictor has no traces for {'evaluation' if held_out else 'training'}: of "
-            f"{sum(left_out.values())} traces {left_out_as_text(left_out)}."
+            f"The predictor has no traces for {purpose}: of {sum(left_out.values())} traces "
+            f"{left_out_as_text(left_out)}."
         )
     return stored, left_out
+
+
+def _chosen_problems(material: TrainingData, plan: Plan, *, held_out: bool) -> set[str]:
+    """Return the ids of the problems that are held out, or of all others."""
+    chosen: set[str] = set()
+    for problems in plan.problems.values():
+        first_held_out = len(problems) - material.held_out
+        selected = problems[first_held_out:] if held_out else problems[:first_held_out]
+        chosen.update(problem.id for problem in selected)
+    return chosen
+
+
+def _content_digest(plan: Plan, chosen: set[str]) -> str:
+    """Return one digest of the contents of the chosen problems."""
+    entries: list[tuple[str, str, str, str]] = []
+    for (model, benchmark), contents in plan.contents.items():
+        entries += [(model, benchmark, name, content) for name, content in contents.items() if name in chosen]
+    return digest(sorted(entries))
 
 
 def _word(kind: type[W], option: str, given: str) -> W:
@@ -204,7 +221,7 @@ def _traces(
                 yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
 
 
-def _provenance(material: Material, plan: Plan) -> dict[str, Any]:
+def _provenance(material: TrainingData, plan: Plan) -> dict[str, Any]:
     (model,) = plan.models
     return {
         "kvatlas": __version__,
@@ -247,11 +264,11 @@ def calibrate(
     if out.is_dir() or not out.parent.is_dir():
         raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in an existing folder.")
     handle = models.find(model, **model_options)
-    prompts = [
-        handle.encode(benchmarks.for_model(benchmark, handle.reads).prompt(problem))
-        for benchmark in map(benchmarks.find, names)
-        for problem in benchmark.problems(problems)
-    ]
+    prompts: list[tuple[int, ...]] = []
+    for name in names:
+        benchmark = benchmarks.find(name)
+        form = benchmarks.for_model(benchmark, handle.reads)
+        prompts += [handle.encode(form.prompt(problem)) for problem in benchmark.problems(problems)]
     loaded = handle.load()
     engine = Engine(handle, loaded, [FULL], Sampling(max_new_tokens=max_new_tokens), 16)
     requests = [Request(index, prompt, index, (FULL,)) for index, prompt in enumerate(prompts)]

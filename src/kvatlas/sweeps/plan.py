@@ -35,7 +35,7 @@ PROMPT_FORMAT = "chat-1"
 SCREEN_VERSION = 2
 #: The largest batch that an estimate considers.
 LARGEST_BATCH = 4096
-FULL = policies.of(Setting.of("full"))
+FULL = policies.from_setting(Setting.of("full"))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Plan:
 
     def policies_on(self, model: ModelHandle) -> list[Policy]:
         """Return the policies, with budgets in tokens of this model."""
-        return [policy.on(model) for policy, _ in self.policies]
+        return [policy.bind(model) for policy, _ in self.policies]
 
     def compute_keys(self) -> Mapping[tuple[str, str, Setting], str]:
         """Return the run keys by (model, benchmark, setting); the first call reads all weights."""
@@ -248,18 +248,23 @@ class Plan:
         """Sentences on differences that this sweep cannot show."""
         sentences = [no_choice_sentence(self.audit)]
         for model in self.models:
-            claims = Claims.read(model.folder)
-            outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
-            counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
-            if counted:
-                sentences.append(
-                    f"{model.name} is made for {claims}. These problems lie outside, so many of them may be wrong with "
-                    f"every setting: {', '.join(counted)}."
-                )
+            sentences.append(self._outside_claims(model))
             sentences += [self._uncompressed(model, benchmark) for benchmark in self.benchmarks]
             if any(policy.storage.key_bits < 16 for policy, _ in self.policies):
                 sentences.append(key_bias_warning(model))
         return [sentence for sentence in sentences if sentence]
+
+    def _outside_claims(self, model: ModelHandle) -> str:
+        """Return a sentence on problems that a model is not made for, or ""."""
+        claims = Claims.read(model.folder)
+        outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
+        counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
+        if not counted:
+            return ""
+        return (
+            f"{model.name} is made for {claims}. These problems lie outside, so many of them may be wrong with every "
+            f"setting: {', '.join(counted)}."
+        )
 
     def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:
         """Return a sentence on settings whose budget no trace of the expected length reaches, or ""."""
@@ -316,10 +321,7 @@ def make_plan(spec: Spec) -> Plan:
     _check_names("benchmark", [benchmark.name for benchmark in found_benchmarks])
     cells = _find_policies(spec)
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
-    notes = _device_notes(found_models)
-    for benchmark in found_benchmarks:
-        notes += notes_on(benchmark, spec.problems)
-        _check_grading(benchmark, problems[benchmark.name])
+    notes = _device_notes(found_models) + _benchmark_notes(spec, found_benchmarks, problems)
     prompts = {}
     contents = {}
     for model in found_models:
@@ -329,11 +331,10 @@ def make_plan(spec: Spec) -> Plan:
             policy.check(model)
         for benchmark in found_benchmarks:
             name = (model.name, benchmark.name)
-            asked = problems[benchmark.name]
-            texts = _prompt_texts(model, benchmark, asked)
+            texts = _prompt_texts(model, benchmark, problems[benchmark.name])
             notes += notes_for(model, texts, benchmark.name)
             prompts[name] = [len(model.tokens(text)) for text in texts]
-            contents[name] = {problem.id: _content(text, problem) for text, problem in zip(texts, asked, strict=True)}
+            contents[name] = _contents(texts, problems[benchmark.name])
             _check_longest_prompt(spec, model, benchmark, cells, max(prompts[name]))
     return Plan(
         spec=spec,
@@ -367,9 +368,9 @@ def _find_policies(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
     """Return the policy of each setting, with True if it is a baseline; KvatlasError for a repeated setting."""
     cells: dict[Setting, tuple[Policy, bool]] = {}
     for setting, baseline in spec.cells():
-        policy = policies.of(setting)
+        policy = policies.from_setting(setting)
         if spec.strict_budget and isinstance(policy, CompressingPolicy):
-            policy = policies.of(Setting.of(setting.policy, **{**setting.values, "strict_budget": True}))
+            policy = policies.from_setting(Setting.of(setting.policy, **{**setting.values, "strict_budget": True}))
         if policy.setting in cells:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = (policy, baseline)
@@ -380,6 +381,17 @@ def _device_notes(found_models: Sequence[ModelHandle]) -> list[str]:
     """Return a sentence on kernels that this machine lacks, if any."""
     slow = why_not() if any(model.device == "cpu" for model in found_models) else None
     return [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
+
+
+def _benchmark_notes(
+    spec: Spec, found_benchmarks: Sequence[Benchmark], problems: Mapping[str, Sequence[Problem]]
+) -> list[str]:
+    """Return the notes on the benchmarks; KvatlasError for one that cannot be graded."""
+    notes: list[str] = []
+    for benchmark in found_benchmarks:
+        notes += notes_on(benchmark, spec.problems)
+        _check_grading(benchmark, problems[benchmark.name])
+    return notes
 
 
 def _check_grading(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
@@ -404,13 +416,16 @@ def _check_longest_prompt(
     _check_room(spec, model, benchmark, longest)
     for policy, _ in cells:
         if isinstance(policy, CompressingPolicy):
-            policy.on(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
+            policy.bind(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
 
 
-def _content(prompt: str, problem: Problem) -> str:
-    """Return a digest of the rendered prompt, the reference answer, and the other data of the grader."""
-    about = json.dumps(dict(problem.about), sort_keys=True, default=lambda value: type(value).__qualname__)
-    return digest([prompt, problem.answer, about])[:32]
+def _contents(prompts: Sequence[str], problems: Sequence[Problem]) -> dict[str, str]:
+    """Return a digest of each rendered prompt, reference answer and other data of the grader, by the problem's id."""
+    contents = {}
+    for prompt, problem in zip(prompts, problems, strict=True):
+        about = json.dumps(dict(problem.about), sort_keys=True, default=lambda value: type(value).__qualname__)
+        contents[problem.id] = digest([prompt, problem.answer, about])[:32]
+    return contents
 
 
 def _tree_tokens(bound_policies: Sequence[Policy], prompt: int, output: int) -> int:
@@ -466,7 +481,7 @@ def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy
             "weights": model.weights_digest,
             "tokenizer": model.tokenizer_digest,
             "dtype": model.dtype,
-            "prompt_format": [PROMPT_FORMAT, model.prompt_identity],
+            "prompt_format": [PROMPT_FORMAT, model.chat.identity],
             "stops": sorted(model.stops),
             "thinking": [model.thinking.open, model.thinking.close],
             "benchmark": benchmarks.identity(benchmark),

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 #: Packages that must have one version on all nodes, so that traces are the same.
 SAME = ("kvatlas", "torch", "transformers")
-#: Seconds to wait for a trace before checking the workers, and for a cluster to answer.
-WAIT, PATIENCE = 2.0, 10.0
+#: Seconds to wait for a trace before checking the workers.
+TRACE_SECONDS = 2.0
+#: Seconds to wait for a cluster to answer.
+CONNECT_SECONDS = 10.0
 #: Bytes of the object store of a local Ray, through which traces pass one by one.
 OBJECT_STORE = 128 * 2**20
 
@@ -54,7 +56,7 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
         # Ray itself would try for minutes to reach a silent host.
         host, _, port = pool.address.removeprefix("ray://").rpartition(":")
         if host:
-            socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         ray.init(address=pool.address, **common)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise KvatlasError(
@@ -87,12 +89,9 @@ class _Driver:
             self._hire()
         try:
             while self.running:
-                ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=WAIT)
-                if not ready:
-                    left, takers = self.ray.get([self.queue.left.remote(), self.queue.takers.remote()])
-                    # The workers left may be those that the cluster had no room for.
-                    if not left and takers.isdisjoint(number for number, _ in self.running.values()):
-                        return
+                ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=TRACE_SECONDS)
+                if not ready and self._is_done():
+                    return
                 for stream in ready:
                     message = self._next(stream)
                     if isinstance(message, str):
@@ -104,6 +103,12 @@ class _Driver:
             for _, worker in self.running.values():
                 self.ray.kill(worker)
             self.ray.kill(self.queue)
+
+    def _is_done(self) -> bool:
+        """Return True if no unit is left and no living worker holds one."""
+        left, takers = self.ray.get([self.queue.left.remote(), self.queue.takers.remote()])
+        # The workers that run may be those that the cluster had no room for.
+        return not left and takers.isdisjoint(worker_id for worker_id, _ in self.running.values())
 
     def _hire(self) -> None:
         worker = self.ray.remote(Worker).options(**self.needs).remote()
@@ -122,10 +127,10 @@ class _Driver:
         except errors.RayTaskError as error:
             return f"A worker failed ({str(error.cause).splitlines()[0]}); finished traces are kept."
         except errors.RayError:
-            number, worker = self.running.pop(stream)
+            worker_id, worker = self.running.pop(stream)
             self.ray.kill(worker)
             self.lost += 1
-            self.ray.get(self.queue.lose.remote(number))
+            self.ray.get(self.queue.lose.remote(worker_id))
             # Workers that keep dying without a trace in between are not replaced.
             if self.lost <= 2 * self.workers and self.ray.get(self.queue.left.remote()):
                 self._hire()
@@ -136,7 +141,8 @@ class WorkQueue:
     """The queue of unit numbers, and the living workers that took any."""
 
     def __init__(self, units: int) -> None:
-        self._numbers, self._left = iter(range(units)), units
+        self._numbers = iter(range(units))
+        self._left = units
         self._takers: set[int] = set()
 
     def claim(self, worker: int) -> int | None:
@@ -161,7 +167,7 @@ class WorkQueue:
 class Worker:
     """A worker on one GPU or one core of a node."""
 
-    def decode(self, job: Job, queue: Any, number: int) -> Iterator[Finished | str]:
+    def decode(self, job: Job, queue: Any, worker_id: int) -> Iterator[Finished | str]:
         """Yield traces as they finish, or a sentence if this node differs from the driver's."""
         import ray
 
@@ -169,7 +175,7 @@ class Worker:
         if unlike is not None:
             yield f"A worker on the node {ray.util.get_node_ip_address()} {unlike}."
             return
-        yield from messages(job, iter(lambda: ray.get(queue.claim.remote(number)), None))
+        yield from messages(job, iter(lambda: ray.get(queue.claim.remote(worker_id)), None))
 
 
 def difference(job: Job) -> str | None:

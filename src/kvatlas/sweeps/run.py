@@ -83,10 +83,13 @@ def measure(plan: Plan) -> float | None:
         texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
         engine = Engine(model, model.load(), chosen, sampling, min(largest_batch(job, chosen), TIMED_ROWS))
         _timed(engine, chosen, texts, 1)
-        # Both read the prompts, one of them decodes more steps.
-        (prefill, first), (whole, last) = (_timed(engine, chosen, texts, 1 + steps) for steps in (0, TIMED_STEPS))
+        # Both read the prompts, the second one decodes more steps.
+        prefill_seconds, prefill_tokens = _timed(engine, chosen, texts, 1)
+        all_seconds, all_tokens = _timed(engine, chosen, texts, 1 + TIMED_STEPS)
         workers = cores() if model.device == "cpu" else len(devices(job))
-        seconds_per_token += max(whole - prefill, 1e-9) / max(1, last - first) / workers / len(plan.models)
+        seconds = max(all_seconds - prefill_seconds, 1e-9)
+        tokens = max(1, all_tokens - prefill_tokens)
+        seconds_per_token += seconds / tokens / workers / len(plan.models)
     return 1 / seconds_per_token
 
 
@@ -117,7 +120,7 @@ def executor_of(name: str) -> Executor:
     raise KvatlasError(f"Unknown executor {name!r}; expected: local, ray.")
 
 
-def sweep(
+def sweep(  # noqa: PLR0913
     plan: Plan,
     folder: Path,
     *,
@@ -212,7 +215,7 @@ def _check_others(plan: Plan, others: Sequence[Expected], store: Store, allow_co
     settings = dict.fromkeys(cell.setting for cell in others)
     if not allow_code:
         _check_code(plan, settings, store)
-    with_others = replace(plan, policies=tuple((policies.of(setting), False) for setting in settings))
+    with_others = replace(plan, policies=tuple((policies.from_setting(setting), False) for setting in settings))
     keys = with_others.compute_keys()
     for cell in others:
         if keys.get(cell.name) != cell.run_key:
@@ -280,20 +283,7 @@ class Driver:
         keys = plan.compute_keys()
         units = self._missing(model, cells)
         while units:
-            job = Job(
-                model=model,
-                weights=model.stream,
-                benchmarks=tuple(for_model(benchmark, model.reads) for benchmark in plan.benchmarks),
-                units=tuple(self._scripted(model, unit) if plan.screened else unit for unit in units),
-                sampling=plan.spec.sampling.sampling(),
-                seed=plan.spec.seed,
-                batch_size=self.batch_size,
-                screened=plan.screened,
-                identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
-                halvings=self.halvings,
-                prompt=plan.longest_prompt(model),
-                registered=tuple(policies.policies.added.values()),
-            )
+            job = self._job(model, units)
             before = self.finished
             for trace, decoded in self.run(job, self.pool):
                 self.store.add(keys[model.name, trace.benchmark, trace.setting], trace)
@@ -314,6 +304,26 @@ class Driver:
                 f"Workers ended without the traces of {len(units)} problems, probably because memory ran out; they are "
                 "decoded again with half the batch and half the workers."
             )
+
+    def _job(self, model: ModelHandle, units: Sequence[WorkItem]) -> Job:
+        """Return the job that decodes the units of a model."""
+        plan = self.plan
+        if plan.screened:
+            units = [self._scripted(model, unit) for unit in units]
+        return Job(
+            model=model,
+            weights=model.stream,
+            benchmarks=tuple(for_model(benchmark, model.reads) for benchmark in plan.benchmarks),
+            units=tuple(units),
+            sampling=plan.spec.sampling.sampling(),
+            seed=plan.spec.seed,
+            batch_size=self.batch_size,
+            screened=plan.screened,
+            identities={policy.setting: digest(policy.identity(model)) for policy, _ in plan.policies},
+            halvings=self.halvings,
+            prompt=plan.longest_prompt(model),
+            registered=tuple(policies.policies.added.values()),
+        )
 
     def _scripted(self, model: ModelHandle, unit: WorkItem) -> WorkItem:
         """Return the unit with the full cache's tokens."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.policies import CompressingPolicy
-from kvatlas.results import Store
+from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
 from kvatlas.sweeps.plan import FULL, Plan
 from kvatlas.sweeps.run import Progress, promised, sweep
@@ -77,11 +77,7 @@ def _copy_traces(plan: Plan, traces: Path, to: Store) -> None:
     expected = plan.contents_by_key()
     with Store.open(traces) as source:
         manifest = source.manifest()
-        keys = {cell.run_key for cell in manifest.expected if cell.setting == FULL.setting}
-        if manifest.screened:
-            # Another screen holds such traces, which are not in its manifest.
-            stored = source.keys()
-            keys = {key for key, setting, *_ in stored if setting == FULL.setting.id}
+        keys = _full_cache_keys(source, manifest)
         if not keys:
             raise KvatlasError(f"The run {str(traces)!r} has no setting 'full', whose traces a screen reads.")
         if not expected.keys() & keys:
@@ -92,3 +88,12 @@ def _copy_traces(plan: Plan, traces: Path, to: Store) -> None:
             content = contents.get(key, {}).get(trace.problem)
             if trace.setting == FULL.setting and content and content == expected[key].get(trace.problem):
                 to.add(key, trace)
+
+
+def _full_cache_keys(source: Store, manifest: Manifest) -> set[str]:
+    """Return the run keys of the full-cache traces of a run."""
+    if manifest.screened:
+        # Another screen holds such traces, which are not in its manifest.
+        stored = source.keys()
+        return {key for key, setting, *_ in stored if setting == FULL.setting.id}
+    return {cell.run_key for cell in manifest.expected if cell.setting == FULL.setting}

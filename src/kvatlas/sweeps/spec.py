@@ -21,10 +21,15 @@ from kvatlas.policies import policies
 from kvatlas.text import number, read_value, scalar
 
 Value = int | float | str | bool
-#: Limits of a sweep: problems of a benchmark, samples, settings, traces of all.
-MAX_PROBLEMS, MAX_SAMPLES, MAX_SETTINGS, MAX_TRACES = 100_000, 10_000, 10_000, 100_000_000
-#: Limits of a spec file: its characters, and its values with aliases written out.
-MAX_CHARACTERS, MAX_VALUES = 100_000, 100_000
+#: Limits of a sweep.
+MAX_PROBLEMS = 100_000
+MAX_SAMPLES = 10_000
+MAX_SETTINGS = 10_000
+MAX_TRACES = 100_000_000
+#: The most characters of a spec file.
+MAX_CHARACTERS = 100_000
+#: The most values of a spec file with aliases written out.
+MAX_VALUES = 100_000
 #: The validation context of a file, whose scalars are all texts; data from Python is typed.
 _FILE = "file"
 
@@ -78,13 +83,13 @@ class SettingSpec(BaseModel):
         return {name: _parameter([data["policy"]], name, value) for name, value in data.items()}
 
     @property
-    def own(self) -> dict[str, Any]:
+    def fixed_values(self) -> dict[str, Any]:
         """The fixed parameters, which axes do not change; None leaves a parameter to the policy."""
         return self.model_extra or {}
 
     def setting(self, **axes: Value) -> Setting:
         """Return the setting at one point of the grid."""
-        values = {**axes, **self.own}
+        values = {**axes, **self.fixed_values}
         return Setting.of(self.policy, **{name: value for name, value in values.items() if value is not None})
 
 
@@ -181,8 +186,9 @@ class Spec(BaseModel):
     def _typed_axes(cls, value: Any, info: ValidationInfo) -> Any:
         if info.context != _FILE or not isinstance(value, dict):
             return value
-        named = [entry.policy for key in ("settings", "baseline") for entry in info.data.get(key, ())]
-        return {name: _parameter(named, name, values) for name, values in value.items()}
+        entries = [*info.data.get("settings", ()), *info.data.get("baseline", ())]
+        policy_names = [entry.policy for entry in entries]
+        return {name: _parameter(policy_names, name, values) for name, values in value.items()}
 
     @field_validator("models", "benchmarks", "axes")
     @classmethod
@@ -219,15 +225,17 @@ class Spec(BaseModel):
 
     def cells(self) -> list[tuple[Setting, bool]]:
         """Return all settings, the grid first, each with True if it is a baseline."""
-        grid = [
-            spec.setting(**dict(zip(self._crossed(spec), values, strict=True)))
-            for spec in self.settings
-            for values in itertools.product(*self._crossed(spec).values())
-        ]
-        return [(setting, False) for setting in grid] + [(spec.setting(), True) for spec in self.baseline]
+        cells = []
+        for spec in self.settings:
+            axes = self._crossed(spec)
+            points = itertools.product(*axes.values())
+            cells += [(spec.setting(**dict(zip(axes, point, strict=True))), False) for point in points]
+        cells += [(spec.setting(), True) for spec in self.baseline]
+        return cells
 
     def _crossed(self, spec: SettingSpec) -> dict[str, list[Value]]:
-        return {name: values for name, values in self.axes.items() if name not in spec.own}
+        """Return the axes that a setting is crossed with."""
+        return {name: values for name, values in self.axes.items() if name not in spec.fixed_values}
 
 
 def recipes() -> dict[str, str]:
@@ -275,10 +283,13 @@ def setting_spec(
     **others: Any,
 ) -> dict[str, Any]:
     """Return the spec, as data, of a sweep with one setting; `others` are further keys of a spec."""
+    sampling: dict[str, Any] = {"temperature": temperature}
+    if max_new_tokens:
+        sampling["max_new_tokens"] = max_new_tokens
     return {
         "models": [{"model": model, **model_options}],
         "benchmarks": list(benchmarks),
-        "sampling": {"temperature": temperature, **({"max_new_tokens": max_new_tokens} if max_new_tokens else {})},
+        "sampling": sampling,
         "baseline": [{"policy": setting.policy, **setting.values}],
         **others,
     }
@@ -288,10 +299,10 @@ class _Loader(yaml.SafeLoader):
     """A loader of YAML whose scalars stay texts, except null."""
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+_Loader.yaml_implicit_resolvers = {}
+for _first, _resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
+    _kept = [(tag, pattern) for tag, pattern in _resolvers if tag.endswith((":null", ":merge"))]
+    _Loader.yaml_implicit_resolvers[_first] = _kept
 
 
 def _load(text: str) -> Any:
@@ -317,22 +328,28 @@ def _count(node: yaml.Node, counts: dict[int, int]) -> int:
     if id(node) not in counts:
         # An alias of a node within itself never ends.
         counts[id(node)] = MAX_VALUES + 1
-        inner: list[yaml.Node] = [] if isinstance(node, yaml.ScalarNode) else list(node.value)
-        if isinstance(node, yaml.MappingNode):
-            keys: dict[str, yaml.Node] = {}
-            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-                if keys.setdefault(key.value, key) is not key:
-                    raise KvatlasError(f"The key {key.value!r} is repeated in line {key.start_mark.line + 1}.")
-            inner = [child for pair in node.value for child in pair]
-        counts[id(node)] = 1 + sum(_count(child, counts) for child in inner)
+        counts[id(node)] = 1 + sum(_count(child, counts) for child in _children(node))
     if counts[id(node)] > MAX_VALUES:
         raise KvatlasError(f"It has more than {MAX_VALUES:,} values with its aliases written out.")
     return counts[id(node)]
 
 
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    """Return the nodes directly in a node, keys included; KvatlasError for a repeated key."""
+    if isinstance(node, yaml.ScalarNode):
+        return []
+    if not isinstance(node, yaml.MappingNode):
+        return list(node.value)
+    keys: dict[str, yaml.Node] = {}
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and keys.setdefault(key.value, key) is not key:
+            raise KvatlasError(f"The key {key.value!r} is repeated in line {key.start_mark.line + 1}.")
+    return list(itertools.chain(*node.value))
+
+
 def _sentence(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
         inner: dict[str, Any] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec, "allocate": Allocation}
         model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec

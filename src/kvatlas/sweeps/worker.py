@@ -72,7 +72,7 @@ class Job:
         for kind in self.registered:
             policies.policies.added.setdefault(kind.name, kind)
         settings = dict.fromkeys(itertools.chain.from_iterable(unit.settings for unit in self.units))
-        by_setting = {setting: policies.of(setting).on(self.model) for setting in settings}
+        by_setting = {setting: policies.from_setting(setting).bind(self.model) for setting in settings}
         for setting, policy in by_setting.items():
             if setting in self.identities and self.identities[setting] != digest(policy.identity(self.model)):
                 raise KvatlasError(f"A file of {setting} was replaced after the sweep began; start the sweep again.")

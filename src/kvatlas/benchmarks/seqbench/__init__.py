@@ -71,7 +71,8 @@ class _Graded:
         return f"{TEMPLATE}{problem.question}\n\nPlan:"
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        plan, reference = parse_plan(answer), parse_plan(problem.answer)
+        plan = parse_plan(answer)
+        reference = parse_plan(problem.answer)
         assert reference is not None, "a reference answer is a plan"
         grade = judge(read_maze(problem.question.splitlines()), reference, plan or ())
         if plan is None:
@@ -209,7 +210,7 @@ class Published(_Graded):
     @cached_property
     def _problems(self) -> Sequence[Problem]:
         rows = read_rows(Path(self.file).expanduser())
-        problems = [_problem(row, f"Line {number} of {self.file!r}") for number, row in enumerate(rows, 1)]
+        problems = [_problem(row, f"Line {line} of {self.file!r}") for line, row in enumerate(rows, 1)]
         if len({problem.id for problem in problems}) < len(problems):
             raise KvatlasError(f"The seqBench file {self.file!r} has an instance_id twice.")
         return problems
@@ -237,7 +238,8 @@ def _problem(row: Row, where: str) -> Problem:
     done, error_class = follow(maze, plan)
     if error_class != plans.NO_ERROR:
         raise KvatlasError(f"{where} has a completion that fails at action {done + 1} ({error_class}).")
-    stated, (doors, moves) = _object(row.get("complexity_parameters")), plans.depth(plan)
+    stated = _object(row.get("complexity_parameters"))
+    doors, moves = plans.depth(plan)
     about = {"L": len(plan), "B": int(stated.get("backtracking_count_B", doors)), "moves": moves}
     about |= {"N": stated["noise_ratio_N"]} if "noise_ratio_N" in stated else {}
     return Problem(str(row["instance_id"]), "\n".join(sentences), format_plan(plan), about)

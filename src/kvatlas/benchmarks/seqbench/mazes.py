@@ -36,7 +36,8 @@ _DECOY_LOCKED = 0.25
 #: Grids of at most so many rows and columns are small: they have simpler defaults and no locked distracting doors.
 SMALL = 6
 #: The kinds of places of keys.
-ON_WAY, DETOUR = "on_way", "detour"
+ON_WAY = "on_way"
+DETOUR = "detour"
 #: Paths without locked doors of more moves than this, over (columns + rows), are laid before the tree.
 _LAID = 2.5
 
@@ -65,7 +66,8 @@ class MazeShape:
     keys: str = DETOUR
 
     def __post_init__(self) -> None:
-        grid, rooms = f"{self.columns}x{self.rows}", self.columns * self.rows
+        grid = f"{self.columns}x{self.rows}"
+        rooms = self.columns * self.rows
         if min(self.columns, self.rows) < 1 or not 4 <= rooms <= 10_000:
             raise KvatlasError(f"A maze of {grid} rooms cannot be drawn; expected grids of 4 to 10000 rooms.")
         for name, value, most in (("noise ratio N", self.noise, 10), ("shuffle ratio S", self.shuffle, 1)):
@@ -88,6 +90,16 @@ class MazeShape:
     def small(self) -> bool:
         return max(self.columns, self.rows) <= SMALL
 
+    @property
+    def is_one_path(self) -> bool:
+        """Return True if the walk crosses no room twice."""
+        return self.keys == ON_WAY or not self.doors
+
+    @property
+    def key_actions(self) -> int:
+        """The actions of a plan that pick up and use keys and open locked doors."""
+        return 3 * self.doors
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -102,20 +114,13 @@ class Instance:
 def draw(shape: MazeShape, rng: random.Random) -> Instance:
     """Return a random checked instance. Raises KvatlasError if many draws give none of that shape."""
     longest = 0
-    one_path = shape.keys == ON_WAY or not shape.doors
-    added = 3 * shape.doors if one_path else 0
-    walked = replace(shape, doors=0, length=shape.length and shape.length - added) if one_path else shape
-    moves = (walked.length or 0) - 2
-    laid = one_path and moves > _LAID * (shape.columns + shape.rows)
     for _ in range(_DRAWS):
-        path = long_path(shape.columns, shape.rows, moves, rng) if laid else []
+        path = _laid_path(shape, rng)
         tree = spanning_tree(shape.columns, shape.rows, rng, path)
         for _ in range(1 if path or shape.length is None else _GOALS_PER_TREE):
-            route, reached = ([(path, None)], len(path) + 1) if path else _rewind(tree, walked, rng)
-            longest = max(longest, reached + added)
-            if route and added:
-                route = _with_keys(route[0][0], shape.doors, rng)
-            instance = _furnish(tree, route, shape, rng) if route else None
+            legs, reached = _walk(tree, path, shape, rng)
+            longest = max(longest, reached)
+            instance = _furnish(tree, legs, shape, rng) if legs else None
             if instance is not None:
                 check(instance.maze, instance.plan)
                 return instance
@@ -124,6 +129,31 @@ def draw(shape: MazeShape, rng: random.Random) -> Instance:
         f"None of {_DRAWS} mazes of {shape.columns}x{shape.rows} rooms has {length}B = {shape.doors} and "
         f"N = {shape.noise:g} (the longest plan has {longest} actions); take a larger grid, or smaller L, B or N."
     )
+
+
+def _laid_path(shape: MazeShape, rng: random.Random) -> list[int]:
+    """Return the path that is laid before the tree; empty for a walk that a random tree is likely to have."""
+    if shape.length is None or not shape.is_one_path:
+        return []
+    moves = shape.length - shape.key_actions - 2
+    if moves <= _LAID * (shape.columns + shape.rows):
+        return []
+    return long_path(shape.columns, shape.rows, moves, rng)
+
+
+def _walk(tree: Tree, path: list[int], shape: MazeShape, rng: random.Random) -> tuple[list[Leg] | None, int]:
+    """Return the legs of a walk, along the `path` if one was laid, None for none; and the largest L in its reach."""
+    if not shape.is_one_path:
+        return _rewind(tree, shape, rng)
+    legs: list[Leg] | None = [(path, None)]
+    reached = len(path) + 1
+    if not path:
+        # The whole way without its doors, which are added afterwards.
+        length = None if shape.length is None else shape.length - shape.key_actions
+        legs, reached = _rewind(tree, replace(shape, doors=0, length=length), rng)
+    if legs and shape.doors:
+        legs = _with_keys(legs[0][0], shape.doors, rng)
+    return legs, reached + shape.key_actions
 
 
 def room_name(column: int, row: int) -> str:
@@ -142,19 +172,22 @@ def spanning_tree(columns: int, rows: int, rng: random.Random, path: Sequence[in
     walls = [(room, room + 1) for room in range(rooms) if (room + 1) % columns]
     walls += [(room, room + columns) for room in range(rooms - columns)]
     # One sort by random numbers takes a third of the time of random.shuffle, which dominates for large mazes.
-    number = rng.random
-    walls.sort(key=lambda _: number())
+    draw_key = rng.random
+    walls.sort(key=lambda _: draw_key())
     walls[:0] = pairwise(path)
     root = list(range(rooms))
     tree: Tree = [[] for _ in range(rooms)]
     for a, b in walls:
-        i, j = a, b
-        while root[i] != i:
-            root[i] = i = root[root[i]]
-        while root[j] != j:
-            root[j] = j = root[root[j]]
-        if i != j:
-            root[j] = i
+        root_a = a
+        while root[root_a] != root_a:
+            root[root_a] = root[root[root_a]]
+            root_a = root[root_a]
+        root_b = b
+        while root[root_b] != root_b:
+            root[root_b] = root[root[root_b]]
+            root_b = root[root_b]
+        if root_a != root_b:
+            root[root_b] = root_a
             tree[a].append(b)
             tree[b].append(a)
     return tree
@@ -165,9 +198,23 @@ def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[i
 
     Each room of the tree is a square of four rooms of the grid; the way around it visits every one of them once.
     """
-    across, down = columns // 2, rows // 2
+    across = columns // 2
+    down = rows // 2
     tree = spanning_tree(across, down, rng) if min(across, down) > 1 else []
-    beside: dict[int, list[int]] = {}
+    adjacent = _way_around(tree, across, columns)
+    if moves >= len(adjacent):
+        return []
+    path = [rng.choice(sorted(adjacent))]
+    path.append(rng.choice(adjacent[path[0]]))
+    while len(path) <= moves:
+        neighbour, other = adjacent[path[-1]]
+        path.append(other if neighbour == path[-2] else neighbour)
+    return path
+
+
+def _way_around(tree: Tree, across: int, columns: int) -> dict[int, list[int]]:
+    """Return the two neighbours of each room on the closed way around a tree of squares, `across` in each row."""
+    adjacent: dict[int, list[int]] = {}
     for square, neighbours in enumerate(tree):
         corner = square // across * 2 * columns + square % across * 2
         last = corner + 1 + columns
@@ -181,16 +228,9 @@ def long_path(columns: int, rows: int, moves: int, rng: random.Random) -> list[i
         for way, step, a, b in sides:
             # If the tree continues there, the way leaves the square at both ends of the side; else it follows the side.
             joined = square + way in neighbours
-            beside.setdefault(a, []).append(a + step if joined else b)
-            beside.setdefault(b, []).append(b + step if joined else a)
-    if moves >= len(beside):
-        return []
-    path = [rng.choice(sorted(beside))]
-    path.append(rng.choice(beside[path[0]]))
-    while len(path) <= moves:
-        neighbour, other = beside[path[-1]]
-        path.append(other if neighbour == path[-2] else neighbour)
-    return path
+            adjacent.setdefault(a, []).append(a + step if joined else b)
+            adjacent.setdefault(b, []).append(b + step if joined else a)
+    return adjacent
 
 
 def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[Leg] | None:
@@ -199,16 +239,19 @@ def _with_keys(path: list[int], doors: int, rng: random.Random) -> list[Leg] | N
     if spare < 0:
         return None
     # The first leg has a move, each other two; the spare moves are spread at random.
-    cuts = [cut + number + 1 for number, cut in enumerate(sorted(rng.sample(range(spare + doors), doors)))]
-    legs = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
-    return [(leg, rng.randrange(1, len(leg) - 1) if number else None) for number, leg in enumerate(legs)]
+    spread = sorted(rng.sample(range(spare + doors), doors))
+    cuts = [cut + index + 1 for index, cut in enumerate(spread)]
+    first, *others = [path[begin : end + 1] for begin, end in pairwise([0, *cuts, len(path) - 1])]
+    return [(first, None), *((rooms, rng.randrange(1, len(rooms) - 1)) for rooms in others)]
 
 
 def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[Leg] | None, int]:
     """Return the legs of a walk in walking order, None if this attempt finds none; and the largest L in its reach."""
     # Actions that are no moves.
     others = 2 + 3 * shape.doors
-    here, back = rng.randrange(len(tree)), None
+    here = rng.randrange(len(tree))
+    # The first room on the way back through the leg before.
+    back: int | None = None
     locked: set[Edge] = set()
     legs: list[Leg] = []
     walked = 0
@@ -232,7 +275,8 @@ def _rewind(tree: Tree, shape: MazeShape, rng: random.Random) -> tuple[list[Leg]
         door = rng.randrange(1, distance)
         locked |= {(path[door], path[door + 1]), (path[door + 1], path[door])}
         legs.append((path, door))
-        here, back = path[0], path[1]
+        here = path[0]
+        back = path[1]
     return legs[::-1], others + walked
 
 
@@ -274,69 +318,93 @@ def _either_way(a: str, b: str, rng: random.Random) -> tuple[str, str]:
 def _door(rooms: tuple[str, str], key: str = "") -> list[str]:
     """Return the facts of an open door, or of a locked one with its key."""
     a, b = rooms
-    return [SENTENCES[kind].format(a=a, b=b, key=key) for kind in (("locked", "requires") if key else ("open",))]
+    kinds = ("locked", "requires") if key else ("open",)
+    return [SENTENCES[kind].format(a=a, b=b, key=key) for kind in kinds]
 
 
 def _furnish(tree: Tree, legs: Sequence[Leg], shape: MazeShape, rng: random.Random) -> Instance | None:
     """Add names, keys, facts and distractions to a walk; None if the tree has too few doors left to distract with."""
     names = [room_name(room % shape.columns, room // shape.columns) for room in range(len(tree))]
+    keys = _draw_keys(legs, shape, rng)
+    plan, supporting = _narrate(legs, names, keys, rng)
+    count = round(shape.noise * len(supporting))
+    distracting = _distract(tree, names, legs, count, keys[shape.doors :], rng)
+    if distracting is None:
+        return None
+    facts = _order(supporting, distracting, shape.shuffle, rng)
+    return Instance(read_maze([*supporting, *distracting]), plan, facts, len(supporting))
+
+
+def _draw_keys(legs: Sequence[Leg], shape: MazeShape, rng: random.Random) -> list[str]:
+    """Return the names of keys: one for each locked door of the plan, then those for distracting doors."""
+    if not shape.doors:
+        return []
     spare = 0
-    if shape.doors and not shape.small:
+    if not shape.small:
+        # The most facts that the plan may need; a locked distracting door takes three facts.
         most = sum(len(rooms) for rooms, _ in legs) + 3 * shape.doors + 2
         spare = round(shape.noise * most) // 3
     # From one pool, so that a number does not tell whether its key is needed.
     count = shape.doors + spare
-    numbers = [str(number) for number in rng.sample(range(1, max(100, 2 * count)), count)] if shape.doors else []
-    start, goal = names[legs[0][0][0]], names[legs[-1][0][-1]]
+    return [str(drawn) for drawn in rng.sample(range(1, max(100, 2 * count)), count)]
+
+
+def _narrate(
+    legs: Sequence[Leg], names: Sequence[str], keys: Sequence[str], rng: random.Random
+) -> tuple[Plan, list[str]]:
+    """Return the plan of a walk, and the facts that it needs in the order of the walk."""
+    start = names[legs[0][0][0]]
+    goal = names[legs[-1][0][-1]]
     plan: list[Action] = [("start", start)]
     supporting = [SENTENCES["start"].format(a=start)]
     crossed: set[Edge] = set()
-    for number, (rooms, door) in enumerate(legs):
-        key = numbers[number - 1] if number else ""
-        if number:
+    # The first leg has no key.
+    for key, (rooms, door) in zip(["", *keys], legs, strict=False):
+        if key:
             plan.append(("pick_up_key", key))
             supporting.append(SENTENCES["key"].format(key=key, a=names[rooms[0]]))
-        for i, (here, there) in enumerate(pairwise(rooms)):
+        for i, (here, ahead) in enumerate(pairwise(rooms)):
             if i == door:
-                plan += [("use_key", key), ("unlock_and_open_door_to", names[there])]
-            plan.append(("move_to", names[there]))
-            if (here, there) not in crossed:
-                crossed |= {(here, there), (there, here)}
-                supporting += _door(_either_way(names[here], names[there], rng), key if i == door else "")
+                plan += [("use_key", key), ("unlock_and_open_door_to", names[ahead])]
+            plan.append(("move_to", names[ahead]))
+            # A door that is crossed again is no new fact.
+            if (here, ahead) not in crossed:
+                crossed |= {(here, ahead), (ahead, here)}
+                supporting += _door(_either_way(names[here], names[ahead], rng), key if i == door else "")
     plan.append(("rescue", TARGET))
     supporting.append(SENTENCES["goal"].format(a=goal))
-    count = round(shape.noise * len(supporting))
-    distracting = _distract(tree, names, crossed, count, numbers[shape.doors :], rng)
-    if distracting is None:
-        return None
-    facts = _order(supporting, distracting, shape.shuffle, rng)
-    return Instance(read_maze([*supporting, *distracting]), tuple(plan), facts, len(supporting))
+    return tuple(plan), supporting
 
 
 def _distract(
-    tree: Tree, names: Sequence[str], crossed: set[Edge], count: int, spare: list[str], rng: random.Random
+    tree: Tree, names: Sequence[str], legs: Sequence[Leg], count: int, spare: list[str], rng: random.Random
 ) -> list[str] | None:
     """Return `count` true facts that the plan does not need, grown from the walk; None if the tree has too few."""
-    known = sorted({room for edge in crossed for room in edge})
-    seen = set(known)
-    frontier = [(room, there) for room in known for there in tree[room] if there not in seen]
+    seen: set[int] = set()
+    for leg_rooms, _ in legs:
+        seen.update(leg_rooms)
+    named = sorted(seen)
+    # Doors from a named room to a new one.
+    frontier: list[Edge] = []
+    for room in named:
+        frontier += [(room, neighbour) for neighbour in tree[room] if neighbour not in seen]
     distracting: list[str] = []
     while len(distracting) < count:
         if not frontier:
             return None
         index = rng.randrange(len(frontier))
         frontier[index], frontier[-1] = frontier[-1], frontier[index]
-        room, there = frontier.pop()
-        pair = _either_way(names[room], names[there], rng)
+        room, added = frontier.pop()
+        pair = _either_way(names[room], names[added], rng)
         if spare and len(distracting) + 3 <= count and rng.random() < _DECOY_LOCKED:
             key = spare.pop()
-            place = names[rng.choice(known)]
+            place = names[rng.choice(named)]
             distracting += [*_door(pair, key), SENTENCES["key"].format(key=key, a=place)]
         else:
             distracting += _door(pair)
-        known.append(there)
-        seen.add(there)
-        frontier += [(there, beyond) for beyond in tree[there] if beyond not in seen]
+        named.append(added)
+        seen.add(added)
+        frontier += [(added, beyond) for beyond in tree[added] if beyond not in seen]
     return distracting
 
 
@@ -344,9 +412,11 @@ def _order(supporting: list[str], distracting: list[str], shuffle: float, rng: r
     """Return supporting facts in path order with the others at random places between; then permute a share of them."""
     count = len(supporting) + len(distracting)
     places = set(rng.sample(range(count), len(distracting)))
-    supports, other = iter(supporting), iter(distracting)
-    stated = [next(other if i in places else supports) for i in range(count)]
+    supports = iter(supporting)
+    others = iter(distracting)
+    stated = [next(others if i in places else supports) for i in range(count)]
     moved = rng.sample(range(count), round(shuffle * count))
-    for index, fact in zip(sorted(moved), [stated[i] for i in moved], strict=True):
+    moved_facts = [stated[i] for i in moved]
+    for index, fact in zip(sorted(moved), moved_facts, strict=True):
         stated[index] = fact
     return tuple(stated)

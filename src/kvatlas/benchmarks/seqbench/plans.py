@@ -12,13 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from kvatlas.core import Grade, KvatlasError, Status
 
 Action = tuple[str, str]
 Plan = tuple[Action, ...]
 
-AGENT, TARGET = "Bob", "Alice"
+AGENT = "Bob"
+TARGET = "Alice"
 ACTIONS = ("start", "move_to", "pick_up_key", "use_key", "unlock_and_open_door_to", "rescue")
 #: First-error classes, and the word for a plan without an error.
 ERRORS = (
@@ -27,8 +29,10 @@ ERRORS = (
 )
 NO_ERROR = "none"
 
-#: Longer lists, in characters, and lists before the last ones are ignored. A plan of 400 actions has about 12,000.
-LONGEST_LIST, _LAST_LISTS = 100_000, 50
+#: Longer lists are ignored, in characters. A plan of 400 actions has about 12,000.
+LONGEST_LIST = 100_000
+#: Only so many lists at the end of a text are read.
+_LAST_LISTS = 50
 # Flat inner brackets and no escapes: nothing that could exhaust a parser.
 _FLAT = re.compile(r"\[(?:[^][(){}\\]|\([^][(){}\\]*\)|\[[^][(){}\\]*\])*\]")
 
@@ -76,11 +80,8 @@ def read_maze(sentences: Iterable[str]) -> Maze:
     """Return the maze of these facts, in any order. Raises KvatlasError for an unknown sentence."""
     facts: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in SENTENCES}
     for sentence in map(str.strip, sentences):
-        matches = ((kind, pattern.fullmatch(sentence)) for kind, pattern in _PATTERNS.items())
-        kind, match = next(((kind, match) for kind, match in matches if match), ("", None))
-        if match is None:
-            raise KvatlasError(f"{sentence[:80]!r} is no fact of a seqBench maze.")
-        facts[kind].append(match.groups())
+        kind, words = _read_fact(sentence)
+        facts[kind].append(words)
     if len(facts["start"]) != 1 or len(facts["goal"]) != 1:
         raise KvatlasError(f"The facts of a seqBench maze say once where {AGENT} is and once where {TARGET} is.")
     key_of = {frozenset((a, b)): key for a, b, key in facts["requires"]}
@@ -92,6 +93,15 @@ def read_maze(sentences: Iterable[str]) -> Maze:
         start=facts["start"][0][0],
         goal=facts["goal"][0][0],
     )
+
+
+def _read_fact(sentence: str) -> tuple[str, tuple[str, ...]]:
+    """Return the kind of a fact, and its rooms and key. Raises KvatlasError for an unknown sentence."""
+    for kind, pattern in _PATTERNS.items():
+        match = pattern.fullmatch(sentence)
+        if match:
+            return kind, match.groups()
+    raise KvatlasError(f"{sentence[:80]!r} is no fact of a seqBench maze.")
 
 
 def depth(plan: Plan) -> tuple[int, int]:
@@ -118,15 +128,23 @@ def parse_plan(text: str) -> Plan | None:
             items = ast.literal_eval(candidate)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue
-        if not isinstance(items, list):
-            continue
-        if items and all(isinstance(item, str) for item in items):
-            items = [tuple(re.findall(r"\w+", item)) for item in items]
-            if not all(len(item) == 2 and item[0] in ACTIONS for item in items):
-                continue
-        if all(isinstance(item, tuple | list) and item and isinstance(item[0], str) for item in items):
-            return tuple((item[0], str(item[1]) if len(item) == 2 else "") for item in items)
+        plan = _plan_of_items(items) if isinstance(items, list) else None
+        if plan is not None:
+            return plan
     return None
+
+
+def _plan_of_items(items: list[Any]) -> Plan | None:
+    """Return the plan in a list; None if an item is neither a tuple with a word first nor the text of an action."""
+    if items and all(isinstance(item, str) for item in items):
+        pairs = [tuple(re.findall(r"\w+", item)) for item in items]
+        return tuple(pairs) if all(len(pair) == 2 and pair[0] in ACTIONS for pair in pairs) else None
+    plan: list[Action] = []
+    for item in items:
+        if not isinstance(item, tuple | list) or not item or not isinstance(item[0], str):
+            return None
+        plan.append((item[0], str(item[1]) if len(item) == 2 else ""))
+    return tuple(plan)
 
 
 def _last_lists(text: str) -> Iterator[str]:
@@ -147,53 +165,92 @@ def _last_lists(text: str) -> Iterator[str]:
 
 def follow(maze: Maze, plan: Plan) -> tuple[int, str]:
     """Return the number of possible leading actions, and the error class of the next one, or `NO_ERROR`."""
-    # The room, empty before the start, and the key just used.
-    here = used = ""
-    held: set[str] = set()
-    opened: set[frozenset[str]] = set()
-    rescued = False
+    walk = _Walk(maze)
     for index, (name, argument) in enumerate(plan):
-        if rescued:
+        if walk.is_over:
+            # The rescue before this action came too early.
             return index - 1, "misplaced_rescue"
-        if name not in ACTIONS or not argument:
-            return index, "format"
-        if (name == "start") != (not here):
-            return index, "bad_start"
-        doors, door, key, used = maze.doors.get(here, {}), frozenset((here, argument)), used, ""
-        error = ""
-        match name:
-            case "unlock_and_open_door_to":
-                needed = doors.get(argument)
-                if needed is None or (key and door in opened):
-                    error = "no_such_door"
-                elif not key:
-                    error = "use_without_unlock" if needed in held else "key_not_held"
-                elif key != needed:
-                    error = "wrong_key"
-                opened.add(door)
-            case _ if key:
-                error = "use_without_unlock"
-            case "start":
-                error = "" if argument == maze.start else "bad_start"
-                here = argument
-            case "move_to":
-                if argument not in doors:
-                    error = "no_such_door"
-                elif doors[argument] is not None and door not in opened:
-                    error = "door_locked"
-                here = argument
-            case "pick_up_key":
-                error = "" if (argument, here) in maze.keys and argument not in held else "key_not_here"
-                held.add(argument)
-            case "use_key":
-                error = "" if argument in held else "key_not_held"
-                used = argument
-            case _:
-                error = "" if here == maze.goal and argument == TARGET else "misplaced_rescue"
-                rescued = True
+        error = walk.act(name, argument)
         if error:
             return index, error
-    return len(plan), NO_ERROR if rescued else "ended_early"
+    return len(plan), NO_ERROR if walk.is_over else "ended_early"
+
+
+class _Walk:
+    """The state of a maze while the actions of a plan are followed, up to the first error."""
+
+    def __init__(self, maze: Maze) -> None:
+        self.maze = maze
+        #: Empty before the start.
+        self.room = ""
+        self.held_keys: set[str] = set()
+        self.opened: set[frozenset[str]] = set()
+        #: The key of the action before, if that was `use_key`; else empty.
+        self.used_key = ""
+        self.is_over = False
+
+    def act(self, name: str, argument: str) -> str:
+        """Take an action; return its error class, empty without an error."""
+        if name not in ACTIONS or not argument:
+            return "format"
+        is_first = not self.room
+        if (name == "start") != is_first:
+            return "bad_start"
+        used_key = self.used_key
+        self.used_key = ""
+        if name == "unlock_and_open_door_to":
+            return self._unlock(argument, used_key)
+        if used_key:
+            # Only the door may follow the use of its key.
+            return "use_without_unlock"
+        actions = {
+            "start": self._start,
+            "move_to": self._move,
+            "pick_up_key": self._pick_up,
+            "use_key": self._use,
+            "rescue": self._rescue,
+        }
+        return actions[name](argument)
+
+    def _start(self, room: str) -> str:
+        self.room = room
+        return "" if room == self.maze.start else "bad_start"
+
+    def _move(self, room: str) -> str:
+        doors = self.maze.doors.get(self.room, {})
+        if room not in doors:
+            return "no_such_door"
+        if doors[room] is not None and frozenset((self.room, room)) not in self.opened:
+            return "door_locked"
+        self.room = room
+        return ""
+
+    def _pick_up(self, key: str) -> str:
+        if (key, self.room) not in self.maze.keys or key in self.held_keys:
+            return "key_not_here"
+        self.held_keys.add(key)
+        return ""
+
+    def _use(self, key: str) -> str:
+        self.used_key = key
+        return "" if key in self.held_keys else "key_not_held"
+
+    def _unlock(self, room: str, used_key: str) -> str:
+        """Open the door to a room with the key that was just used, empty without one."""
+        door = frozenset((self.room, room))
+        needed = self.maze.doors.get(self.room, {}).get(room)
+        if needed is None or (used_key and door in self.opened):
+            return "no_such_door"
+        if not used_key:
+            return "use_without_unlock" if needed in self.held_keys else "key_not_held"
+        if used_key != needed:
+            return "wrong_key"
+        self.opened.add(door)
+        return ""
+
+    def _rescue(self, person: str) -> str:
+        self.is_over = True
+        return "" if self.room == self.maze.goal and person == TARGET else "misplaced_rescue"
 
 
 def judge(maze: Maze, reference: Plan, plan: Plan) -> Grade:
@@ -210,7 +267,8 @@ def judge(maze: Maze, reference: Plan, plan: Plan) -> Grade:
     valid = error == NO_ERROR
     index = done
     if valid and not solved:
-        index, error = same, "not_optimal"
+        index = same
+        error = "not_optimal"
     if not solved:
         # If the plan continues after the whole reference, the last action of the reference, the rescue, is too early.
         same = min(same, len(reference) - 1)
@@ -256,22 +314,31 @@ def shortest(maze: Maze, without: str = "") -> tuple[int, int]:
         if plans:
             return actions, plans
         following: Counter[_Place] = Counter()
-        for (room, held, opened, used), count in layer.items():
-            if used:
-                following[room, held, opened | {used}, ""] += count
-                continue
-            for key in keys_in.get(room, ()):
-                if key not in held and key != without:
-                    following[room, held | {key}, opened, ""] += count
-            for neighbour, needed in doors[room].items():
-                if needed is None or needed in opened:
-                    following[neighbour, held, opened, ""] += count
-                elif needed in held:
-                    following[room, held, opened, needed] += count
+        for place, count in layer.items():
+            for next_place in _next_places(place, doors, keys_in, without):
+                following[next_place] += count
         layer = {place: count for place, count in following.items() if place not in done}
         done.update(layer)
         actions += 1
     return 0, 0
+
+
+def _next_places(
+    place: _Place, doors: Mapping[str, Mapping[str, str | None]], keys_in: Mapping[str, Sequence[str]], without: str
+) -> Iterator[_Place]:
+    """Yield the places after each possible action; the key `without` is not picked up."""
+    room, held, opened, used = place
+    if used:
+        yield room, held, opened | {used}, ""
+        return
+    for key in keys_in.get(room, ()):
+        if key not in held and key != without:
+            yield room, held | {key}, opened, ""
+    for neighbour, needed in doors[room].items():
+        if needed is None or needed in opened:
+            yield neighbour, held, opened, ""
+        elif needed in held:
+            yield room, held, opened, needed
 
 
 def _without_dead_ends(maze: Maze) -> tuple[dict[str, dict[str, str | None]], dict[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""The contract of a policy, and the selection of tokens at a compression.
+"""The contract of a policy: what it declares, what it sees, and what it decides.
 
 A policy is a frozen dataclass whose fields are its parameters. A new method writes one function, `score`; it declares
 the signals that it needs from the decode loop in `observes`, and its notes beside cached tokens in `columns`. Source of
@@ -7,54 +7,38 @@ the contract: Dynamic Thinking-Token Selection, arXiv 2601.18383.
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
 from enum import StrEnum
-from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import CODES, KvatlasError, Setting, Storage
 from kvatlas.noise import uniform
 from kvatlas.policies.from_file import code_of
 from kvatlas.policies.guard import guard_methods
+from kvatlas.policies.parameter_types import (
+    UNNAMED,
+    Scope,
+    budget_in_tokens,
+    budget_param,
+    check_value,
+    choice_param,
+    flag_param,
+    float_param,
+    floor_ratio,
+    in_largest_unit,
+    int_param,
+    storage_parameters,
+)
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from kvatlas.models import ModelHandle, Shape
-
+    from kvatlas.models import ModelHandle
 
 #: Rises with every change of packed numbers: part of the run keys of such settings.
 STORAGE_VERSION = 1
-#: Parameters that a setting names only if they have another value.
-UNNAMED: Mapping[str, Any] = {
-    **{"strict_budget": False, "budget_over": "cache", "every": 0, "every_from": "budget"},
-    **{"kv_bits": 16, "key_bits": 0, "value_bits": 0, "group": 32, "residual": 32},
-}
-
-
-#: The units of a budget in bytes, each 1024 of the one before, and such a budget.
-_UNITS = "KMG"
-_BYTES = rf"[0-9]{{1,12}}[{_UNITS}]iB"
-#: The largest integer that a parameter can be.
-MOST = 2**31 - 1
-
-
-class Scope(StrEnum):
-    """The unit of one choice of tokens: the whole model, each layer, or each KV head."""
-
-    GLOBAL = "global"
-    LAYER = "layer"
-    HEAD = "head"
-
-    def width(self, shape: Shape) -> tuple[int, int]:
-        """Return the numbers of separate choices over (layers, KV heads)."""
-        layers = 1 if self is Scope.GLOBAL else shape.layers
-        return layers, shape.kv_heads if self is Scope.HEAD else 1
 
 
 class Signal(StrEnum):
@@ -218,93 +202,6 @@ class Budget:
         return cached + earliest + (turn - earliest) % self.every - position
 
 
-@lru_cache(maxsize=4096)
-def share(ratio: float, tokens: int) -> int:
-    """Return floor(ratio * tokens), exact for the decimal text of the ratio (0.3 of 10 is 3, never 2)."""
-    return math.floor(Fraction(str(ratio)) * tokens)
-
-
-def tokens_of(text: str, token: int, beside: int) -> int:
-    """Return how many tokens of `token` bytes a budget such as 12MiB holds, with `beside` bytes for each sequence."""
-    unit = _UNITS.index(text[-3])
-    return int((int(text[:-3]) * 1024 ** (unit + 1) - beside) // token)
-
-
-def in_largest_unit(text: str) -> str:
-    """Return a budget in bytes in the largest unit without a fraction: equal budgets are one setting."""
-    number = int(text[:-3])
-    unit = _UNITS.index(text[-3])
-    while number and number % 1024 == 0 and unit + 1 < len(_UNITS):
-        number //= 1024
-        unit += 1
-    return f"{number}{_UNITS[unit]}iB"
-
-
-def _shown(value: Any) -> str:
-    """Return a value for an error sentence; Python does not write integers of thousands of digits."""
-    if isinstance(value, int) and value.bit_length() > 64:
-        return f"an integer of {value.bit_length():,} bits"
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]} ... ({len(text):,} characters)"
-
-
-def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
-    """Declare a parameter by a test of its values, and their description in an error sentence."""
-    return field(default=default, metadata={"expected": expected, "accepts": accepts}, **options)
-
-
-def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
-    """Declare a parameter that is an integer >= `least`, and at most `MOST`."""
-
-    def accepts(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
-
-    return parameter(f"an integer >= {least}", accepts, default, **options)
-
-
-def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf) -> Any:
-    """Declare a parameter that is a number from `least` to `most`."""
-
-    def accepts(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-
-    return parameter(
-        f"a number from {least} to {most}" if most < math.inf else f"a number >= {least}", accepts, default
-    )
-
-
-def flag_param(default: bool, **options: Any) -> Any:
-    """Declare a parameter that is true or false."""
-    return parameter("true or false", lambda value: isinstance(value, bool), default, **options)
-
-
-def choice_param(default: str | int, *others: str | int, **options: Any) -> Any:
-    """Declare a parameter that is one of several words or integers."""
-    choices = dict.fromkeys((default, *others))
-
-    def accepts(value: Any) -> bool:
-        return isinstance(value, str | int) and not isinstance(value, bool) and value in choices
-
-    texts = (repr(str(choice)) if isinstance(choice, str) else str(choice) for choice in choices)
-    return parameter(", ".join(texts), accepts, default, **options)
-
-
-def budget_param() -> Any:
-    """Declare a parameter that is a number of tokens, or of bytes with their unit."""
-
-    def accepts(value: Any) -> bool:
-        if isinstance(value, str):
-            return re.fullmatch(_BYTES, value) is not None
-        return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= MOST
-
-    return parameter("an integer >= 2, or bytes such as 12MiB (KiB, MiB or GiB)", accepts)
-
-
-def scope_param(default: Scope) -> Any:
-    """Declare the parameter `scope`, for policies whose scores differ between layers and heads."""
-    return choice_param(default, *Scope)
-
-
 @dataclass(frozen=True)
 class Policy:
     """A KV-cache token-selection method. Subclasses set the class variables; see docs/architecture.md.
@@ -345,29 +242,22 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.preset:
+            # The name belongs to the class, except that of a preset.
             object.__setattr__(self, "name", self.preset)
         for item in parameters(self):
-            value, expected, accepts = (getattr(self, item.name), *map(item.metadata.get, ("expected", "accepts")))
-            if expected is None and isinstance(item.default, str):
-                expected, accepts = "a text", lambda value: isinstance(value, str)
-            if accepts is not None and not accepts(value):
-                raise KvatlasError(f"{item.name} is {_shown(value)}; expected {expected}.")
+            check_value(item, getattr(self, item.name))
         if self.group % CODES:
             raise KvatlasError(f"group is {self.group}; expected a multiple of {CODES}.")
-        # Equal storages have equal parameters.
-        keys, values = self.key_bits or self.kv_bits, self.value_bits or self.kv_bits
-        bits = {"kv_bits": keys, "key_bits": 0, "value_bits": 0}
-        if keys != values:
-            bits = {"kv_bits": 16, "key_bits": keys, "value_bits": values}
-        if keys == values == 16:
-            bits |= {"group": 32, "residual": 32}
-        for name, number in bits.items():
-            object.__setattr__(self, name, number)
 
     @property
     def storage(self) -> Storage:
         """The form of its cached keys and values."""
-        return Storage(self.key_bits or self.kv_bits, self.value_bits or self.kv_bits, self.group, self.residual)
+        keys = self.key_bits or self.kv_bits
+        values = self.value_bits or self.kv_bits
+        if keys == values == 16:
+            # Unpacked numbers have neither groups nor unpacked copies.
+            return Storage()
+        return Storage(keys, values, self.group, self.residual)
 
     @property
     def budget(self) -> Budget | None:
@@ -375,36 +265,53 @@ class Policy:
         return None
 
     @classmethod
-    def of(cls, setting: Setting, preset: str = "") -> Self:
-        """Return the policy with a setting's parameters. Raises KvatlasError for unknown, missing or wrong ones."""
+    def from_setting(cls, setting: Setting, preset: str = "") -> Self:
+        """Return the policy with a setting's parameters, in their canonical form.
+
+        Raises KvatlasError for unknown, missing or wrong parameters.
+        """
+        values = setting.values
+        name = preset or cls.name
         names = [item.name for item in parameters(cls)]
-        values, name = setting.values, preset or cls.name
         unknown = next((word for word in values if word not in names), None)
         if unknown is not None:
             raise KvatlasError(
                 f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names) or 'none'}."
             )
-        if values.get("every") and "ratio" in names:
-            if "ratio" in values:
-                raise KvatlasError(
-                    f"ratio is {values['ratio']!r} beside every {values['every']!r}; leave ratio out: with every the "
-                    "kv_budget is what stays."
-                )
-            values["ratio"] = 1.0
-        elif values.get("strict_budget") is True:
-            values.setdefault("ratio_over", "older")
+        values |= _implied(values, names)
         missing = [word for word in ("kv_budget", "local_window", "ratio") if word in names and word not in values]
         if missing:
             raise KvatlasError(f"The policy {name!r} needs a value for {', '.join(missing)}.")
-        return cls(**values, preset=preset)
+        return cls(**values, preset=preset).canonical()
+
+    def canonical(self) -> Self:
+        """Return the policy with its parameters in their canonical form: equal settings have equal parameters."""
+        changed = {}
+        for name, value in self._canonical_values().items():
+            given = getattr(self, name)
+            # 1 equals 1.0, and a text equals the member of an enumeration, but they are written differently.
+            if value != given or type(value) is not type(given):
+                changed[name] = value
+        return replace(self, **changed) if changed else self
+
+    def _canonical_values(self) -> dict[str, Any]:
+        """Return the canonical values of the parameters that can be written in several ways."""
+        return dict(storage_parameters(self.storage))
 
     @cached_property
     def setting(self) -> Setting:
-        """The setting of this policy, defaults included; scope, strict budget, contents of the budget and frequency of
-        compressions are named only if they differ from the method's paper and the published rule."""
+        """The setting of this policy in its canonical form, defaults included.
+
+        Scope, strict budget, contents of the budget and frequency of compressions are named only if they differ from
+        the method's paper and the published rule.
+        """
+        policy = self.canonical()
         usual = {**UNNAMED, "scope": type(self).scope}
-        values = {item.name: getattr(self, item.name) for item in parameters(self)}
-        values = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        values = {}
+        for item in parameters(policy):
+            value = getattr(policy, item.name)
+            if item.name not in usual or value != usual[item.name]:
+                values[item.name] = value
         if "every" in values:
             del values["ratio"], values["ratio_over"]
         return Setting.of(self.name, **values)
@@ -415,7 +322,7 @@ class Policy:
         shared = {item.name for item in fields(CompressingPolicy)}
         return (self.name, *(getattr(self, item.name) for item in fields(self) if item.name not in shared))
 
-    def on(self, model: ModelHandle) -> Self:
+    def bind(self, model: ModelHandle) -> Self:
         """Return the policy for this model, which knows how many tokens a budget in bytes holds."""
         return self
 
@@ -437,11 +344,25 @@ class Policy:
         raise KvatlasError(f"The policy {self.name!r} has no score.")
 
 
+def _implied(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the values of parameters that follow from the others. Raises KvatlasError for a ratio beside `every`."""
+    if values.get("every") and "ratio" in names:
+        if "ratio" in values:
+            raise KvatlasError(
+                f"ratio is {values['ratio']!r} beside every {values['every']!r}; leave ratio out: with every the "
+                "kv_budget is what stays."
+            )
+        return {"ratio": 1.0}
+    if values.get("strict_budget") is True and "ratio_over" not in values:
+        return {"ratio_over": "older"}
+    return {}
+
+
 def parameters(policy: Policy | type[Policy]) -> list[Field[Any]]:
     """Return the fields of a policy that its user sets, last those of the storage of keys and values."""
     shared = [item.name for item in fields(Policy)]
-    own = (item for item in fields(policy) if item.name not in ("preset", "tokens"))
-    return sorted(own, key=lambda item: item.name in shared)
+    settable = (item for item in fields(policy) if item.name not in ("preset", "tokens_held"))
+    return sorted(settable, key=lambda item: item.name in shared)
 
 
 @dataclass(frozen=True)
@@ -483,8 +404,8 @@ class CompressingPolicy(Policy):
     budget_over: str = choice_param("cache", "thinking", kw_only=True)
     every: int = int_param(0, kw_only=True)
     every_from: str = choice_param("budget", "start", "prompt", kw_only=True)
-    #: The budget in tokens; 0 for one in bytes before `on` names the model. No parameter itself.
-    tokens: int = field(default=0, kw_only=True, repr=False)
+    #: The tokens that a budget in bytes holds; 0 before `on` names the model. No parameter itself.
+    tokens_held: int = field(default=0, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -493,41 +414,62 @@ class CompressingPolicy(Policy):
                 f"residual is {self.residual}, more than the local_window {self.local_window}; expected at most that, "
                 "since a compression keeps every unpacked token."
             )
-        if self.every_from != "budget" and not self.every:
-            raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
-        for name, expected in (("ratio_over", "older"), ("budget_over", "cache")):
-            if self.strict_budget and getattr(self, name) != expected and not (self.every and name == "ratio_over"):
-                raise KvatlasError(
-                    f"strict_budget is true and {name} is {getattr(self, name)!r}; expected {expected!r}, the rule "
-                    "that counts the prompt."
-                )
-        if self.every and self.ratio_over != "thinking":
-            raise KvatlasError(f"ratio_over is {self.ratio_over!r} beside every {self.every}; leave it out, as ratio.")
-        if self.budget_over == "thinking" and not self.keep_prompt:
-            raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; expected true.")
-        if isinstance(self.kv_budget, int):
-            object.__setattr__(self, "tokens", self.kv_budget)
-        else:
-            object.__setattr__(self, "kv_budget", in_largest_unit(self.kv_budget))
+        self._check_rule()
         if self.tokens and self.local_window >= self.tokens:
             raise KvatlasError(
                 f"local_window {self.local_window} leaves nothing to select in a kv_budget of {self._budget_text}; "
                 f"expected windows from 1 to {self.tokens - 1}."
             )
-        object.__setattr__(self, "ratio", float(self.ratio))
-        object.__setattr__(self, "scope", Scope(self.scope))
 
-    def on(self, model: ModelHandle) -> Self:
+    def _check_rule(self) -> None:
+        """Raise KvatlasError for parameters of the budget that contradict one another."""
+        if self.every_from != "budget" and not self.every:
+            raise KvatlasError(f"every_from is {self.every_from!r} without every; give every, the tokens between two.")
+        if self.strict_budget:
+            self._check_strict_budget()
+        if self.every and self.ratio_over != "thinking":
+            raise KvatlasError(f"ratio_over is {self.ratio_over!r} beside every {self.every}; leave it out, as ratio.")
+        if self.budget_over == "thinking" and not self.keep_prompt:
+            raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; expected true.")
+
+    def _check_strict_budget(self) -> None:
+        """Raise KvatlasError for a rule that does not count the prompt, which a strict budget counts."""
+        required = {"ratio_over": "older", "budget_over": "cache"}
+        if self.every:
+            # The ratio does not matter then.
+            del required["ratio_over"]
+        for name, expected in required.items():
+            if getattr(self, name) != expected:
+                raise KvatlasError(
+                    f"strict_budget is true and {name} is {getattr(self, name)!r}; expected {expected!r}, the rule "
+                    "that counts the prompt."
+                )
+
+    def _canonical_values(self) -> dict[str, Any]:
+        values = {**super()._canonical_values(), "ratio": float(self.ratio)}
+        if isinstance(self.kv_budget, str):
+            values["kv_budget"] = in_largest_unit(self.kv_budget)
+        if any(item.name == "scope" for item in fields(self)):
+            values["scope"] = Scope(self.scope)
+        return values
+
+    @property
+    def tokens(self) -> int:
+        """The budget in tokens; 0 for one in bytes before `on` names the model."""
+        return self.kv_budget if isinstance(self.kv_budget, int) else self.tokens_held
+
+    def bind(self, model: ModelHandle) -> Self:
         if isinstance(self.kv_budget, int):
             return self
-        token, beside = model.kv_bytes(self.storage)
-        tokens = tokens_of(self.kv_budget, token, beside)
+        token_bytes, sequence_bytes = model.kv_bytes(self.storage)
+        tokens = budget_in_tokens(self.kv_budget, token_bytes, sequence_bytes)
         if tokens < 2:
+            unpacked = f" and {sequence_bytes:,} for the newest, unpacked ones" if sequence_bytes else ""
             raise KvatlasError(
-                f"kv_budget {self.kv_budget} holds no two tokens of {model.name}, which take {token:,} bytes each"
-                f"{f' and {beside:,} for the newest, unpacked ones' if beside else ''}."
+                f"kv_budget {self.kv_budget} holds no two tokens of {model.name}, which take {token_bytes:,} bytes "
+                f"each{unpacked}."
             )
-        return replace(self, tokens=tokens)
+        return replace(self, tokens_held=tokens)
 
     @cached_property
     def budget(self) -> Budget:
@@ -568,99 +510,11 @@ def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int)
     """
     if policy.every:
         room = policy.tokens - policy.local_window
-        counted = protected - (prompt if policy.budget_over == "thinking" else 0)
-        certain = min(protected, room) if policy.strict_budget else protected
-        return certain, min(older - protected, max(0, room - counted))
+        counted = protected - prompt if policy.budget_over == "thinking" else protected
+        kept_protected = min(protected, room) if policy.strict_budget else protected
+        return kept_protected, min(older - protected, max(0, room - counted))
     if policy.ratio_over == "thinking":
-        return protected, share(policy.ratio, older - protected)
-    kept = share(policy.ratio, older)
-    return min(protected, kept) if policy.strict_budget else protected, max(0, kept - protected)
-
-
-def places(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
-    """Return a mask of the older tokens [..., older] that stay in any case, and how many of the others stay.
-
-    Both are the same in every layer and head, because prompt and answer tokens are. If a strict budget has no room for
-    all protected tokens, the older ones stay.
-    """
-    import torch
-
-    older = cached.positions.shape[-1] - policy.local_window
-    old = cached.positions[..., :older]
-    protected = torch.zeros_like(old, dtype=torch.bool)
-    if policy.keep_prompt:
-        protected |= old < cached.prompt_length
-    prompt = int(protected.reshape(-1, older)[0].sum())
-    if cached.thinking_end is not None:
-        protected |= old >= cached.thinking_end
-    certain, chosen = allotted(policy, older, int(protected.reshape(-1, older)[0].sum()), prompt)
-    return protected & (protected.cumsum(-1) <= certain), chosen
-
-
-def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
-    """Return the slots [..., kept] that stay, ascending: the local window, and older tokens with the highest scores."""
-    import torch
-
-    length = cached.positions.shape[-1]
-    protected, chosen = places(policy, cached)
-    filled = policy.filled(cached, protected, chosen)
-    if type(filled) is not int or not 0 <= filled <= chosen:
-        raise KvatlasError(
-            f"The policy {policy.name!r} fills {filled!r} places; expected an integer from 0 to {chosen}."
-        )
-    older = protected.shape[-1]
-    certain = int(protected.reshape(-1, older)[0].sum())
-    scores = _scores(policy.name, policy.score(cached), cached.positions, protected)
-    # Tokens that stay in any case come before other tokens with an infinite score.
-    order = scores.argsort(dim=-1, descending=True, stable=True)
-    order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
-    order = order[..., : certain + filled]
-    window = torch.arange(older, length, device=order.device).expand(*order.shape[:-1], policy.local_window)
-    return torch.cat([order.sort(dim=-1).values, window], dim=-1)
-
-
-def _unusable(scores: object, device: torch.device) -> str:
-    """Return a name for scores that are no tensor of real numbers on the device; "" for others."""
-    import torch
-
-    if not isinstance(scores, torch.Tensor):
-        return f"a {type(scores).__name__}"
-    if scores.is_complex() or scores.layout is not torch.strided:
-        return f"a tensor of {scores.dtype} with the layout {scores.layout}"
-    return "" if scores.device == device else f"a tensor on {scores.device}"
-
-
-def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
-    """Return scores [..., older] in float64 of the tokens older than the local window, infinite for protected ones.
-
-    `scores` comes from the policy, `positions` [..., cached] are those of the cache, `protected` [..., older] marks the
-    tokens that stay in any case, whatever their score. Raises KvatlasError unless the scores are a tensor of real
-    numbers of the shape [cached] or [..., cached], infinite ones included, without NaN.
-    """
-    import torch
-
-    expected = tuple(positions.shape)
-    kind = _unusable(scores, positions.device)
-    if not isinstance(scores, torch.Tensor) or kind:
-        raise KvatlasError(
-            f"The policy {policy!r} scored its tokens with {kind}; expected a tensor of real numbers of the shape "
-            f"{expected} or {expected[-1:]}, strided and on {positions.device}."
-        )
-    shape = tuple(scores.shape)
-    # One number for every choice, or the same for some of them.
-    sizes = zip(reversed(shape), reversed(expected), strict=False)
-    fits = len(shape) <= len(expected) and all(size in (1, there) for size, there in sizes)
-    if shape[-1:] != expected[-1:] or not fits:
-        raise KvatlasError(
-            f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {expected} "
-            f"(layers, KV heads, tokens); expected {expected} and {expected[-1:]}."
-        )
-    older = protected.shape[-1]
-    filled = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
-    wrong = int(filled.isnan().sum())
-    if wrong:
-        raise KvatlasError(
-            f"The policy {policy!r} gave {wrong} scores that are not a number (NaN) among {int((~protected).sum())} "
-            f"that decide, of the shape {shape}; expected numbers, infinite ones included."
-        )
-    return filled
+        return protected, floor_ratio(policy.ratio, older - protected)
+    kept = floor_ratio(policy.ratio, older)
+    kept_protected = min(protected, kept) if policy.strict_budget else protected
+    return kept_protected, max(0, kept - protected)

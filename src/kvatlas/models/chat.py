@@ -1,0 +1,284 @@
+"""The chat of a model: its tokenizer and template, its think tags, and the prompts and texts that they make."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from kvatlas.benchmarks.reading import Tags, read_tokens
+from kvatlas.core import KvatlasError, digest, reason, refusal
+from kvatlas.models import weights
+from kvatlas.models.files import ModelFiles
+from kvatlas.models.options import OWN_VALUES
+from kvatlas.models.thinking import Thinking, thinking
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+#: Messages of `role`, `content` and further fields of a chat template; further values for it.
+Messages = Sequence[Mapping[str, Any]]
+Values = Mapping[str, Any]
+_RANDOM = re.compile(r"\|\s*random\b|\blipsum\b")
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The tokenizer, chat template and think tags in the files of a model."""
+
+    files: ModelFiles
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, loaded from the folder alone, never from the network."""
+        loaded = self.files.overrides.tokenizer
+        return loaded if loaded is not None else self._load_tokenizer()
+
+    def _load_tokenizer(self) -> PreTrainedTokenizerBase:
+        from transformers import AutoTokenizer
+
+        name = self.files.name
+        with refusal(f"The tokenizer of the model {name!r} cannot be loaded"):
+            tokenizer = AutoTokenizer.from_pretrained(self.files.folder, local_files_only=True, trust_remote_code=False)
+        for path in self.files.adapter.templates.values():
+            tokenizer.chat_template = path.read_text("utf-8")
+        if self.files.options.template:
+            tokenizer.chat_template = _read_template(self.files.options.template)
+        if not tokenizer.chat_template:
+            raise KvatlasError(
+                f"The tokenizer of the model {name!r} has no chat template; give a Jinja file with --template, or "
+                "the model option template."
+            )
+        return tokenizer
+
+    def hash_tokenizer(self) -> str:
+        """Return the SHA-256 over the loaded tokenizer, whatever its files, and its template."""
+        return digest([_encoding(self.tokenizer), self._special, self.template])
+
+    def check(self) -> None:
+        """Raise KvatlasError for faults of tokenizer, stop tokens and template."""
+        self.find_thinking()
+        self.read_stops()
+        message = [{"role": "user", "content": "x"}]
+        text = self.render(message)
+        again = self.render(message)
+        # Addresses of objects and random words may repeat in one process, but not in the next.
+        unread = [name for name, _ in self.files.options.template_values if name not in self.template_variables]
+        if unread:
+            read = ", ".join(sorted(self.template_variables)) or "none"
+            raise KvatlasError(
+                f"The chat template of the model {self.files.name!r} does not read {unread[0]!r} of template_values; "
+                f"it reads {read}."
+            )
+        varies = text != again or " at 0x" in text or _RANDOM.search(self.template)
+        if varies or not text.strip():
+            fault = "another prompt each time" if varies else "an empty prompt"
+            raise KvatlasError(f"The chat template of the model {self.files.name!r} renders {fault}.")
+
+    def find_thinking(self) -> Thinking:
+        """Return the think tags of the model."""
+        return thinking(self.tokenizer, self.files.options.think_close)
+
+    @cached_property
+    def thinking(self) -> Thinking:
+        return self.find_thinking()
+
+    @cached_property
+    def think_close(self) -> int | None:
+        """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags."""
+        if self.files.overrides.think_close is not None:
+            return self.files.overrides.think_close
+        return self.thinking.token if self.thinking.close else -1
+
+    def thinking_end(self, tokens: Sequence[int]) -> int | None:
+        """Return the number of tokens before the end of thinking if the newest token completes it, else None."""
+        if self.think_close is None:
+            return self.thinking.end(tokens)
+        return len(tokens) - 1 if tokens[-1] == self.think_close else None
+
+    def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Return the end of thinking and the start of the answer in `tokens`; None if thinking does not end."""
+        if self.think_close is None:
+            return self.thinking.split(tokens)
+        return next(((i, i + 1) for i, token in enumerate(tokens) if token == self.think_close), None)
+
+    @cached_property
+    def opens_thinking(self) -> bool:
+        """True if the prompt itself opens thinking."""
+        if self.files.overrides.opens_thinking is not None:
+            return self.files.overrides.opens_thinking
+        opening = self.thinking.open
+        return bool(opening) and self.prompt("x").rstrip().endswith(opening)
+
+    @property
+    def tags(self) -> Tags:
+        """The think tags, with which texts of the model are read."""
+        return Tags(self.thinking.open, self.thinking.close, self.opens_thinking)
+
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
+        return self.read_stops()
+
+    def read_stops(self) -> frozenset[int]:
+        """Return the ids of the tokens that end a trace. Raises KvatlasError if there are none, and for other data."""
+        if self.files.overrides.stops is not None:
+            return self.files.overrides.stops
+        file = "generation_config.json"
+        ends = self.files.read_json(file).get("eos_token_id") if (self.files.folder / file).is_file() else None
+        ends = self.tokenizer.eos_token_id if ends is None else ends
+        if ends is None:
+            raise KvatlasError(f"The model {self.files.name!r} names no end-of-text token (eos_token_id).")
+        stops = ends if isinstance(ends, list) else [ends]
+        if not stops or any(type(token) is not int for token in stops):
+            raise KvatlasError(f"The model {self.files.name!r} has eos_token_id {ends!r}; expected token ids.")
+        return frozenset(stops)
+
+    def prompt(self, message: str) -> str:
+        """Return one user message through the chat template, up to where the model begins to write."""
+        return self.conversation([{"role": "user", "content": message}])
+
+    def conversation(self, messages: Messages, values: Values | None = None) -> str:
+        """Return the prompt of several messages, with further `values` for the template."""
+        system = self.files.options.system
+        if system and messages[0].get("role") != "system":
+            messages = [{"role": "system", "content": system}, *messages]
+        text = self.render(messages, values=values)
+        opening = self.files.options.think_open
+        return text if not opening or text.endswith(opening) else f"{text}{opening}"
+
+    def render(self, messages: Messages, *, answering: bool = True, values: Values | None = None) -> str:
+        """Render messages by the chat template in Jinja's sandbox, up to where an answer begins if `answering`.
+
+        Raises KvatlasError if the template refuses the messages.
+        """
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        defaults = {
+            "tools": None,
+            "strftime_now": date.fromisoformat(self.files.options.date).strftime,
+            **self.tokenizer.special_tokens_map,
+            **dict(self.files.options.template_values),
+        }
+        conversation = {"messages": messages, "documents": None, "add_generation_prompt": answering}
+        try:
+            return str(_compile_jinja_template(self.template).render({**defaults, **(values or {}), **conversation}))
+        # A template may raise anything.
+        except Exception as error:
+            raise KvatlasError(
+                f"The chat template of {self.files.name!r} refuses these messages ({reason(error)})."
+            ) from error
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """All that decides the prompt of messages, besides the tokenizer: part of the run key."""
+        options = self.files.options
+        identity: dict[str, Any] = {
+            "template": self.template,
+            "special": self._special,
+            "date": options.date if self.asks_for_date else None,
+            "opening": options.think_open,
+        }
+        # Without a system message and values of the user the keys of earlier runs stay.
+        if options.system:
+            identity["system"] = options.system
+        if options.template_values:
+            identity["values"] = dict(options.template_values)
+        return identity
+
+    @property
+    def asks_for_date(self) -> bool:
+        """True if the chat template contains the date of today."""
+        return "strftime_now" in self.template
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads and that template_values can set."""
+        from jinja2 import TemplateError, meta
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            environment = _compile_jinja_template(self.template).environment
+            names = meta.find_undeclared_variables(environment.parse(self.template))
+        except TemplateError as error:
+            raise KvatlasError(f"The chat template of {self.files.name!r} cannot be read ({reason(error)}).") from error
+        return frozenset(names - {*OWN_VALUES, *self.tokenizer.special_tokens_map, *environment.globals})
+
+    @property
+    def _special(self) -> dict[str, str]:
+        return {name: str(text) for name, text in self.tokenizer.special_tokens_map.items()}
+
+    @cached_property
+    def template(self) -> str:
+        """The chat template. Raises KvatlasError if the tokenizer has several without a default."""
+        try:
+            return str(self.tokenizer.get_chat_template())
+        except ValueError as error:
+            raise KvatlasError(
+                f"The tokenizer of the model {self.files.name!r} has no default chat template."
+            ) from error
+
+    def encode(self, message: str) -> tuple[int, ...]:
+        return self.tokens(self.prompt(message))
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text, without chat template and special tokens."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tuple(int(i) for i in ids)
+
+    def reads(self, text: str) -> bool:
+        """Return True if a text is the same after encoding and decoding, apart from case and spaces."""
+        # Not `tokens`, which warns of texts that are longer than the context.
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        back = str(self.tokenizer.decode(ids, skip_special_tokens=False))
+        return "".join(back.casefold().split()) == "".join(text.casefold().split())
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of new tokens without the end token."""
+        visible = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
+        return str(self.tokenizer.decode(list(visible), skip_special_tokens=False))
+
+    def answer(self, tokens: Sequence[int]) -> str | None:
+        """Return the text after the end of thinking; None if thinking does not end.
+
+        If neither the prompt nor the model opened thinking, the whole trace is an answer.
+        """
+        return read_tokens(self, tokens).answer
+
+    def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
+        """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""
+        if end is not None:
+            return end
+        return len(tokens) if self.tags.leaves_open(self.text(tokens)) else 0
+
+
+def _read_template(address: str) -> str:
+    """Return the text of a template's file that the user names."""
+    file = Path(address).expanduser()
+    try:
+        if file.exists() and not file.is_file():
+            # A pipe would wait for its writer.
+            raise OSError("it is no regular file")
+        return file.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise KvatlasError(f"template: {address!r} cannot be read ({reason(error)}).") from error
+
+
+def _encoding(tokenizer: PreTrainedTokenizerBase) -> list[Any]:
+    """Return all that changes how a tokenizer encodes and decodes, as plain data."""
+    plain = [getattr(tokenizer, name, None) for name in ("clean_up_tokenization_spaces", "split_special_tokens")]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # Each call sets truncation and padding.
+        return [{**json.loads(backend.to_str()), "truncation": None, "padding": None}, *plain]
+    with TemporaryDirectory() as folder:
+        vocabulary = sorted(weights.sha256(Path(file)) for file in tokenizer.save_vocabulary(folder))
+    added = {token: repr(text) for token, text in tokenizer.added_tokens_decoder.items()}
+    values = {name: value for name, value in tokenizer.init_kwargs.items() if isinstance(value, bool | int | float)}
+    return [type(tokenizer).__name__, vocabulary, added, values, *plain]

@@ -1,0 +1,160 @@
+"""The parameters of policies: how they are declared, checked and written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, field
+from enum import StrEnum
+from fractions import Fraction
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from kvatlas.core import KvatlasError, Storage
+
+if TYPE_CHECKING:
+    from kvatlas.models import Shape
+
+#: Parameters that a setting names only if they have another value.
+UNNAMED: Mapping[str, Any] = {
+    "strict_budget": False,
+    "budget_over": "cache",
+    "every": 0,
+    "every_from": "budget",
+    "kv_bits": 16,
+    "key_bits": 0,
+    "value_bits": 0,
+    "group": 32,
+    "residual": 32,
+}
+#: The units of a budget in bytes, each 1024 of the one before, and such a budget.
+_UNITS = "KMG"
+_BYTES = rf"[0-9]{{1,12}}[{_UNITS}]iB"
+#: The largest integer that a parameter can be.
+MOST = 2**31 - 1
+
+
+class Scope(StrEnum):
+    """The unit of one choice of tokens: the whole model, each layer, or each KV head."""
+
+    GLOBAL = "global"
+    LAYER = "layer"
+    HEAD = "head"
+
+    def width(self, shape: Shape) -> tuple[int, int]:
+        """Return the numbers of separate choices over (layers, KV heads)."""
+        layers = 1 if self is Scope.GLOBAL else shape.layers
+        return layers, shape.kv_heads if self is Scope.HEAD else 1
+
+
+@lru_cache(maxsize=4096)
+def floor_ratio(ratio: float, tokens: int) -> int:
+    """Return floor(ratio * tokens), exact for the decimal text of the ratio (0.3 of 10 is 3, never 2)."""
+    return math.floor(Fraction(str(ratio)) * tokens)
+
+
+def budget_in_tokens(text: str, token_bytes: int, sequence_bytes: int) -> int:
+    """Return how many tokens a budget such as 12MiB holds, less `sequence_bytes` for each sequence."""
+    unit = _UNITS.index(text[-3])
+    budget_bytes = int(text[:-3]) * 1024 ** (unit + 1)
+    return int((budget_bytes - sequence_bytes) // token_bytes)
+
+
+def in_largest_unit(text: str) -> str:
+    """Return a budget in bytes in the largest unit without a fraction: equal budgets are one setting."""
+    size = int(text[:-3])
+    unit = _UNITS.index(text[-3])
+    while size and size % 1024 == 0 and unit + 1 < len(_UNITS):
+        size //= 1024
+        unit += 1
+    return f"{size}{_UNITS[unit]}iB"
+
+
+def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
+    """Declare a parameter by a test of its values, and their description in an error sentence."""
+    return field(default=default, metadata={"expected": expected, "accepts": accepts}, **options)
+
+
+def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
+    """Declare a parameter that is an integer >= `least`, and at most `MOST`."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
+
+    return parameter(f"an integer >= {least}", accepts, default, **options)
+
+
+def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf) -> Any:
+    """Declare a parameter that is a number from `least` to `most`."""
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+    return parameter(
+        f"a number from {least} to {most}" if most < math.inf else f"a number >= {least}", accepts, default
+    )
+
+
+def flag_param(default: bool, **options: Any) -> Any:
+    """Declare a parameter that is true or false."""
+    return parameter("true or false", lambda value: isinstance(value, bool), default, **options)
+
+
+def choice_param(default: str | int, *others: str | int, **options: Any) -> Any:
+    """Declare a parameter that is one of several words or integers."""
+    choices = dict.fromkeys((default, *others))
+
+    def accepts(value: Any) -> bool:
+        return isinstance(value, str | int) and not isinstance(value, bool) and value in choices
+
+    texts = (repr(str(choice)) if isinstance(choice, str) else str(choice) for choice in choices)
+    return parameter(", ".join(texts), accepts, default, **options)
+
+
+def budget_param() -> Any:
+    """Declare a parameter that is a number of tokens, or of bytes with their unit."""
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, str):
+            return re.fullmatch(_BYTES, value) is not None
+        return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= MOST
+
+    return parameter("an integer >= 2, or bytes such as 12MiB (KiB, MiB or GiB)", accepts)
+
+
+def scope_param(default: Scope) -> Any:
+    """Declare the parameter `scope`, for policies whose scores differ between layers and heads."""
+    return choice_param(default, *Scope)
+
+
+def check_value(item: Field[Any], value: Any) -> None:
+    """Raise KvatlasError if a parameter does not accept a value."""
+    expected = item.metadata.get("expected")
+    accepts = item.metadata.get("accepts")
+    # A parameter without a description takes texts if its default is one, else anything.
+    if expected is None and isinstance(item.default, str):
+        expected = "a text"
+        accepts = _is_text
+    if accepts is not None and not accepts(value):
+        raise KvatlasError(f"{item.name} is {_shown(value)}; expected {expected}.")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error sentence; Python does not write integers of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]} ... ({len(text):,} characters)"
+
+
+def storage_parameters(storage: Storage) -> dict[str, int]:
+    """Return the parameters of a storage in their canonical form: equal storages have equal parameters."""
+    sizes = {"group": storage.group, "residual": storage.residual}
+    if storage.key_bits == storage.value_bits:
+        return {"kv_bits": storage.key_bits, "key_bits": 0, "value_bits": 0, **sizes}
+    return {"kv_bits": 16, "key_bits": storage.key_bits, "value_bits": storage.value_bits, **sizes}
