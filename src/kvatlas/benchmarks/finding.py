@@ -19,6 +19,8 @@ SHORT = 80
 MOST_CUES = 200
 #: The most boxes within boxes that are followed outwards.
 DEPTH = 8
+#: The most boxes that are read, from the end of a text.
+MOST_BOXES = 4 * DEPTH
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t]*")
 #: What a box without braces holds: a number, a command or a capital letter; a word there is prose about boxes.
@@ -98,27 +100,30 @@ def _boxes(text: str) -> list[str]:
     """
     starts = [match.start() for match in _BOX.finditer(text)]
     boxes: list[str] = []
-    first = last = len(text)
-    for start in reversed(starts[-4 * DEPTH :]):
+    # Boxes are read backwards: the box that was added last follows the current one in the text.
+    following_start = len(text)
+    following_end = len(text)
+    for start in reversed(starts[-MOST_BOXES:]):
         content, end = _content(text, start)
         placeholder = _PLACEHOLDER.fullmatch(content[:LONGEST])
         if placeholder and not boxes:
+            # A note on the format of answers is skipped; an announced empty box means that there is no answer.
             if not placeholder["word"] and _ANNOUNCED.search(text[max(0, start - SHORT) : start]):
                 return []
             continue
-        if boxes and end >= last:
-            # It encloses the last box: the outer one is the answer.
+        if boxes and end >= following_end:
+            # The current box encloses the following one: the outer one is the answer.
             boxes.pop(0)
-        elif boxes and not _JOINT.fullmatch(text[end + 1 : first][: SHORT + 1]):
+        elif boxes and not _JOINT.fullmatch(text[end + 1 : following_start][: SHORT + 1]):
             break
         boxes.insert(0, _unnested(content)[:LONGEST])
-        first = start
-        last = end
+        following_start = start
+        following_end = end
     return boxes
 
 
 def _unnested(content: str) -> str:
-    """Return the content of a box that holds nothing but another box."""
+    """Return the content of the innermost box if the content begins with a box; what is behind that is dropped."""
     content = content.strip()
     for _ in range(DEPTH):
         if not _BOX.match(content):
@@ -141,7 +146,10 @@ def _content(text: str, start: int) -> tuple[str, int]:
         if text[i] == "\\":
             i += 2
             continue
-        depth += (text[i] == "{") - (text[i] == "}")
+        if text[i] == "{":
+            depth += 1
+        elif text[i] == "}":
+            depth -= 1
         if depth == 0:
             return text[at + 1 : i], i
         i += 1
@@ -195,7 +203,8 @@ def stated(text: str) -> str | None:
             continue
         for end in (_END, _BECAUSE):
             answer = end.split(answer, maxsplit=1)[0]
-        answer = unwrapped(_SENTENCE.sub("", answer).strip(_QUOTES).rstrip(".,;:"))
+        answer = _SENTENCE.sub("", answer)
+        answer = unwrapped(answer.strip(_QUOTES).rstrip(".,;:"))
         if re.search(r"[^\W_]", answer):
             return answer
     return None
@@ -277,9 +286,12 @@ def letter(text: str, choices: Sequence[str]) -> str | None:
     if None not in boxes and len(set(boxes)) == 1:
         return boxes[0]
     tail = text[-TAIL:].translate(_SIGNS)
-    for statement in (_announced(tail, last, choices), *_mentioned(tail, last)):
+    statements = [_announced(tail, last, choices), *_mentioned(tail, last)]
+    for statement in statements:
         if statement is not None:
+            # "" is a statement that no letter is the answer: it ends the search.
             return statement or None
+    # Only the last few boxes are searched.
     for match in reversed(list(_BOX.finditer(text))[-DEPTH:]):
         if found := _leading_letter(_content(text, match.start())[0], last, choices):
             return found
@@ -324,7 +336,7 @@ def _mentioned(tail: str, last: str) -> list[str | None]:
 
 
 def _option(text: str, last: str, strict: bool = False) -> str | None:
-    """Return the letter at the beginning of a text; None if a sentence goes on behind it, or another letter follows.
+    """Return the letter at the beginning of a text; None if it is a word of a sentence, or another letter follows.
 
     A small letter, and with `strict` any, has to end the statement. A lone A may be an article, a lone I a pronoun.
     """
@@ -333,8 +345,13 @@ def _option(text: str, last: str, strict: bool = False) -> str | None:
         return None
     found = match["letter"]
     rest = match["rest"]
-    goes_on = found.isupper() and not strict and (_REASON.match(rest) or (found not in "AI" and rest[:1].isspace()))
-    return found.upper() if _STOP.match(rest) or goes_on else None
+    if _STOP.match(rest):
+        return found.upper()
+    if strict or not found.isupper():
+        return None
+    # A capital letter may be followed by a reason, or by any words unless it can be an article (A) or a pronoun (I).
+    is_letter = _REASON.match(rest) or (found not in "AI" and rest[:1].isspace())
+    return found if is_letter else None
 
 
 def _on_a_line(tail: str, last: str, choices: Sequence[str]) -> str | None:
@@ -344,7 +361,9 @@ def _on_a_line(tail: str, last: str, choices: Sequence[str]) -> str | None:
     # Several are a list of the options, unless the last is a letter without its text.
     if len(set(alone) - {None}) > 1 and len(lines[-1].strip(_QUOTES + "$().]}")) > 1:
         return None
-    return next(filter(None, (*alone[-1:], *alone[:1])), None)
+    if not alone:
+        return None
+    return alone[-1] or alone[0]
 
 
 def _alone(line: str, last: str, choices: Sequence[str]) -> str | None:
@@ -354,7 +373,8 @@ def _alone(line: str, last: str, choices: Sequence[str]) -> str | None:
         return None
     found = match["letter"].upper()
     text = match["rest"].strip().lstrip(_QUOTES + ")].:")
-    return found if not text.strip("$.})\\") or _choice(text, choices) == found else None
+    is_alone = not text.strip("$.})\\")
+    return found if is_alone or _choice(text, choices) == found else None
 
 
 def _leading_letter(box: str, last: str, choices: Sequence[str]) -> str | None:

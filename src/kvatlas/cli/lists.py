@@ -118,8 +118,9 @@ def _print_problem(name: str, problem: str, model: str | None, column: list[str]
     chosen = problem_of(benchmark, problem)
     text = benchmark.prompt(chosen)
     if model is not None:
-        reader = find_model(model)
-        text = reader.prompt(for_model(benchmark, reader.reads).prompt(chosen))
+        handle = find_model(model)
+        model_benchmark = for_model(benchmark, handle.reads)
+        text = handle.prompt(model_benchmark.prompt(chosen))
     typer.echo(text, file=unfiltered(sys.stdout))
     typer.echo(visible(f"{chosen.id}: {chosen.answer}"), err=True)
 

@@ -31,11 +31,14 @@ class Oracle(CompressingPolicy):
         import torch
 
         tokens = cached.tokens()
+        # Among equal scores the newest token comes first; the term is far below any attention.
         scores = torch.arange(cached.length, device=tokens.device).double() * 1e-18
         if cached.reference is not None:
             length = min(cached.length, len(cached.reference.tokens))
-            theirs = torch.tensor(cached.reference.tokens[:length], device=tokens.device)
-            shared = int((tokens[:length] == theirs).long().cumprod(0).sum())
-            scored = min(shared, len(cached.reference.attention))
-            scores[:scored] += cached.reference.attention[:scored].to(scores)
+            reference_tokens = torch.tensor(cached.reference.tokens[:length], device=tokens.device)
+            is_equal = tokens[:length] == reference_tokens
+            # The product is 1 up to the first token that differs.
+            common_length = int(is_equal.long().cumprod(0).sum())
+            scored_length = min(common_length, len(cached.reference.attention))
+            scores[:scored_length] += cached.reference.attention[:scored_length].to(scores)
         return scores[cached.positions]

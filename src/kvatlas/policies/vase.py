@@ -56,7 +56,9 @@ class VaSE(CompressingPolicy):
 
     def score(self, cached: CacheView) -> Tensor:
         attention = cached.each_layer(lambda layer: self._attention(cached, layer))
-        scores = attention.double().log() - (-cached.uniform().log()).log()
+        # The highest log(attention) + Gumbel noise: a draw without replacement.
+        gumbel_noise = -(-cached.uniform().log()).log()
+        scores = attention.double().log() + gumbel_noise
         protected, chosen = places(self, cached)
         ranges = cached.each_layer(lambda layer: cached.value(layer).amax(-1) - cached.value(layer).amin(-1))
         ranges = ranges.masked_fill(cached.positions < self.sinks, float("inf"))
@@ -66,7 +68,10 @@ class VaSE(CompressingPolicy):
         return scores.scatter(-1, largest, float("inf"))
 
     def _attention(self, cached: CacheView, layer: int) -> Tensor:
-        inside = observing(cached, layer, self.queries)
-        before = logits(cached, layer).masked_fill(inside[:, None, None], float("-inf"))
-        attention = pooled(before.softmax(-1).nan_to_num(0.0).mean(2), self.kernel, "avg").mean(1)
-        return attention.masked_fill(inside, float("inf"))
+        in_window = observing(cached, layer, self.queries)
+        # [KV heads, query heads of each, queries, cached]
+        earlier_logits = logits(cached, layer).masked_fill(in_window[:, None, None], float("-inf"))
+        # A row without earlier tokens is NaN.
+        weights = earlier_logits.softmax(-1).nan_to_num(0.0)
+        attention = pooled(weights.mean(2), self.kernel, "avg").mean(1)
+        return attention.masked_fill(in_window, float("inf"))

@@ -203,19 +203,23 @@ class Manifest:
         # Cells of both sweeps whose run key changed are replaced by those of this one.
         kept = [*others, *self._repeated(earlier)]
         on_grid = {cell.name for cell in self.expected if not cell.baseline}
+        # A sweep that has all cells of the earlier one decides alone which cells are on the grid.
         if others:
             on_grid |= {cell.name for cell in kept if not cell.baseline}
         swept = _enlarged([*kept, *self.expected], on_grid)
+        # Cells of imported logs are not in `swept`; they stay as they are.
         cells = {cell.name: swept.get(cell.name, cell) for cell in (*earlier.expected, *self.expected)}
         axes = self._axes_with(earlier) if others else dict(self.axes)
         spec = dict(self.spec)
         if kept:
-            limits: list[Any] = [spec.get("problems"), earlier.spec.get("problems")]
-            spec["problems"] = None if None in limits else max(limits)
+            # None means all problems.
+            problem_limits: list[Any] = [spec.get("problems"), earlier.spec.get("problems")]
+            spec["problems"] = None if None in problem_limits else max(problem_limits)
+            # All cells of `swept` have the same number of samples.
             spec["samples"] = next(iter(swept.values())).samples
         if others:
-            settings = [cell for name, cell in cells.items() if name in swept]
-            spec |= _spec_of_settings(settings, axes)
+            swept_cells = [cell for name, cell in cells.items() if name in swept]
+            spec |= _spec_of_settings(swept_cells, axes)
         tags = {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})}
         return replace(
             self,

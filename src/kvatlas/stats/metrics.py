@@ -6,13 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError
 from kvatlas.results.manifest import Manifest
-from kvatlas.stats.estimates import common, from_problem_means
+from kvatlas.stats.estimates import from_problem_means
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.numerics.bounded import interval
 
@@ -46,22 +46,26 @@ class Rule:
         fewer than k samples.
         """
         k = self.k
-        fewest = min(map(len, grades), default=0)
+        fewest = min((len(problem_grades) for problem_grades in grades), default=0)
         if fewest < k:
             raise KvatlasError(
                 f"{self.kind}@{k} needs {k} samples of every problem; the fewest that one has is {fewest}."
             )
         if self.kind == "maj":
             return np.array([majority(samples, k) for samples in votes])
-        counts = [(len(samples), round(math.fsum(samples))) for samples in grades]
-        return np.array([1 - math.comb(samples - right, k) / math.comb(samples, k) for samples, right in counts])
+        values = []
+        for problem_grades in grades:
+            samples = len(problem_grades)
+            right = round(math.fsum(problem_grades))
+            # The share of the subsets of k samples that hold no right one, taken from 1.
+            values.append(1 - math.comb(samples - right, k) / math.comb(samples, k))
+        return np.array(values)
 
     def estimate(self, grades: Sequence[Sequence[float]], votes: Sequence[Sequence[Hashable]]) -> Estimate:
         """Return the metric with its interval; KvatlasError where a problem has fewer than k samples."""
-        # A mean over subsets of k samples varies at most like the mean over the disjoint ones (Hoeffding 1963).
-        groups = [len(samples) // self.k for samples in grades]
         means = self.values(grades, votes)
-        return replace(from_problem_means(means, groups, *interval(means)), samples=common(list(map(len, grades))))
+        samples = [len(problem_grades) for problem_grades in grades]
+        return from_problem_means(means, samples, *interval(means))
 
 
 def rule(metric: str) -> Rule | None:
