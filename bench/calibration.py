@@ -311,16 +311,16 @@ PARTS = {
     "scan": Part(scan, 1_500, highest=("error",)),
     "two_settings": Part(of_kind("two settings", simulate_differences), 6_000, ("coverage",), ONE_SIDED),
     "policies": Part(of_kind("policies", simulate_differences), 3_000, ("coverage",), ONE_SIDED),
-    "maps": Part(of_kind("maps", simulate_maps), 500, ("coverage", "power"), (*FALSE_ALARMS, "contradictions")),
-    "sequences": Part(of_kind("sequences", simulate_sequences), 250, highest=WRONG_MARKS),
+    "maps": Part(of_kind("maps", simulate_maps), 400, ("coverage", "power"), (*FALSE_ALARMS, "contradictions")),
+    "sequences": Part(of_kind("sequences", simulate_sequences), 300, highest=WRONG_MARKS),
     "depths": Part(of_kind("depths", simulate_depths), 1_000, ("coverage",), ("without_end",)),
-    "prices": Part(of_kind("prices", simulate_prices), 600, ("coverage", "nothing_false_said"), ("too_few_to_say",)),
+    "prices": Part(of_kind("prices", simulate_prices), 1_000, ("coverage", "nothing_false_said"), ("too_few_to_say",)),
     "needed": Part(needed, 600, ("power",), ("power",)),
     "pass_at_1": Part(pass_at_1, 3_000, ("coverage",)),
     "pass_at_k": Part(pass_at_k, 3_000, ("coverage",)),
     "means_over_benchmarks": Part(means_over_benchmarks, 1_000, ("coverage",)),
-    "permutation": Part(permutation, 100, highest=("false_alarm_exchangeable", "false_alarm_unlike")),
-    "power": Part(power, 60, ("power",), ("kept_but_breaks",)),
+    "permutation": Part(permutation, 200, highest=("false_alarm_exchangeable", "false_alarm_unlike")),
+    "power": Part(power, 100, ("power",), ("kept_but_breaks",)),
 }
 
 

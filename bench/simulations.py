@@ -33,7 +33,7 @@ DRAWS = 199
 BLOCKS = 20
 #: An adaptive sweep is looked at in one of so many rounds, since it takes a hundred times as long.
 ROUNDS_PER_SWEEP = 5
-#: Differences in the last digits: of a limit that touches a truth or 0, nobody can say on which side it lies.
+#: Differences in the last digits: the side on which a limit lies that touches a truth or 0 is not known.
 TINY = 1e-9
 
 

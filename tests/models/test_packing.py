@@ -14,7 +14,7 @@ from kvatlas.models.attention import own_attention
 from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import FusedDecoder, PackedLinear, pack
 from kvatlas.models.weights import check_finite
-from kvatlas.policies import of
+from kvatlas.policies import from_setting
 from kvatlas.predictor import answer_attention
 from tests.models.every_model import small_config
 
@@ -60,7 +60,11 @@ def fused(model: Any) -> bool:
 
 def decode(model: Any, tokenizer: Any, rows: int = 1) -> list[tuple[tuple[int, ...], torch.Tensor]]:
     """New tokens and their logits of so many rows with prompts of their own."""
-    handle, policy, seen = handle_for(model, tokenizer, frozenset(), think_close=""), of(Setting.of("full")), []
+    handle, policy, seen = (
+        handle_for(model, tokenizer, frozenset(), think_close=""),
+        from_setting(Setting.of("full")),
+        [],
+    )
     hook = model.register_forward_hook(lambda *call: seen.append(call[2].logits[0]))
     requests = [Request(row, tuple(range(3 + row, 30 + row)), 5, (policy,)) for row in range(rows)]
     with hook:

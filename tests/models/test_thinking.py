@@ -194,7 +194,7 @@ PANIC = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
 def test_layers_without_a_cache_are_said(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["qwen3_next"]
     assert any("1 of the 3 layers" in note and "act on the other 2" in note for note in model.notes)
-    assert [layer.model_layer for layer in model.shape.cached_layers] == [1, 2]
+    assert [layer.layer_number for layer in model.shape.cached_layers] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,10 @@ def test_layers_without_a_cache_are_said(random_models: dict[str, ModelHandle]) 
         (lambda f: (f / "chat_template.jinja").write_text("{% if false %}x{% endif %} "), "renders an empty prompt"),
         (lambda f: (f / "chat_template.jinja").write_text("{{ [1, 2]|random }}"), "renders another prompt each time"),
         (
-            lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
+            lambda f: (
+                (f / "model.safetensors").unlink(),
+                (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
+            ),
             "lacks 1 of its weight files: model-2.safetensors",
         ),
     ],

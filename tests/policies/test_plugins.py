@@ -28,7 +28,7 @@ METHODS = {
     "observe": "step",
     "filled": "cached, protected, chosen",
     "check": "model",
-    "on": "model",
+    "bind": "model",
     "identity": "model",
     "check_prompt": "prompt_length, where",
 }
@@ -182,7 +182,7 @@ MEMBERS = {
     "budget = None": "its budget is None; expected a method or a property",
     "setting = 3": "its setting is 3; expected a method or a property",
     "score = None": "its score is None; expected a method or a property",
-    "def bind(self, model): return None": "returned None from on; expected an object of Odd",
+    "def bind(self, model): return None": "returned None from bind; expected an object of Odd",
     "def identity(self, model): return {'x': object()}": "from identity; expected a dictionary of numbers and texts",
     "def identity(self, model): return None": "returned None from identity; expected a dictionary",
     "def filled(self, *_): return -5": "fills -5 places; expected an integer from 0 to ",

@@ -58,7 +58,7 @@ def test_limits_over_unlike_benchmarks_err_at_most_at_their_level(exact_errors: 
 
 
 def test_a_setting_just_beyond_the_margin_is_kept_in_at_most_5_percent(exact_errors: ModuleType) -> None:
-    rows = list(exact_errors.recommendation_errors(margins=[0.03, 0.05], sequences=[1, 2]))
+    rows = list(exact_errors.recommendation_errors(margins=[0.03], sequences=[1, 3]))
     assert max(row["error"] for row in rows) <= 0.05
     # The bound is nearly reached, so the search has found the hard cases.
     assert min(row["error"] for row in rows) > 0.045
@@ -111,7 +111,9 @@ def test_levels_that_could_be_exchanged_are_told_apart_in_5_percent(
     assert row["contradictions"] == 0
 
 
-@pytest.mark.parametrize("name", ["trunk, .95, n 60, k 1", "trunk by columns alone, .97, 10 levels"])
+@pytest.mark.parametrize(
+    "name", ["trunk, AIME, n 30, k 4", "trunk, .95, n 60, k 1", "trunk by columns alone, .97, 10 levels"]
+)
 def test_levels_that_share_trunks_are_told_apart_in_10_percent(
     simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str
 ) -> None:
@@ -145,7 +147,7 @@ def test_maps_are_judged_as_verdicts_judge_them(simulations: ModuleType, designs
         assert [contrast.value for contrast in tests[effect.axis].contrasts] == pytest.approx(values)
 
 
-@pytest.mark.parametrize("name", ["a third harmless, n 60", "all just beyond, 20 settings, n 60"])
+@pytest.mark.parametrize("name", ["just beyond in 30 + 30", "mixed, not in order of cost, n 60"])
 def test_settings_beyond_the_margin_are_kept_in_5_percent(
     simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str
 ) -> None:
@@ -154,11 +156,11 @@ def test_settings_beyond_the_margin_are_kept_in_5_percent(
     assert row["broken_but_keeps"] <= 0.025
 
 
-@pytest.mark.parametrize("name", ["n 60, k 8, L0 200, beta .3", "n 12, k 5, L0 8, copies .8"])
+@pytest.mark.parametrize("name", ["n 40, k 5, L0 3, few shallow", "n 60, k 8, L0 200, beta .3"])
 def test_depths_are_covered(simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str) -> None:
     assert simulate(simulations.simulate_depths, designs, "depths", name, 500)["coverage"] >= 0.92
 
 
-@pytest.mark.parametrize("name", ["90 % right, n 30, rare wrong costs 10 times", "hard, n 20, k 1"])
+@pytest.mark.parametrize("name", ["90 % right, n 30, rare wrong costs 10 times", "half right, n 240, k 1"])
 def test_prices_are_covered(simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str) -> None:
     assert simulate(simulations.simulate_prices, designs, "prices", name, 200)["nothing_false_said"] >= 0.92

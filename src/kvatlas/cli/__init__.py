@@ -78,7 +78,9 @@ def main() -> None:
         with _no_interrupt_lost():
             code = command()(standalone_mode=False)
     except SystemExit as error:
-        # Commands return their code: only the code of others calls sys.exit.
+        # Commands return their code: only completion in a shell and the code of others call sys.exit.
+        if "_KVATLAS_COMPLETE" in os.environ:
+            raise
         _end(f"Code outside kvatlas ended this command ({reason(error)}).")
     except TyperException as error:
         from typer.rich_utils import rich_format_error

@@ -255,6 +255,9 @@ class Chat:
         """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""
         if end is not None:
             return end
+        if self.files.overrides.opens_thinking:
+            # A model for measurements may have no tokenizer.
+            return len(tokens)
         return len(tokens) if self.tags.leaves_open(self.text(tokens)) else 0
 
 
