@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
@@ -76,7 +77,20 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
 #: Attributes that are methods or properties.
-_COMPUTED = (*AUTHORED, "of", "setting", "budget", "storage", "observer")
+_COMPUTED = (*AUTHORED, "from_setting", "setting", "budget", "storage", "observer")
+
+#: Names of version 0.1 of methods: a class that still defines one would be without it in silence.
+_FORMER_METHODS = {"on": "bind", "of": "from_setting"}
+#: Names of version 0.1 of functions of this module, which warn and go with the next release.
+_FORMER_FUNCTIONS = {"share": "floor_ratio", "tokens_of": "budget_in_tokens"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FORMER_FUNCTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    now = _FORMER_FUNCTIONS[name]
+    warnings.warn(f"kvatlas.policies.{name} is {now} since version 0.2.", DeprecationWarning, stacklevel=2)
+    return globals()[now]
 
 
 def _fault(name: str, value: object) -> str:
@@ -102,6 +116,9 @@ def _attribute_fault(policy: type[Policy]) -> str:
         found = inspect.getattr_static(policy, attribute, None)
         if hasattr(policy, attribute) and not hasattr(found, "__get__"):
             return f"its {attribute} is {found!r}; expected a method or a property"
+    for former, name in _FORMER_METHODS.items():
+        if callable(getattr(policy, former, None)):
+            return f"its method {former} is called {name} since version 0.2"
     return ""
 
 
