@@ -133,3 +133,12 @@ def test_problems_to_detect_two_points():
     assert detectable(982, 0.05) == pytest.approx(0.02, abs=1e-4)
     with pytest.raises(KvatlasError, match="between 0 and 100 points; 0 was given"):
         designs([30], 0.0)
+
+
+def test_equal_levels_have_no_effect_by_rounding() -> None:
+    rows = np.random.default_rng(1).random((6, 5, 1))
+    values = np.repeat(rows, 3, axis=2)
+    values[..., 0] = np.nextafter(values[..., 0], 0)
+    contrasts, below = permute_benchmarks(values, draws=500)
+    assert [(contrast.value, contrast.p) for contrast in contrasts] == [(0.0, 1.0)] * 3
+    assert below == [0, 0, 0]

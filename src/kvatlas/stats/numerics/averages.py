@@ -85,7 +85,8 @@ def permute_benchmarks(
     maps, _, levels = values.shape
     if levels < 2:
         raise ValueError(f"expected two levels or more, got {levels}")
-    by_map = (values - values.mean(2, keepdims=True)).mean(1) * levels / (levels - 1)
+    # Equal levels differ by rounding, which is no effect.
+    by_map = np.round((values - values.mean(2, keepdims=True)).mean(1) * levels / (levels - 1), 12)
     names = [str(name) for name in benchmarks or range(maps)]
     units = np.array([by_map[np.array(names) == name].mean(0) for name in dict.fromkeys(names)])
     generator = np.random.default_rng(seed)
@@ -99,7 +100,7 @@ def permute_benchmarks(
     critical = largest[draws - int(LEVEL * (1 + draws))]
     reach = critical * error if len(units) > 1 else np.full(levels, math.inf)
     rows = zip(effect.tolist(), (effect - reach).tolist(), (effect + reach).tolist(), p.tolist(), strict=True)
-    below = (by_map < -1e-12).sum(0).tolist()
+    below = (by_map < 0).sum(0).tolist()
     return [Contrast(*row) for row in rows], below
 
 
