@@ -87,16 +87,15 @@ def _equal_to(last: Tensor, logits: Tensor) -> Tensor:
 def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
     """Return the next token of each row from its logits [rows, vocabulary], by its request's processor and sampling."""
     logits = _processed(logits, rows)
+    # Streams and positions in one tensor: one copy to the device.
     keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
     samplings = {id(row.sampling): row.sampling for row in rows}
     if len(samplings) == 1:
-        streams, future_positions = keys
-        return sample(logits, rows[0].sampling, streams, future_positions).tolist()
+        return sample(logits, rows[0].sampling, keys[0], keys[1]).tolist()
     sampled: dict[int, int] = {}
     for sampling in samplings.values():
         members = [index for index, row in enumerate(rows) if row.sampling is sampling]
-        streams, future_positions = keys[:, members]
-        tokens = sample(logits[members], sampling, streams, future_positions).tolist()
+        tokens = sample(logits[members], sampling, keys[0, members], keys[1, members]).tolist()
         sampled.update(zip(members, tokens, strict=True))
     return [sampled[index] for index in range(len(rows))]
 
