@@ -137,7 +137,7 @@ def test_maps_are_judged_as_verdicts_judge_them(simulations: ModuleType, designs
     places = tuple(zip(design.rows.tolist(), design.columns.tolist(), strict=True))
     axes = ("rows", "columns")
     p, tests = simulations.tests_of_map(means, design.strata, levels_of(places, axes), seed=0)
-    found = verdict(GradeMatrix(places, means, design.strata, design.samples), axes)
+    found = verdict(GradeMatrix(places, means, design.strata), axes)
     assert found.omnibus is not None
     # Random orders differ in number.
     assert p == pytest.approx(found.omnibus.p, abs=0.05)

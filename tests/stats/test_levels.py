@@ -30,7 +30,7 @@ def graded(rng, lost=0.0, problems=60, samples=5):
 def grid_verdict(means):
     coords = tuple(itertools.product((8, 16, 32, 64), (0.1, 0.2, 0.3, 0.4, 0.5)))
     cells = means.reshape(len(means), 20)
-    return verdict(GradeMatrix(coords, cells, np.zeros(len(means), int), 5), AXES)
+    return verdict(GradeMatrix(coords, cells, np.zeros(len(means), int)), AXES)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -93,20 +93,20 @@ def _published(benchmark: Questions, read: tables.ProblemFile) -> Finding:
     if not read.whole:
         return Finding(name, Check.OK, f"{message}, the first of more")
     source = SOURCES.get(benchmark.name)
-    difference = _difference(benchmark.name, source, read) if source else None
+    mark = fingerprint(read.problems) if source else ""
+    difference = _difference(benchmark.name, source, read, mark) if source else None
     if difference:
         return difference
     if read.rows > len(read.problems):
         return Finding(name, Check.WARNING, message, _left_out(read))
-    if source and source.answers not in ("", fingerprint(read.problems)):
+    if source and source.answers not in ("", mark):
         return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
     return Finding(name, Check.OK, f"{message}, as published" if source else message)
 
 
-def _difference(benchmark_name: str, source: Source, read: tables.ProblemFile) -> Finding | None:
-    """Return a finding if a file holds another published set, or another number of problems; else None."""
+def _difference(benchmark_name: str, source: Source, read: tables.ProblemFile, mark: str) -> Finding | None:
+    """Return a finding if a file with this fingerprint is another published set, or has other problems; else None."""
     name = "problems"
-    mark = fingerprint(read.problems)
     other = next((other for other, published in SOURCES.items() if published.answers == mark), benchmark_name)
     if other != benchmark_name:
         return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")

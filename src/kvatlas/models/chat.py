@@ -63,7 +63,7 @@ class Chat:
 
     def check(self) -> None:
         """Raise KvatlasError for faults of tokenizer, stop tokens and template."""
-        self.find_thinking()
+        _ = self.thinking
         self.read_stops()
         message = [{"role": "user", "content": "x"}]
         text = self.render(message)
@@ -81,13 +81,10 @@ class Chat:
             fault = "another prompt each time" if varies else "an empty prompt"
             raise KvatlasError(f"The chat template of the model {self.files.name!r} renders {fault}.")
 
-    def find_thinking(self) -> Thinking:
-        """Return the think tags of the model."""
-        return thinking(self.tokenizer, self.files.options.think_close)
-
     @cached_property
     def thinking(self) -> Thinking:
-        return self.find_thinking()
+        """The think tags of the model."""
+        return thinking(self.tokenizer, self.files.options.think_close)
 
     @cached_property
     def think_close(self) -> int | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from kvatlas.core import Check, Finding, KvatlasError, Problem, refusal
+from kvatlas.core import Check, Finding, KvatlasError, Problem, first_difference, refusal
 from kvatlas.models.handle import ModelHandle
 
 CLAIMS = "kvatlas_claims.json"
@@ -182,7 +182,7 @@ def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str])
     letters = sum(change[0] for change in changes) / characters
     spaces = sum(change[1] for change in changes) / characters
     prompt, text = differing[0]
-    first = _first_difference(prompt, text)
+    first = first_difference(prompt, text) or 0
     around = slice(max(0, first - 8), first + 12)
     message = (
         f"{len(differing)} of {len(prompts)} prompts differ after encoding and decoding, first at {prompt[around]!r}, "
@@ -210,12 +210,6 @@ def _changed(before: str, after: str) -> tuple[int, int]:
         # The same characters in another order count as one change.
         letters = int(before.replace(" ", "") != after.replace(" ", ""))
     return letters, spaces
-
-
-def _first_difference(text: str, other: str) -> int:
-    """Return the index of the first character in which two texts differ, or the length of the shorter one."""
-    differing = (i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
-    return next(differing, min(len(text), len(other)))
 
 
 def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:

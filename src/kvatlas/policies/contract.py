@@ -188,7 +188,7 @@ class Policy:
     scope = Scope.GLOBAL
     #: The number of recent queries that it needs at a compression (QUERIES).
     queries = 0
-    #: The preset that set the parameters, METHOD@PAPER (presets.json), which is then the name. No parameter itself.
+    #: The name if it is not that of the class: METHOD@PAPER of a preset (presets.json), or FILE.py:CLASS. No parameter.
     preset: str = field(default="", kw_only=True, repr=False)
     kv_bits: int = choice_param(16, 8, 4, 3, 2, kw_only=True)
     key_bits: int = choice_param(0, 16, 8, 4, 3, 2, kw_only=True)
@@ -202,7 +202,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.preset:
-            # The name belongs to the class, except that of a preset.
+            # The name belongs to the class, except that of a preset or of a class in a file.
             object.__setattr__(self, "name", self.preset)
         for item in parameters(self):
             check_value(item, getattr(self, item.name))
@@ -364,7 +364,7 @@ class CompressingPolicy(Policy):
     budget_over: str = choice_param("cache", "thinking", kw_only=True)
     every: int = int_param(0, kw_only=True)
     every_from: str = choice_param("budget", "start", "prompt", kw_only=True)
-    #: The tokens that a budget in bytes holds; 0 before `on` names the model. No parameter itself.
+    #: The tokens that a budget in bytes holds; 0 before `bind` names the model. No parameter itself.
     tokens_held: int = field(default=0, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
@@ -415,7 +415,7 @@ class CompressingPolicy(Policy):
 
     @property
     def tokens(self) -> int:
-        """The budget in tokens; 0 for one in bytes before `on` names the model."""
+        """The budget in tokens; 0 for one in bytes before `bind` names the model."""
         return self.kv_budget if isinstance(self.kv_budget, int) else self.tokens_held
 
     def bind(self, model: ModelHandle) -> Self:

@@ -215,7 +215,7 @@ class Result:
 
     @cached_property
     def _analyses(self) -> list[RunAnalysis]:
-        """The group_by_axes runs, of the policy that the options name; adaptive runs with all policies."""
+        """The joined runs, of the policy that the options name; adaptive runs with all policies."""
         policy = self.options.policy
         return [run if policy is None or run.is_adaptive else run.of_policy(policy) for run in self._joined_runs]
 
@@ -278,7 +278,7 @@ class Result:
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Policies, models and best cells of the runs in pairs, p-values adjusted over all of them."""
+        """Policies and models of the runs in pairs, p-values adjusted over all of them."""
         policy = self.options.policy
         comparisons: list[Comparison] = []
         for run in self._joined_runs:

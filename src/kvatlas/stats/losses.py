@@ -98,7 +98,8 @@ class LossFamily:
     def required(self) -> RequiredProblems | None:
         """The setting at which a sequence stopped; of several the one that takes the fewest problems.
 
-        None where all settings are proven, and where all that are left are proven to lose more than the margin.
+        None where all settings are proven, and where each setting at which a sequence stopped is proven to lose more
+        than the margin, or has no loss.
         """
         found = [required for setting in self._stops() if (required := self._required(setting)) is not None]
         return min(found, key=_problems_for_order, default=None)

@@ -75,7 +75,7 @@ class RunAnalysis:
 
     @cached_property
     def comparisons(self) -> Sequence[Comparison]:
-        """Policies, models and best cells in pairs; none of an adaptive sweep."""
+        """Policies and models in pairs; none of an adaptive sweep."""
         return comparisons(self.run)
 
     @cached_property

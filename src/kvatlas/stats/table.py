@@ -439,14 +439,13 @@ def aligned(cells: Sequence[CellTraces]) -> tuple[tuple[str, ...], Floats]:
 class GradeMatrix:
     """Cells side by side on the problems and samples that all of them have.
 
-    `means` [problems, cells] are over `samples` or more; `strata` [problems] numbers benchmarks; `left_out` counts
+    `means` [problems, cells] are over these samples; `strata` [problems] numbers benchmarks; `left_out` counts
     problems that not every cell has.
     """
 
     columns: tuple[Any, ...]
     means: Floats
     strata: Ints
-    samples: int
     left_out: int = 0
 
 
@@ -458,7 +457,6 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
     columns = _columns_of_all(benchmarks)
     means: list[Floats] = []
     sizes: list[int] = []
-    fewest: list[int] = []
     left_out = 0
     for cells in benchmarks if columns else ():
         _, values = aligned([cells[name] for name in columns])
@@ -468,12 +466,11 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
         has_shared = is_shared.any(1)
         for row, of_all in zip(values[has_shared], is_shared[has_shared], strict=True):
             means.append(row[:, of_all].mean(1))
-            fewest.append(int(of_all.sum()))
         sizes.append(int(has_shared.sum()))
         left_out += int((is_known.any((1, 2)) & ~has_shared).sum())
     if not means or 0 in sizes:
         return None
-    return GradeMatrix(tuple(columns), np.array(means), strata_of_sizes(sizes), min(fewest), left_out)
+    return GradeMatrix(tuple(columns), np.array(means), strata_of_sizes(sizes), left_out)
 
 
 def _columns_of_all(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> list[Hashable]:

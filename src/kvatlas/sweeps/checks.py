@@ -23,6 +23,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.models.checks import check_tokenizer
 from kvatlas.models.options import Options
 from kvatlas.noise import stream_key
+from kvatlas.sweeps.plan import FULL
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +202,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
 
 
 def _model(model: ModelHandle) -> Finding:
-    stored = model.config.get("dtype") or model.config.get("torch_dtype") or "unknown"
+    stored = model.files.stored_dtype or "unknown"
     kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
     return Finding("model", Check.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
 
@@ -288,9 +289,8 @@ def _generate(
             logits.append(row.detach().float().clone())
         return row
 
-    full = policies.from_setting(Setting.of("full"))
-    engine = Engine(handle, model, [full], Sampling(max_new_tokens=new_tokens), 1)
-    request = Request(0, prompt, stream_key("check", 0), (full,), logits_processor=keep)
+    engine = Engine(handle, model, [FULL], Sampling(max_new_tokens=new_tokens), 1)
+    request = Request(0, prompt, stream_key("check", 0), (FULL,), logits_processor=keep)
     (generation,) = engine.run([request])
     return logits, generation
 

@@ -117,7 +117,7 @@ class Plan:
         }
         return Manifest(
             axes=axes,
-            expected=self._expected(),
+            expected=self.expected(),
             spec=self.spec.model_dump(mode="json"),
             provenance={**provenance(), **identities},
             about=self._plain_about(),
@@ -125,7 +125,7 @@ class Plan:
             contents={name: contents_of(problems) for name, problems in self.problems.items()},
         )
 
-    def _expected(self) -> tuple[Expected, ...]:
+    def expected(self) -> tuple[Expected, ...]:
         """Return the cells that this plan promises."""
         keys = self.compute_keys()
         expected = []
@@ -183,7 +183,7 @@ class Plan:
 
     def missing(self, done: Mapping[ProblemKey, Collection[int]]) -> int:
         """Return the number of traces that are not among the stored samples."""
-        return sum(len(unit.settings) for unit in self.units(self.manifest().expected, done))
+        return sum(len(unit.settings) for unit in self.units(self.expected(), done))
 
     def estimate(
         self, tokens_per_second: float | None = None, memory: int | None = None, batch_size: int = 64

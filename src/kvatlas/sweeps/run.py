@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,8 +162,9 @@ def sweep(  # noqa: PLR0913
             Adaptive(plan, store, driver.decode, on_message).run()
             return
         store.put_manifest(promise)
+        expected = plan.expected()
         for model in plan.models:
-            driver.decode(model, plan.manifest().expected)
+            driver.decode(model, expected)
 
 
 def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = False) -> Manifest:
@@ -271,8 +273,11 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.finished = self.plan.traces - self.plan.missing(self.store.samples())
-        #: Run keys of the full-cache traces that a screen reads.
-        self.full_keys = self.plan.full_cache.compute_keys()
+
+    @cached_property
+    def full_keys(self) -> Mapping[tuple[str, str, Setting], str]:
+        """The run keys of the full-cache traces that a screen reads."""
+        return self.plan.full_cache.compute_keys()
 
     def _missing(self, model: ModelHandle, cells: Iterable[Expected]) -> list[WorkItem]:
         return self.plan.units([cell for cell in cells if cell.model == model.name], self.store.samples())

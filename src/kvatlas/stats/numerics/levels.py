@@ -34,8 +34,8 @@ DRAWS = 9_999
 _TINY = 1e-12
 #: The statistic of a mean that is not 0 and has no spread.
 _INFINITE = 1e6
-#: Permuted numbers that are held at once.
-_CHUNK = 2_000_000
+#: Permuted numbers that are held at once: what fits in the cache of a core.
+_CHUNK = 100_000
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,9 @@ def permute_levels(values: Floats, strata: Ints, draws: int = DRAWS, seed: int =
     critical = largest[draws - int(LEVEL * (1 + draws))]
     factor = levels / (levels - 1)
     low, high = _bounded_limits(factor * deviations.T, strata)
-    value = factor * statistic.means(deviations[varied][None])[0]
-    error = factor * statistic.errors(deviations[varied][None])[0]
+    means, errors = statistic.moments(deviations[varied][None])
+    value = factor * means[0]
+    error = factor * errors[0]
     # The variance of a benchmark with a single problem is unknown, and a level without spread has no standard error.
     by_error = (error > _TINY) & (sizes.min() > 1)
     bottom = np.where(by_error, np.maximum(value - critical * error, -1.0), low)
@@ -115,29 +116,24 @@ class _Statistic:
     strata: Ints
 
     def __call__(self, deviations: Floats) -> Floats:
-        means = np.abs(self.means(deviations))
-        errors = self.errors(deviations)
-        distances = np.minimum(means / np.maximum(errors, _TINY), _INFINITE)
-        return np.asarray(np.where(means > _TINY, distances, 0.0))
+        means, errors = self.moments(deviations)
+        lengths = np.abs(means)
+        distances = np.minimum(lengths / np.maximum(errors, _TINY), _INFINITE)
+        return np.asarray(np.where(lengths > _TINY, distances, 0.0))
 
-    def means(self, deviations: Floats) -> Floats:
-        """Return [draws, levels]: the mean over benchmarks."""
+    def moments(self, deviations: Floats) -> tuple[Floats, Floats]:
+        """Return the means over benchmarks and their standard errors, both [draws, levels]."""
         total = np.zeros((len(deviations), deviations.shape[2]))
-        for size, problems in self._benchmarks():
-            total += deviations[:, problems].sum(1) / size
-        return total / len(self.sizes)
-
-    def errors(self, deviations: Floats) -> Floats:
-        """Return [draws, levels]: the standard error of the means."""
-        total = np.zeros((len(deviations), deviations.shape[2]))
+        variances = np.zeros_like(total)
         for size, problems in self._benchmarks():
             of_benchmark = deviations[:, problems]
             mean = of_benchmark.sum(1) / size
             squares = np.einsum("dpl,dpl->dl", of_benchmark, of_benchmark)
             # Problems that are not varied are counted by `size` and add 0 to the squares.
             variance = (squares - size * mean**2) / max(size - 1, 1)
-            total += np.maximum(variance, 0.0) / size
-        return np.asarray(np.sqrt(total) / len(self.sizes))
+            total += mean
+            variances += np.maximum(variance, 0.0) / size
+        return total / len(self.sizes), np.sqrt(variances) / len(self.sizes)
 
     def _benchmarks(self) -> list[tuple[int, Ints | slice]]:
         """Return the size of each benchmark with the places of its varied problems."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvatlas.stats.numerics.arrays import LEVEL
+
 #: Nats between two tokens beyond which numerics do not decide, but for a few tokens in thousands.
 NEAR = 0.5
 
@@ -46,6 +48,6 @@ def departure_p(answers: Sequence[Departures]) -> float:
     return min(1.0, float(chances[behind:].sum()))
 
 
-def most_unseen(answers: int, error: float = 0.05) -> float:
-    """Return the largest share of problems that could depart where none of so many does, with this chance to err."""
-    return 1 - float(error ** (1 / answers))
+def most_unseen(answers: int) -> float:
+    """Return the largest share of problems that could depart where none of so many does; errs in 5 %."""
+    return 1 - float(LEVEL ** (1 / answers))
