@@ -47,7 +47,7 @@ def shape_of(model: Any, tokens: list[int]) -> np.ndarray:
 def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, Any]:
     """The three shares by layer, mean over the traces of a model."""
     handle, asked = models.find(name), find(benchmark)
-    model, full = handle.load(), policies.from_setting(Setting.of("full"))
+    model, full = handle.load(), policies.from_setting(Setting.from_parameters("full"))
     work = []
     for problem in asked.problems(problems):
         prompt = handle.encode(problem.question)

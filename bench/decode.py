@@ -100,13 +100,13 @@ class Case:
         share = WINDOW + RATIO * (1 - WINDOW)
         self.budget = budget = round(2 * tokens / (1 + share))
         values = {"kv_budget": budget, "local_window": round(WINDOW * budget), "ratio": RATIO, "ratio_over": "older"}
-        self.policy = policies.from_setting(Setting.of("window", **values))
+        self.policy = policies.from_setting(Setting.from_parameters("window", **values))
         self.kept, self.cycle = budget - round((1 - share) * budget), round((1 - share) * budget)
         self.engine = FilledEngine(handle, [self.policy], Sampling(max_new_tokens=10**6), batch, budget)
         #: Engines with packed keys and values, and their policies.
         self.packed: dict[str, tuple[FilledEngine, Policy]] = {}
         for own in bits:
-            full = policies.from_setting(Setting.of("full", kv_bits=own))
+            full = policies.from_setting(Setting.from_parameters("full", kv_bits=own))
             self.packed[f"bits {own}"] = FilledEngine(handle, [full], self.engine.sampling, batch, tokens + 64), full
         self.cache = DynamicCache(config=model.config)
         size = (batch, handle.shape.kv_heads, tokens, handle.shape.head_dim)

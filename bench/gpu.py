@@ -121,12 +121,14 @@ def main() -> None:
         sys.exit(2)
     torch.set_num_threads(1)
 
-    window = Setting.of("window", kv_budget=options.budget, local_window=options.window, ratio=options.ratio)
+    window = Setting.from_parameters(
+        "window", kv_budget=options.budget, local_window=options.window, ratio=options.ratio
+    )
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         handle, model = build(Path(folder), options.tiny)
         for batch in options.batches:
-            for setting in (window, Setting.of("full")):
+            for setting in (window, Setting.from_parameters("full")):
                 traces = []
                 for graphs in (False, True):
                     result, written = measure(handle, model, setting, graphs, batch, options.prompt, options.tokens)

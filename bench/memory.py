@@ -46,9 +46,10 @@ def measure(folder: Path, case: str) -> dict[str, Any]:
     handle = endless(folder)
     values = {"kv_budget": BUDGET, "ratio": 0.3, "ratio_over": "thinking"}
     settings = [
-        policies.from_setting(Setting.of("window", local_window=window, **values)) for window in (16, 32, 64, 96)
+        policies.from_setting(Setting.from_parameters("window", local_window=window, **values))
+        for window in (16, 32, 64, 96)
     ]
-    settings += [policies.from_setting(Setting.of("full"))] if case != "grid" else []
+    settings += [policies.from_setting(Setting.from_parameters("full"))] if case != "grid" else []
     prompt = tuple(5 + i % 1000 for i in range(PROMPT))
     # What libraries allocate once, at their first use, is theirs.
     model = handle.load()

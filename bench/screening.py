@@ -28,7 +28,7 @@ from kvatlas.sweeps import make_plan, parse_spec
 from kvatlas.sweeps.spec import recipes
 from kvatlas.sweeps.worker import grade, measures
 
-FULL = policies.from_setting(Setting.of("full"))
+FULL = policies.from_setting(Setting.from_parameters("full"))
 #: Problems of smaller screens.
 FEW = (2, 4, 8, 16, 32)
 MEASURES = ("unchanged", "agreed", "top1", "likeness", "answer_kept")

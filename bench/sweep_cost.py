@@ -75,7 +75,9 @@ def tokens(result: list[int], fork: int, settings: int) -> tuple[int, int]:
 
 
 def window_policy(budget: float, window: float, ratio: float) -> Policy:
-    return policies.from_setting(Setting.of("window", kv_budget=round(budget), local_window=round(window), ratio=ratio))
+    return policies.from_setting(
+        Setting.from_parameters("window", kv_budget=round(budget), local_window=round(window), ratio=ratio)
+    )
 
 
 def main() -> None:

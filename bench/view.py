@@ -35,10 +35,10 @@ SPEC = {
 def expected(problems: int, samples: int) -> tuple[Expected, ...]:
     """Two policies on a published grid and the full cache, on two benchmarks, for two models."""
     grid = [
-        Setting.of(policy, kv_budget=5000, local_window=window, ratio=ratio)
+        Setting.from_parameters(policy, kv_budget=5000, local_window=window, ratio=ratio)
         for policy, window, ratio in itertools.product(("dynts", "random"), WINDOWS, RATIOS)
     ]
-    ids, full = tuple(f"p{number:04d}" for number in range(problems)), Setting.of("full")
+    ids, full = tuple(f"p{number:04d}" for number in range(problems)), Setting.from_parameters("full")
     return tuple(
         Expected(model, name, setting, f"key-{model}-{name}", ids, samples, setting == full)
         for model in MODELS

@@ -53,7 +53,7 @@ def lost_trace(run: AppRun) -> Place:
             at = next((index for index, (own, its) in pairs if own != its), 0)
             if at < 100 or max(len(trace.tokens), len(other.tokens)) > MOST or trace.eviction_trace is None:
                 continue
-            left = trace.eviction_trace.left[int(trace.usage.prompt_tokens or 0) :][:at]
+            left = trace.eviction_trace.evicted_at[int(trace.usage.prompt_tokens or 0) :][:at]
             found[place] = sum(0 < step <= at for step in left) / at
     return max(found, key=lambda place: found[place])
 

@@ -27,13 +27,15 @@ def endless(model: ModelHandle) -> ModelHandle:
 
 
 def grid(ratio_over: str = "thinking") -> list[Policy]:
-    results = [policies.from_setting(Setting.of("full"))]
+    results = [policies.from_setting(Setting.from_parameters("full"))]
     for name in ("window", "random"):
         for window in (4, 16):
             for ratio in (0.1, 0.5):
                 values = {"kv_budget": BUDGET, "local_window": window, "ratio": ratio, "ratio_over": ratio_over}
-                results.append(policies.from_setting(Setting.of(name, **values)))
-    results.append(policies.from_setting(Setting.of("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25)))
+                results.append(policies.from_setting(Setting.from_parameters(name, **values)))
+    results.append(
+        policies.from_setting(Setting.from_parameters("window", kv_budget=BUDGET + 20, local_window=8, ratio=0.25))
+    )
     return results
 
 
@@ -55,7 +57,7 @@ def run(
 
 def greedy(model: ModelHandle, prompt: Sequence[int], count: int) -> list[int]:
     """The likeliest tokens after a prompt, with the full cache."""
-    request = Request(0, tuple(prompt), 0, (policies.from_setting(Setting.of("full")),))
+    request = Request(0, tuple(prompt), 0, (policies.from_setting(Setting.from_parameters("full")),))
     _, (generation,) = run(model, [request], 1, temperature=0.0, max_new_tokens=count)
     return list(generation.tokens)
 

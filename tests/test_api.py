@@ -116,6 +116,8 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
     assert len(read_maps(tmp_path / "m.csv")) == len(again.maps())
     plot_sources([run.path or ""], tmp_path / "m.svg", ReadOptions(metric="half"))
     assert "Half the value" in (tmp_path / "m.svg").read_text()
-    for name in ("half", "value", "policy", "not a name"):
+    with pytest.raises(kvatlas.KvatlasError, match=r"'watts'; .* the costs mean_kv_tokens, .* half, kv_memory\."):
+        kvatlas.open_run(run.path or "", metric="watts").maps()
+    for name in ("half", "value", "policy", "kv_memory", "not a name"):
         with pytest.raises(kvatlas.KvatlasError, match="add_column: expected a new name"):
             kvatlas.add_column(name, "mean_kv_bytes")

@@ -125,7 +125,7 @@ def test_the_site_builds_in_strict_mode(tmp_path: Path) -> None:
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     assert pages <= {path.parent.name for path in (tmp_path / "site").rglob("index.html")}
     api = (tmp_path / "site" / "api" / "index.html").read_text()
-    for name in ("kvatlas.serve.service.Service.ask", "kvatlas.engine.engine.Engine.run", "kvatlas.core.Usage"):
+    for name in ("kvatlas.serve.service.Service.ask", "kvatlas.engine.Engine.run", "kvatlas.core.Usage"):
         assert f'id="{name}"' in api
     text = re.sub(r"<[^>]+>", "", api)
     assert "kv_budget" in text

@@ -54,15 +54,15 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
     with pytest.raises(KvatlasError, match="cannot be registered"):
         kvatlas.register(int)  # type: ignore[arg-type]
     with pytest.raises(KvatlasError, match="has no attribute 'Other'"):
-        policies.from_setting(Setting.of(f"{file}:Other"))
+        policies.from_setting(Setting.from_parameters(f"{file}:Other"))
     with pytest.raises(KvatlasError, match="cannot be loaded"):
-        policies.from_setting(Setting.of(f"{tmp_path}/none.py:Other"))
+        policies.from_setting(Setting.from_parameters(f"{tmp_path}/none.py:Other"))
 
 
 def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
     file, model = tmp_path / "mine.py", models.find("embedded:tiny-llama")
     file.write_text(CODE)
-    policy = policies.from_setting(Setting.of(f"{file}:Newest", kv_budget=150, local_window=8, ratio=0.3))
+    policy = policies.from_setting(Setting.from_parameters(f"{file}:Newest", kv_budget=150, local_window=8, ratio=0.3))
     before = policy.identity(model)
     file.write_text(CODE + "\n# changed\n")
     # The code that runs is that of the file as it was.
@@ -89,7 +89,7 @@ def test_the_key_of_a_file_follows_the_modules_of_its_folder(tmp_path: Path, mon
 
     def key() -> dict[str, Any]:
         from_file.load.cache_clear()
-        setting = Setting.of(f"{tmp_path / 'mine.py'}:Newest", kv_budget=150, local_window=8, ratio=0.3)
+        setting = Setting.from_parameters(f"{tmp_path / 'mine.py'}:Newest", kv_budget=150, local_window=8, ratio=0.3)
         return policies.from_setting(setting).identity(model)
 
     before = key()

@@ -35,7 +35,7 @@ def test_what_is_declared_as_text_stays_the_text_given(text: str) -> None:
     assert read_value(Parameters, "unknown", text) == text
     assert assignments("--model-option", [f"think_close={text}"]) == {"think_close": text}
     assert cell("dynts", None, None, None, [f"predictor={text}"]).values == {"predictor": text}
-    assert Options.of({"think_close": text}).think_close == text
+    assert Options.from_values({"think_close": text}).think_close == text
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:
         find_policy(model, "snapkv", values)
     assert find_policy(model, "snapkv", {**values, "pooling": "avg"}).setting.values["kv_budget"] == 96
     with pytest.raises(KvatlasError, match="predictor is 7; expected a text"):
-        policies.from_setting(Setting.of("dynts", kv_budget=96, local_window=8, ratio=0.3, predictor=7))
+        policies.from_setting(Setting.from_parameters("dynts", kv_budget=96, local_window=8, ratio=0.3, predictor=7))
 
 
 SPEC = """

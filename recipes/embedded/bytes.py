@@ -41,7 +41,7 @@ def main(run: str, model: str, figure: str, title: str) -> None:
             if trace.model == model:
                 grades[trace.setting][trace.benchmark, trace.problem] = trace.grade.correct
                 longest[trace.setting] = max(longest[trace.setting], trace.usage.peak_kv_tokens or 0)
-    full = Setting.of("full")
+    full = Setting.from_parameters("full")
     problems = sorted(set.intersection(*map(set, grades.values())))
     print(f"{len(problems)} problems")
     picks = np.random.default_rng(0).integers(0, len(problems), (10_000, len(problems)))

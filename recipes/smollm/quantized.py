@@ -82,7 +82,7 @@ def main() -> None:
     model = handle.load()
     model.set_attn_implementation("sdpa")
     with Store.open(options.run) as store:
-        traces = [trace for _, trace in store.traces() if trace.setting == Setting.of("full")]
+        traces = [trace for _, trace in store.traces() if trace.setting == Setting.from_parameters("full")]
     traces = sorted(traces, key=lambda trace: trace.problem)[: options.traces]
     schemes: dict[str, Callable[[], Cache]] = {"exact": DynamicCache}
     for bits in BITS["kvatlas"]:

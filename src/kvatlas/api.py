@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import core
-from kvatlas.columns import CELL_COLUMNS, Column, frame_row
+from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, frame_row
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.report.options import ReadOptions
 from kvatlas.report.result import Result, of_policy
@@ -241,7 +241,7 @@ def run(  # noqa: PLR0913
     spec = setting_spec(
         model,
         benchmarks,
-        Setting.of(policy, **parameters),
+        Setting.from_parameters(policy, **parameters),
         problems=problems,
         samples=samples,
         seed=seed,
@@ -293,7 +293,7 @@ def add_column(
         is_share: values in [0, 1], in percent in files.
         title: what `kvatlas map --metric NAME` calls the column as a cost.
     """
-    taken = {"model", "benchmark", "policy", "setting", "baseline"}
+    taken = {"model", "benchmark", "policy", "setting", "baseline", KV_MEMORY}
     for column in CELL_COLUMNS:
         taken |= {column.name, column.frame}
     if name in taken or not name.isidentifier():

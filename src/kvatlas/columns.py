@@ -10,13 +10,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Column:
-    """One value of a cell under its `name` in JSON and CSV maps.
+    """One value of a cell, and the forms in which files, the DataFrame, the app and figures have it.
 
-    `source` is a field of `kvatlas.core.Cell`, with dots for fields of fields, or a function of a cell; unknown values
-    are None. Shares (`is_share`) are in [0, 1] in Python and in percent with four decimals in files; other numbers have
-    `digits` decimals in files, all of them where that is None. `frame` and `page` are the names in the DataFrame of
-    `Run.cells` and in the app; a column without one is not there. With `in_csv` CSV maps have the column. Costs, which
-    `kvatlas map --metric` draws by their name in the DataFrame, have a `title`.
+    name: its name in JSON, and in CSV maps if `in_csv` is true.
+    source: a field of `kvatlas.core.Cell`, with dots for fields of fields, or a function of a cell; unknown values are
+        None.
+    unit: what is counted, such as tokens; "" for a share.
+    is_share: the value is in [0, 1] in Python, and in percent with four decimals in files.
+    digits: decimals of another number in files; all if None.
+    frame: its name in the DataFrame of `Run.cells`; "" if the DataFrame does not have it.
+    page: its name in the app; "" if the app does not have it.
+    in_csv: CSV maps have it.
+    title: the label of a cost, which `kvatlas map --metric` draws by its name `frame`; "" for other columns.
     """
 
     name: str
@@ -35,8 +40,8 @@ class Column:
             return self.source(cell)
         return attrgetter(self.source)(cell)
 
-    def written(self, cell: Any) -> Any:
-        """Return the value of a cell as files have it."""
+    def file_value(self, cell: Any) -> Any:
+        """Return the value of a cell as files have it: shares in percent, other numbers with their decimals."""
         value = self.read(cell)
         if value is None:
             return None
@@ -110,7 +115,7 @@ CELL_COLUMNS = [
 
 def cell_document(cell: Any) -> dict[str, Any]:
     """Return all columns of a cell by their names, as files have them."""
-    return {column.name: column.written(cell) for column in CELL_COLUMNS}
+    return {column.name: column.file_value(cell) for column in CELL_COLUMNS}
 
 
 def frame_row(cell: Any) -> dict[str, Any]:
@@ -121,3 +126,17 @@ def frame_row(cell: Any) -> dict[str, Any]:
 def csv_columns() -> list[Column]:
     """Return the columns that CSV maps have after the value."""
     return [column for column in CELL_COLUMNS if column.in_csv]
+
+
+#: A cost without a column: the KV memory in bytes, measured, or that of the tokens in a model that is known.
+KV_MEMORY = "kv_memory"
+
+
+def cost_columns() -> dict[str, Column]:
+    """Return the columns that are costs by their names for `kvatlas map --metric`."""
+    return {column.frame: column for column in CELL_COLUMNS if column.title}
+
+
+def cost_names() -> list[str]:
+    """Return the names of all costs for `kvatlas map --metric`."""
+    return [*cost_columns(), KV_MEMORY]

@@ -1,4 +1,4 @@
-"""The terms of kvatlas as frozen data, shared by every room; imports `kvatlas.columns` alone.
+"""The terms of kvatlas as frozen data, shared by every room; of these it imports only the columns of a cell.
 
 Lengths are in tokens, shares and grades in [0, 1]. Only figures, texts and CSV maps are in percent.
 """
@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.columns import cell_document
+from kvatlas.former_names import warn_of_former_name
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -145,9 +146,15 @@ class Setting:
     parameters: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, policy: str, **parameters: Any) -> Setting:
-        """Return the setting with its parameters in canonical (sorted) order."""
+    def from_parameters(cls, policy: str, **parameters: Any) -> Setting:
+        """Return the setting of a policy, with its parameters in the order of their names."""
         return cls(policy, tuple(sorted(parameters.items())))
+
+    @classmethod
+    def of(cls, policy: str, **parameters: Any) -> Setting:
+        """Return the setting of a policy: the former name of `from_parameters`."""
+        warn_of_former_name("Setting.of", "Setting.from_parameters")
+        return cls.from_parameters(policy, **parameters)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -243,14 +250,26 @@ class Usage(Costs):
 class EvictionTrace:
     """The evictions of the cached tokens: prompt first, then the new tokens except the last, which is never cached.
 
-    A policy makes `holders` independent choices: one for the model, or one for each layer or KV head. `left[i]` is the
-    number of new tokens when the last holder evicted token i, or 0 if a holder kept it to the end. `held[i]` is the
-    number of holders that kept it to the end.
+    A policy makes `holders` independent choices: one for the model, or one for each layer or KV head. `evicted_at[i]`
+    is the number of new tokens when the last holder evicted token i, or 0 if a holder kept it to the end. `kept_by[i]`
+    is the number of holders that kept it to the end.
     """
 
     holders: int
-    left: tuple[int, ...]
-    held: tuple[int, ...]
+    evicted_at: tuple[int, ...]
+    kept_by: tuple[int, ...]
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The former name of `evicted_at`."""
+        warn_of_former_name("EvictionTrace.left", "EvictionTrace.evicted_at")
+        return self.evicted_at
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The former name of `kept_by`."""
+        warn_of_former_name("EvictionTrace.held", "EvictionTrace.kept_by")
+        return self.kept_by
 
 
 @dataclass(frozen=True)

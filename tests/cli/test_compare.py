@@ -15,7 +15,7 @@ from kvatlas.results.csv_maps import read_maps
 from tests.command_line import Call
 from tests.stored import change_store, decode_run, maze_run
 
-FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
+FULL, WINDOW = Setting.from_parameters("full"), Setting.from_parameters("window", ratio=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from kvatlas.columns import cost_names
 from kvatlas.core import Setting
 from kvatlas.results import Manifest
-from kvatlas.stats.metrics import COSTS, METRICS
+from kvatlas.stats.metrics import METRICS
 from tests.command_line import Call
 from tests.stats.synthetic import grid, manifest
 from tests.stored import maze_run, store_run
@@ -65,7 +66,7 @@ def test_runs_are_compared_with_runs_and_models_with_models(kvatlas: Call, run: 
 
 
 def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) -> None:
-    plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window")], axes=(), problems=3)
+    plan = manifest([Setting.from_parameters(name, kv_budget=64) for name in ("dynts", "window")], axes=(), problems=3)
     folder = store(tmp_path / "run", plan)
     kvatlas.succeed("map", folder, "--out", tmp_path / "p.pdf")
     assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
@@ -110,7 +111,7 @@ FILES = {"map": "a.svg", "view": "a.html", "export": "a.csv", "compare": "a.svg"
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    setting = Setting.of("window", kv_budget=96, local_window=8, ratio=0.3)
+    setting = Setting.from_parameters("window", kv_budget=96, local_window=8, ratio=0.3)
     plan = manifest([setting], models=["embedded:tiny-llama"], benchmarks=["CHAIN6"], baselines=(), problems=4, axes=())
     return store(tmp_path_factory.mktemp("cell") / "run", plan)
 
@@ -120,10 +121,10 @@ def metric_words(command: str, run: Path, metric: str, out: Path) -> tuple[objec
 
 
 def test_every_metric_and_cost_of_one_cell_is_drawn(kvatlas: Call, cell: Path, tmp_path: Path) -> None:
-    for metric in (*METRICS, "pass@2", *COSTS):
+    for metric in (*METRICS, "pass@2", *cost_names()):
         kvatlas.succeed(*metric_words("map", cell, metric, tmp_path), err="")
         assert metric in (tmp_path / "a.data.csv").read_text().splitlines()[1].split(",")
-        assert metric not in COSTS or "percent" not in (tmp_path / "a.svg").read_text()
+        assert metric not in cost_names() or "percent" not in (tmp_path / "a.svg").read_text()
     kvatlas.succeed(*metric_words("view", cell, "pass@2", tmp_path), err="")
     for command, sentence in (("describe", "A map needs two axes"), ("compare", "two or more systems")):
         assert sentence in kvatlas.refuse(*metric_words(command, cell, "pass@2", tmp_path))
@@ -131,12 +132,12 @@ def test_every_metric_and_cost_of_one_cell_is_drawn(kvatlas: Call, cell: Path, t
 
 @pytest.mark.parametrize("command", ["map", "view", "describe", "export", "compare"])
 def test_an_unknown_metric_is_refused_with_all_names(kvatlas: Call, cell: Path, tmp_path: Path, command: str) -> None:
-    sentence = f"Unknown metric 'watts'; expected: {NAMES}, and for maps the costs {', '.join(COSTS)}."
+    sentence = f"Unknown metric 'watts'; expected: {NAMES}, and for maps the costs {', '.join(cost_names())}."
     assert sentence in kvatlas.refuse(*metric_words(command, cell, "watts", tmp_path))
 
 
 def test_what_a_benchmark_measures_itself_is_known_to_maps_too(kvatlas: Call, tmp_path: Path) -> None:
-    solvers = {("A", Setting.of("full")): 0.05, ("A", Setting.of("window", ratio=0.1)): 0.2}
+    solvers = {("A", Setting.from_parameters("full")): 0.05, ("A", Setting.from_parameters("window", ratio=0.1)): 0.2}
     run = maze_run(tmp_path / "run", solvers, problems=6)
     kvatlas.succeed(*metric_words("map", run, "recall", tmp_path))
     own = f"expected: {NAMES}, precision, progress_valid, recall, valid, and for maps the costs"

@@ -39,7 +39,9 @@ LATE = (Grade(False, 0.0, "x^2", Status.GRADER_TIMEOUT), "grader timeout, answer
 def test_traces_are_called_what_they_came_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], grades: list[tuple[Grade, str]], counts: dict[str, int]
 ) -> None:
-    plan = manifest([], benchmarks=["CHAIN6"], baselines=[Setting.of("full")], problems=len(grades), samples=1, axes=())
+    plan = manifest(
+        [], benchmarks=["CHAIN6"], baselines=[Setting.from_parameters("full")], problems=len(grades), samples=1, axes=()
+    )
     (expected,) = plan.expected
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)

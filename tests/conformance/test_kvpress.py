@@ -49,7 +49,7 @@ class Pair:
     @property
     def selection(self) -> CompressingPolicy:
         values = {"kv_budget": 300, "local_window": 1, "ratio": self.ratio, "keep_prompt": False, **self.parameters}
-        return policies.from_setting(Setting.of(self.policy, **values))
+        return policies.from_setting(Setting.from_parameters(self.policy, **values))
 
     @property
     def scene(self) -> str:
@@ -162,7 +162,7 @@ def under_contract(ranked: Tensor, cached: int, window: int) -> Tensor:
 )
 def test_kvpress_reads_what_is_exported(policy: str, press: str, values: dict[str, Any]) -> None:
     common = {"kv_budget": 512, "every": 64, "every_from": "prompt", "keep_prompt": False}
-    text = export_setting(Setting.of(policy, **common, **values), "kvpress").text
+    text = export_setting(Setting.from_parameters(policy, **common, **values), "kvpress").text
     shown = (
         "print(type(press.base_press).__name__, press.compression_interval, press.target_size, vars(press.base_press))"
     )

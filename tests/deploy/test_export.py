@@ -30,7 +30,7 @@ EXACT: dict[str, dict[str, Any]] = {
 
 
 def setting(target: str, **changes: Any) -> Setting:
-    return Setting.of(**{"kv_budget": 2048, "every": 128, **EXACT[target], **changes})
+    return Setting.from_parameters(**{"kv_budget": 2048, "every": 128, **EXACT[target], **changes})
 
 
 def variables(text: str) -> dict[str, str]:
@@ -98,17 +98,17 @@ def test_what_a_target_cannot_express_is_named_with_the_nearest(target: str, cha
 def test_a_ratio_is_told_as_what_it_keeps() -> None:
     values = {"policy": "triattention", "kv_budget": 2176, "local_window": 128, "ratio": 0.9375}
     values |= {"ratio_over": "older", "keep_prompt": False}
-    made = export_setting(Setting.of(**values), "triattention-vllm")
+    made = export_setting(Setting.from_parameters(**values), "triattention-vllm")
     assert (made.setting.values["kv_budget"], made.setting.values["every"]) == (2048, 128)
-    thinking = Setting.of(**{**values, "ratio_over": "thinking", "keep_prompt": True})
+    thinking = Setting.from_parameters(**{**values, "ratio_over": "thinking", "keep_prompt": True})
     # Of 2,176 - 100 - 128 thinking tokens 1,826 stay, and the window: 1,954 beside the prompt.
     with pytest.raises(KvatlasError, match="with prompts of 100 tokens, kv_budget 1954 and every 122"):
         export_setting(thinking, "triattention-vllm", prompt=100)
     with pytest.raises(KvatlasError, match="The length of prompts is unknown"):
         export_setting(thinking, "triattention-vllm")
-    window = Setting.of("window", kv_budget=64, local_window=8, every=8)
+    window = Setting.from_parameters("window", kv_budget=64, local_window=8, every=8)
     for asked, target, sentence in [
-        (Setting.of("full"), "triattention-vllm", "never compresses"),
+        (Setting.from_parameters("full"), "triattention-vllm", "never compresses"),
         (window, "triattention-vllm", "has no policy 'window'; it has triattention"),
         (thinking, "vllm", "Unknown target 'vllm'; expected: tensorrt-llm"),
         (setting("kvpress", kv_budget="12MiB"), "kvpress", "expected a number of tokens"),

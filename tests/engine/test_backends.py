@@ -218,7 +218,7 @@ def test_equal_numbers_come_back() -> None:
 
 def test_settings_name_their_bits() -> None:
     def named(**values: Any) -> dict[str, Any]:
-        return policies.from_setting(Setting.of("full", **values)).setting.values
+        return policies.from_setting(Setting.from_parameters("full", **values)).setting.values
 
     assert named(kv_bits=16, residual=5) == named(key_bits=16) == {}
     assert named(key_bits=4, value_bits=4, group=64) == named(kv_bits=4, group=64) == {"kv_bits": 4, "group": 64}
@@ -260,9 +260,9 @@ def test_kernels_write_the_rows_of_plain_torch(storage: Storage, size: int) -> N
 def test_a_budget_in_bytes_decodes_as_the_tokens_that_it_holds(tiny_llama: ModelHandle) -> None:
     model = endless(tiny_llama)
     values = {"local_window": 16, "ratio": 0.3, "kv_bits": 8, "residual": 8}
-    policy = policies.from_setting(Setting.of("window", kv_budget="70KiB", **values))
+    policy = policies.from_setting(Setting.from_parameters("window", kv_budget="70KiB", **values))
     token, beside = model.kv_bytes(policy.storage)
-    tokens = policies.from_setting(Setting.of("window", kv_budget=(70 * 1024 - beside) // token, **values))
+    tokens = policies.from_setting(Setting.from_parameters("window", kv_budget=(70 * 1024 - beside) // token, **values))
     (of_bytes, of_tokens) = (run(model, requests(model, [each], 3), 3)[1] for each in (policy.bind(model), tokens))
     assert [(g.key, g.tokens, g.usage.compressions) for g in of_bytes] == [
         (g.key, g.tokens, g.usage.compressions) for g in of_tokens

@@ -34,7 +34,7 @@ def setting(name: str, prompt: int) -> Policy:
         "ratio_over": "thinking",
         **SMALL.get(name, {}),
     }
-    return policies.from_setting(Setting.of(name, **(values if name != "full" else {})))
+    return policies.from_setting(Setting.from_parameters(name, **(values if name != "full" else {})))
 
 
 def on_cpu(handle: ModelHandle) -> Any:

@@ -42,7 +42,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch, _dense_without_a_gpu: None) -> set[in
 def work(model: ModelHandle, count: int, *names: str) -> list[Request[int]]:
     """Requests of short prompts under these policies."""
     values = {"kv_budget": BUDGET, "local_window": 8, "ratio": 0.3}
-    chosen = [policies.from_setting(Setting.of(name, **(values if name != "full" else {}))) for name in names]
+    chosen = [
+        policies.from_setting(Setting.from_parameters(name, **(values if name != "full" else {}))) for name in names
+    ]
     return requests(model, chosen, count, (5, 14))
 
 

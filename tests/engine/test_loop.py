@@ -22,7 +22,7 @@ from tests.decoding import BUDGET, endless, grid, outcome, requests, run
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle], kind: str) -> None:
     handle = random_models[kind]
-    work = requests(handle, [policies.from_setting(Setting.of("full"))], 3)
+    work = requests(handle, [policies.from_setting(Setting.from_parameters("full"))], 3)
     _, generations = run(handle, work, 2, temperature=0.0, max_new_tokens=24)
     model = handle.load()
     for generation in generations:
@@ -36,9 +36,9 @@ def test_greedy_full_cache_equals_generate(random_models: dict[str, ModelHandle]
 def packed() -> list[Policy]:
     """Settings that store keys and values in fewer bits, and the same in 16."""
     bits: list[dict[str, Any]] = [{}, {"kv_bits": 8}, {"kv_bits": 4, "residual": 8}, {"key_bits": 4, "value_bits": 2}]
-    results = [Setting.of("full", **own) for own in bits]
+    results = [Setting.from_parameters("full", **own) for own in bits]
     for name in ("random", "rkv"):
-        results += [Setting.of(name, kv_budget=80, local_window=32, ratio=0.3, **own) for own in bits[::2]]
+        results += [Setting.from_parameters(name, kv_budget=80, local_window=32, ratio=0.3, **own) for own in bits[::2]]
     return [policies.from_setting(setting) for setting in results]
 
 
@@ -63,13 +63,13 @@ def test_traces_do_not_depend_on_batch_size_order_or_sharing(
     assert alone.decoded_tokens < apart.decoded_tokens
     # Again, on slots that other sequences left behind.
     assert outcome(apart.run(separate[::-5])).items() <= expected.items()
-    full = {g.key: g.tokens for g in wanted if g.policy == policies.from_setting(Setting.of("full"))}
+    full = {g.key: g.tokens for g in wanted if g.policy == policies.from_setting(Setting.from_parameters("full"))}
     for generation in wanted:
         # Before its first compression every setting of 16 bits writes what the full cache writes.
         if generation.policy.budget and not generation.policy.storage.packed:
             shared = generation.policy.budget.tokens - generation.usage.prompt_tokens + 1
             assert generation.tokens[:shared] == full[generation.key][:shared]
-        assert generation.policy.budget or set(generation.eviction_trace.left) == {0}
+        assert generation.policy.budget or set(generation.eviction_trace.evicted_at) == {0}
     if settings is packed:
         # Fewer bits change the traces of the full cache, too.
         assert len({g.tokens for g in wanted if g.key == 0 and g.policy.budget is None}) > 2
@@ -86,7 +86,9 @@ def test_without_a_full_setting_the_trunk_ends_at_its_last_fork(random_models: d
 
 def test_a_trace_cut_at_the_limit_is_not_finished(random_models: dict[str, ModelHandle]) -> None:
     model = random_models["llama"]
-    _, generations = run(model, requests(model, [policies.from_setting(Setting.of("full"))], 6), 8, max_new_tokens=1)
+    _, generations = run(
+        model, requests(model, [policies.from_setting(Setting.from_parameters("full"))], 6), 8, max_new_tokens=1
+    )
     assert all(len(g.tokens) == 1 and g.usage.mean_kv_tokens == g.usage.prompt_tokens for g in generations)
     assert all(g.finished == (g.tokens[-1] in model.stops) for g in generations)
 
@@ -95,8 +97,12 @@ def test_half_precision_decodes_under_observing_policies(r1_model: Callable[...,
     """The types of a GPU run, on a CPU: weights, cache and masks in bfloat16, scores and random numbers in more."""
     model = models.find(r1_model().name, dtype="bfloat16", think_close="")
     common = {"kv_budget": BUDGET, "local_window": 16, "ratio": 0.3, "ratio_over": "thinking"}
-    settings = [policies.from_setting(Setting.of(name, **common)) for name in ("dynts", "h2o", "snapkv", "random")]
-    engine, generations = run(model, requests(model, [policies.from_setting(Setting.of("full")), *settings], 1), 8)
+    settings = [
+        policies.from_setting(Setting.from_parameters(name, **common)) for name in ("dynts", "h2o", "snapkv", "random")
+    ]
+    engine, generations = run(
+        model, requests(model, [policies.from_setting(Setting.from_parameters("full")), *settings], 1), 8
+    )
     assert engine.cache.dtype is torch.bfloat16
     assert {generation.policy.name for generation in generations} == {"full", "dynts", "h2o", "snapkv", "random"}
     assert any(generation.usage.compressions for generation in generations)
@@ -109,7 +115,7 @@ def selections(model: ModelHandle) -> list[Policy]:
     for name in policies.policies.names():
         with suppress(KvatlasError):
             policy = policies.from_setting(
-                Setting.of(name, kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking")
+                Setting.from_parameters(name, kv_budget=BUDGET, local_window=8, ratio=0.3, ratio_over="thinking")
             )
             policy.check(model)
             results.append(policy)
@@ -123,12 +129,12 @@ def checked(model: ModelHandle, cache: KVCache, row: Row[Any]) -> int:
     stored = [set(head.tolist()) for layer in row.kept for head in layer]
     assert row.cached.length == len(stored[0])
     eviction_trace = row.evictions.eviction_trace(row.position)
-    assert before == row.position == len(eviction_trace.left)
+    assert before == row.position == len(eviction_trace.evicted_at)
     for position in range(row.position):
         holding = sum(position in positions for positions in stored)
-        assert eviction_trace.held[position] == holding
-        assert (eviction_trace.left[position] == 0) == (holding > 0)
-        assert eviction_trace.left[position] <= len(row.tokens)
+        assert eviction_trace.kept_by[position] == holding
+        assert (eviction_trace.evicted_at[position] == 0) == (holding > 0)
+        assert eviction_trace.evicted_at[position] <= len(row.tokens)
     return evicted
 
 
@@ -145,11 +151,11 @@ def test_the_log_equals_what_the_cache_holds_at_every_compression(
     for generation in generations:
         eviction_trace = generation.eviction_trace
         cached = generation.usage.prompt_tokens + len(generation.tokens) - 1
-        assert len(eviction_trace.left) == len(eviction_trace.held) == cached
-        assert set(eviction_trace.left) > {0}
+        assert len(eviction_trace.evicted_at) == len(eviction_trace.kept_by) == cached
+        assert set(eviction_trace.evicted_at) > {0}
         # Steps at which tokens left are compressions: no more of them than were counted.
-        assert len(set(eviction_trace.left) - {0}) <= generation.usage.compressions
+        assert len(set(eviction_trace.evicted_at) - {0}) <= generation.usage.compressions
         if generation.policy.keep_prompt:  # type: ignore[attr-defined]
-            assert set(eviction_trace.held[: generation.usage.prompt_tokens]) == {eviction_trace.holders}
+            assert set(eviction_trace.kept_by[: generation.usage.prompt_tokens]) == {eviction_trace.holders}
         layers, heads = generation.policy.scope.width(model.shape)
         assert eviction_trace.holders == layers * heads

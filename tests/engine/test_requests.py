@@ -18,7 +18,9 @@ SAMPLINGS = (
     Sampling(temperature=0, max_new_tokens=25),
     Sampling(temperature=1.3, top_k=0, top_p=1.0, max_new_tokens=33),
 )
-WINDOW = policies.from_setting(Setting.of("window", kv_budget=56, local_window=8, ratio=0.3, ratio_over="thinking"))
+WINDOW = policies.from_setting(
+    Setting.from_parameters("window", kv_budget=56, local_window=8, ratio=0.3, ratio_over="thinking")
+)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,9 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, work: 
     from kvatlas.engine import rows
 
     values = {"kv_budget": 700, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
-    chosen = [policies.from_setting(Setting.of(name, **values)) for name in ("h2o", "dynts", "lazyeviction")]
+    chosen = [
+        policies.from_setting(Setting.from_parameters(name, **values)) for name in ("h2o", "dynts", "lazyeviction")
+    ]
     handle, brief = endless(tiny_llama), Sampling(max_new_tokens=60)
     asked = [
         replace(request, prompt=(request.prompt * 70)[:680], policies=tuple(chosen), sampling=brief)
@@ -135,7 +139,7 @@ def test_a_prompt_in_chunks_is_the_prompt_in_one(tiny_llama: ModelHandle, work: 
 
 def test_a_script_without_an_end_token_ends_with_its_last_token(random_models: dict[str, ModelHandle]) -> None:
     handle = endless(random_models["llama"])
-    full = policies.from_setting(Setting.of("full"))
+    full = policies.from_setting(Setting.from_parameters("full"))
     (prompt,) = prompts(handle, 1)
     script = prompts(handle, 1, (60, 61))[0]
     engine = Engine(handle, handle.load(), [full, WINDOW], Sampling(max_new_tokens=100), 2)

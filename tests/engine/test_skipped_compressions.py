@@ -15,7 +15,7 @@ from kvatlas.policies import selection
 
 NEW = 150
 CLOSE_TO_THE_PROMPT = {"kv_budget": 72, "local_window": 8}
-FULL = policies.from_setting(Setting.of("full"))
+FULL = policies.from_setting(Setting.from_parameters("full"))
 
 
 def ends_thinking(handle: ModelHandle, prompt: Sequence[int], after: int) -> Callable[..., torch.Tensor]:
@@ -34,7 +34,9 @@ def answer(handle: ModelHandle, after: int, *names: str, **values: Any) -> tuple
     """The generations of one prompt with a long answer, by policy."""
     chains = benchmark("CHAIN6")
     prompt = handle.tokens(handle.prompt(chains.prompt(chains.problems(1)[0])))
-    chosen = tuple(policies.from_setting(Setting.of(name, **CLOSE_TO_THE_PROMPT | values)) for name in names)
+    chosen = tuple(
+        policies.from_setting(Setting.from_parameters(name, **CLOSE_TO_THE_PROMPT | values)) for name in names
+    )
     engine = Engine(handle, handle.load(), [FULL, *chosen], Sampling(0.9, 20, 0.95, NEW), 8)
     processor = ends_thinking(handle, prompt, after)
     request = Request(0, prompt, 5, (FULL, *chosen), logits_processor=processor)
@@ -68,7 +70,7 @@ def test_every_compression_drops_tokens(
     assert generation.thinking_end == after
     assert len(generation.tokens) == NEW
     # The numbers of new tokens at which tokens left: those of the last holder.
-    assert 0 < len(set(generation.eviction_trace.left) - {0}) <= generation.usage.compressions <= most
+    assert 0 < len(set(generation.eviction_trace.evicted_at) - {0}) <= generation.usage.compressions <= most
     assert len(selected) == generation.usage.compressions
 
 

@@ -20,7 +20,11 @@ def llama() -> list[Map]:
 def dense(size: int) -> Map:
     """A map of many cells."""
     columns = tuple(n / 100 for n in range(1, size + 1))
-    cells = {(w, r): Cell(Setting.of("p"), Estimate(0.5, 0.4, 0.6, 30, 1)) for w in range(1, size + 1) for r in columns}
+    cells = {
+        (w, r): Cell(Setting.from_parameters("p"), Estimate(0.5, 0.4, 0.6, 30, 1))
+        for w in range(1, size + 1)
+        for r in columns
+    }
     return Map("m", "b", "pass@1", "p", (("local_window", tuple(range(1, size + 1))), ("ratio", columns)), cells)
 
 

@@ -21,7 +21,7 @@ from tests.figures.conftest import texts
 from tests.stats.synthetic import manifest, traces
 from tests.stored import maze_run
 
-FULL, WINDOW = Setting.of("full"), Setting.of("window", ratio=0.1)
+FULL, WINDOW = Setting.from_parameters("full"), Setting.from_parameters("window", ratio=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_names_are_as_short_as_they_can_be() -> None:
 
     assert names(("hf:lab/A", FULL), ("embedded:b", FULL)) == ["A", "b"]
     assert names(("hf:lab/A", FULL), ("hf:lab/A", WINDOW)) == ["full", "window"]
-    two = [Setting.of("window", ratio=r, kv_budget=9) for r in (0.1, 0.2)]
+    two = [Setting.from_parameters("window", ratio=r, kv_budget=9) for r in (0.1, 0.2)]
     assert names(("A", two[0]), ("A", two[1])) == ["ratio=0.1", "ratio=0.2"]
     assert names(("A", FULL), ("A", two[0]), ("A", two[1])) == ["full", "window ratio=0.1", "window ratio=0.2"]
     assert names(("A", FULL), ("openai/g", SERVED)) == ["A full", "openai/g"]
@@ -129,7 +129,9 @@ BUDGETS = (64, 96, 128)
 @pytest.fixture(scope="module")
 def budgets():
     settings = [
-        Setting.of(policy, kv_budget=budget, local_window=8) for policy in ("dynts", "window") for budget in BUDGETS
+        Setting.from_parameters(policy, kv_budget=budget, local_window=8)
+        for policy in ("dynts", "window")
+        for budget in BUDGETS
     ]
     plan = manifest(settings, axes=(("kv_budget", BUDGETS),), problems=8)
     chance = {"full": 0.9, "dynts": 0.7, "window": 0.3}
@@ -139,7 +141,9 @@ def budgets():
 
 @pytest.fixture(scope="module")
 def policies():
-    plan = manifest([Setting.of(name, kv_budget=64) for name in ("dynts", "window", "数学")], axes=(), problems=8)
+    plan = manifest(
+        [Setting.from_parameters(name, kv_budget=64) for name in ("dynts", "window", "数学")], axes=(), problems=8
+    )
     return RunData(plan, traces(plan))
 
 
@@ -159,13 +163,17 @@ def test_one_curve_for_each_model_benchmark_and_policy(budgets):
 def test_policies_alone_are_the_axis(policies):
     (item, _) = curves_of_run(policies)
     assert item.axes == ((POLICY, ("dynts", "window", "数学", "full")), ("", ("pass@1",)))
-    twice = manifest([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1)
+    twice = manifest(
+        [Setting.from_parameters("dynts", kv_budget=budget) for budget in (64, 96)], axes=(), problems=2, samples=1
+    )
     (first, _) = curves_of_run(RunData(twice, traces(twice)))
     assert first.axes[0][1] == ("dynts(kv_budget=64)", "dynts(kv_budget=96)", "full")
 
 
 def test_bits_that_are_held_leave_out_settings_of_other_bits():
-    settings = [Setting.of("window", local_window=w, **bits) for bits in ({}, {"kv_bits": 4}) for w in (8, 16)]
+    settings = [
+        Setting.from_parameters("window", local_window=w, **bits) for bits in ({}, {"kv_bits": 4}) for w in (8, 16)
+    ]
     plan = manifest(settings, axes=(("kv_bits", (4, 16)), ("local_window", (8, 16))), problems=2)
     for bits in (4, 16):
         curve, _ = curves_of_run(RunData(plan, list(traces(plan)), fix={"kv_bits": bits}))

@@ -29,7 +29,7 @@ POLICIES = ("dynts", "random", "window", "h2o")
 SYSTEMS = [
     ModelSetting(
         name,
-        Setting.of("dynts", local_window=500, ratio=0.3),
+        Setting.from_parameters("dynts", local_window=500, ratio=0.3),
         {("B", str(n)): {0: round((n * (own + 2) % 11) / 10, 1)} for n in range(40)},
         {("B", str(n)): {"L": 5 + n // 4} for n in range(40)},
     )
@@ -84,7 +84,7 @@ def faults(figure: Figure) -> list[str]:
 @pytest.mark.parametrize(("panels", "baselines"), [(1, 6), (3, 0), (5, 1), (8, 6)])
 def test_maps_have_no_overlaps(llama: list[Map], panels: int, baselines: int) -> None:
     names = ("full", "window(local_window=500)", "streaming", "random", "h2o(kv_budget=5000)", "snapkv")[:baselines]
-    beside = dict.fromkeys(names, Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5)))
+    beside = dict.fromkeys(names, Cell(Setting.from_parameters("full"), Estimate(0.97, 0.9, 0.99, 30, 5)))
     # Two rows say as much about texts as four.
     low = [
         replace(

@@ -115,7 +115,7 @@ def test_four_panels_stand_in_a_row_of_a_page_and_more_in_even_rows(llama):
 def test_baselines_notes_and_holes_are_on_the_face(llama, tmp_path):
     cells = dict(llama[0].cells)
     del cells[500, 0.1]
-    full = Cell(Setting.of("full"), Estimate(0.97, 0.9, 0.99, 30, 5))
+    full = Cell(Setting.from_parameters("full"), Estimate(0.97, 0.9, 0.99, 30, 5))
     map_ = replace(
         llama[0],
         cells=cells,
@@ -178,7 +178,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
 
 
 def test_kv_memory_reckons_with_the_model():
-    cell = Cell(Setting.of("p"), Estimate(0.5, None, None, None, None), mean_kv_tokens=1024.0)
+    cell = Cell(Setting.from_parameters("p"), Estimate(0.5, None, None, None, None), mean_kv_tokens=1024.0)
     map_ = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
     (panel,) = cost_panels([map_], "kv_memory")
     assert panel.cells[1, 1].value == pytest.approx(models.find("embedded:tiny-llama").kv_bytes_per_token / 1024)
@@ -283,7 +283,7 @@ def test_the_margin_is_framed_before_the_plateau(llama):
 
 def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
     def cell(budget, bits):
-        setting = Setting.of("rkv", kv_budget=budget, **({} if bits == 16 else {"kv_bits": bits}))
+        setting = Setting.from_parameters("rkv", kv_budget=budget, **({} if bits == 16 else {"kv_bits": bits}))
         return Cell(setting, Estimate(0.5, 0.4, 0.6, 60, 1), mean_kv_bytes=64.0 * budget * bits)
 
     rows, bits = (128, 256, 512), (4, 8, 16)

@@ -192,7 +192,10 @@ def compare(name: str, folder: Path) -> dict[str, Any]:
         return {"unmade": f"{type(error).__name__}: {error}"}
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
-    full, sampling = policies.from_setting(Setting.of("full")), Sampling(temperature=0.0, max_new_tokens=NEW_TOKENS)
+    full, sampling = (
+        policies.from_setting(Setting.from_parameters("full")),
+        Sampling(temperature=0.0, max_new_tokens=NEW_TOKENS),
+    )
 
     def decode(batch: Sequence[int]) -> dict[int, tuple[list[int], Any]]:
         seen: dict[int, list[Any]] = {index: [] for index in batch}

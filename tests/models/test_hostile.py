@@ -183,7 +183,7 @@ def test_logits_that_are_no_numbers_end_the_run(model: ModelHandle, backend: str
     """Of a token of the prompt, or of a new one, which a step of a fixed shape reads; they were sampled from."""
     loaded, policy, sampling = (
         model.load(),
-        policies.from_setting(Setting.of("full")),
+        policies.from_setting(Setting.from_parameters("full")),
         Sampling(temperature=0, max_new_tokens=4),
     )
     own = replace(sampling, temperature=0.5)

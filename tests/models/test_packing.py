@@ -62,7 +62,7 @@ def decode(model: Any, tokenizer: Any, rows: int = 1) -> list[tuple[tuple[int, .
     """New tokens and their logits of so many rows with prompts of their own."""
     handle, policy, seen = (
         handle_for(model, tokenizer, frozenset(), think_close=""),
-        from_setting(Setting.of("full")),
+        from_setting(Setting.from_parameters("full")),
         [],
     )
     hook = model.register_forward_hook(lambda *call: seen.append(call[2].logits[0]))

@@ -65,7 +65,7 @@ def test_thinking_can_be_opened_for_a_template_that_does_not(r1_model: Make) -> 
 
 def test_the_loop_notices_an_end_of_several_tokens(r1_model: Make) -> None:
     model = models.find(r1_model(tags=()).name, think_close="")
-    full = policies.from_setting(Setting.of("full"))
+    full = policies.from_setting(Setting.from_parameters("full"))
     _, generations = run(model, requests(model, [full], 4), 8, temperature=1.0)
     written = {generation.key: generation.tokens for generation in generations}
     assert all(generation.thinking_end is None for generation in generations)
@@ -103,7 +103,7 @@ def test_a_model_without_tags_writes_nothing_but_its_answer(r1_model: Make) -> N
         assert model.answer(tokens) == "It is 7.</think>"
         assert model.split(tokens) is None
         assert model.thinking_tokens(tokens, None) == 0
-    window = Setting.of("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
+    window = Setting.from_parameters("window", kv_budget=96, local_window=8, ratio=0.2, ratio_over="thinking")
     _, generations = run(silent, requests(silent, [policies.from_setting(window)], 2), 2, temperature=1.0)
     assert all(generation.usage.compressions for generation in generations)
     assert {generation.usage.thinking_tokens for generation in generations} == {0}

@@ -26,7 +26,9 @@ Score = Callable[[CacheView, int, int, int], float]
 
 def make(name: str, **changes: Any) -> CompressingPolicy:
     """A policy that keeps the 10 newest tokens, and 20 of the 50 older ones."""
-    return policies.from_setting(Setting.of(name, **{"kv_budget": CACHED, "local_window": 10, "ratio": 0.4, **changes}))
+    return policies.from_setting(
+        Setting.from_parameters(name, **{"kv_budget": CACHED, "local_window": 10, "ratio": 0.4, **changes})
+    )
 
 
 def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None) -> CacheView:

@@ -41,12 +41,12 @@ def _files(random_models: dict[str, ModelHandle]) -> Iterator[None]:
 
 
 def make(name: str, **changes: Any) -> CompressingPolicy:
-    return policies.from_setting(Setting.of(name, **{**COMMON, **SMALL.get(name, {}), **changes}))
+    return policies.from_setting(Setting.from_parameters(name, **{**COMMON, **SMALL.get(name, {}), **changes}))
 
 
 def everything() -> list[Policy]:
     """Every policy in every scope that its user may choose."""
-    results: list[Policy] = [policies.from_setting(Setting.of("full"))]
+    results: list[Policy] = [policies.from_setting(Setting.from_parameters("full"))]
     for name in NAMES:
         results.append(make(name))
         if "scope" in policies.policies.get(name).__dataclass_fields__:
@@ -103,7 +103,11 @@ def test_only_observing_policies_pay(random_models: dict[str, ModelHandle], name
 
     monkeypatch.setattr(ForwardBatch, "__post_init__", noted)
     policy = make(name)
-    results = [policy, policies.from_setting(Setting.of("full")), make("window")] if name != "window" else [policy]
+    results = (
+        [policy, policies.from_setting(Setting.from_parameters("full")), make("window")]
+        if name != "window"
+        else [policy]
+    )
     apart = [Request(r.key, r.prompt, r.stream, (p,)) for r in requests(model, results, 3) for p in r.policies]
     run(model, apart, 16, max_new_tokens=60)
     # Three of nine rows are under the policy: no more than those have to show anything.

@@ -72,9 +72,10 @@ def test_what_stays(
 def test_a_strict_budget_is_named_where_there_is_one_and_takes_any_prompt() -> None:
     values = {**EXPLAIN, "ratio": 0.25, "ratio_over": "older"}
     usual, strict = (
-        policies.from_setting(Setting.of("window", **values, strict_budget=value)) for value in (False, True)
+        policies.from_setting(Setting.from_parameters("window", **values, strict_budget=value))
+        for value in (False, True)
     )
-    assert usual.setting == policies.from_setting(Setting.of("window", **values)).setting
+    assert usual.setting == policies.from_setting(Setting.from_parameters("window", **values)).setting
     assert "strict_budget" not in usual.setting.values
     assert strict.setting.values == {**usual.setting.values, "strict_budget": True}
     assert policies.from_setting(strict.setting) == strict
@@ -164,7 +165,7 @@ def test_wrong_parameters_are_refused_in_one_sentence(
 ) -> None:
     values = {name: value for name, value in {**EXPLAIN, **changes}.items() if value is not None}
     with pytest.raises(KvatlasError, match=re.escape(words)):
-        policies.from_setting(Setting.of("window", **values)).bind(tiny_llama)
+        policies.from_setting(Setting.from_parameters("window", **values)).bind(tiny_llama)
 
 
 def test_a_budget_that_prompt_and_window_fill_is_refused_with_the_numbers() -> None:
@@ -196,7 +197,7 @@ def test_it_counts_what_a_compression_keeps(
 
 
 def setting(**changes: Any) -> Setting:
-    return Setting.of(
+    return Setting.from_parameters(
         "window", **{"kv_budget": 5000, "local_window": 3000, "ratio": 0.1, "ratio_over": "older", **changes}
     )
 
@@ -213,9 +214,9 @@ def test_a_prompt_fills_the_places_of_the_published_rule() -> None:
 
 
 def test_what_never_compresses_and_what_is_unknown_has_none() -> None:
-    assert audit(policies.from_setting(Setting.of("full")), [10]) is None
-    assert audit_setting(Setting.of("served"), [10]) is None
-    assert audit_setting(Setting.of("gone", kv_budget=10), [10]) is None
+    assert audit(policies.from_setting(Setting.from_parameters("full")), [10]) is None
+    assert audit_setting(Setting.from_parameters("served"), [10]) is None
+    assert audit_setting(Setting.from_parameters("gone", kv_budget=10), [10]) is None
     assert audit_setting(setting(), []) is None
 
 
@@ -241,7 +242,7 @@ def test_one_sentence_names_the_cells_in_which_policies_cannot_differ() -> None:
 @pytest.mark.parametrize("bits", [16, 4])
 def test_a_budget_in_bytes_is_the_tokens_that_they_hold(tiny_llama: ModelHandle, bits: int) -> None:
     """The setting keeps the text, so that the maps of several models and bits share it."""
-    setting = Setting.of("window", kv_budget="600KiB", local_window=32, ratio=0.3, kv_bits=bits)
+    setting = Setting.from_parameters("window", kv_budget="600KiB", local_window=32, ratio=0.3, kv_bits=bits)
     of_bytes = policies.from_setting(setting)
     on = of_bytes.bind(tiny_llama)
     token, beside = tiny_llama.kv_bytes(of_bytes.storage)
@@ -265,7 +266,7 @@ def test_a_budget_in_bytes_is_the_tokens_that_they_hold(tiny_llama: ModelHandle,
 )
 def test_equal_budgets_in_bytes_are_one_setting(text: str, canonical: str) -> None:
     settings = [
-        policies.from_setting(Setting.of("window", **{**EXPLAIN, "kv_budget": one})).setting
+        policies.from_setting(Setting.from_parameters("window", **{**EXPLAIN, "kv_budget": one})).setting
         for one in (text, canonical)
     ]
     assert settings[0] == settings[1]

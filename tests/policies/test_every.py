@@ -104,7 +104,7 @@ def test_kept_sets_are_those_of_the_references(
     monkeypatch.setattr(scheduler, "compress", watched)
     model = endless(random_models["llama"])
     policy = policies.from_setting(
-        Setting.of("random", kv_budget=K, local_window=WINDOW, every=B, scope="global", **values)
+        Setting.from_parameters("random", kv_budget=K, local_window=WINDOW, every=B, scope="global", **values)
     )
     asked = [Request(i, prompt, 100 + i, (policy,)) for i, prompt in enumerate(prompts(model, 3))]
     engine = Engine(model, model.load(), [policy], Sampling(0.9, 20, 0.95, NEW), 3)
@@ -124,21 +124,25 @@ def test_kept_sets_are_those_of_the_references(
 
 
 def test_a_setting_names_them_where_they_are_not_the_published_rule() -> None:
-    published = policies.from_setting(Setting.of("window", kv_budget=64, local_window=4, ratio=0.3))
+    published = policies.from_setting(Setting.from_parameters("window", kv_budget=64, local_window=4, ratio=0.3))
     assert published.setting.id == (
         '{"keep_prompt":true,"kv_budget":64,"local_window":4,"policy":"window","ratio":0.3,"ratio_over":"thinking"}'
     )
-    engines = Setting.of("window", kv_budget=64, local_window=4, every=16, budget_over="thinking")
+    engines = Setting.from_parameters("window", kv_budget=64, local_window=4, every=16, budget_over="thinking")
     result = policies.from_setting(engines)
-    assert result.setting == Setting.of(**{**engines.values, "policy": "window", "keep_prompt": True})
+    assert result.setting == Setting.from_parameters(**{**engines.values, "policy": "window", "keep_prompt": True})
     assert policies.from_setting(result.setting) == result
-    phased = policies.from_setting(Setting.of("window", kv_budget=64, local_window=4, every=16, every_from="start"))
+    phased = policies.from_setting(
+        Setting.from_parameters("window", kv_budget=64, local_window=4, every=16, every_from="start")
+    )
     assert phased.setting.values["every_from"] == "start"
 
 
 def test_the_audit_and_the_plan_reckon_in_these_terms(spec_data: Callable[..., dict[str, Any]]) -> None:
     def of(**values: Any) -> CompressingPolicy:
-        return policies.from_setting(Setting.of("window", kv_budget=64, local_window=4, every=16, **values))
+        return policies.from_setting(
+            Setting.from_parameters("window", kv_budget=64, local_window=4, every=16, **values)
+        )
 
     # 64 tokens stay: of the cache with a prompt of 50 ten places, beside the prompt sixty.
     beside, counted = audit(of(budget_over="thinking"), [50]), audit(of(), [50])

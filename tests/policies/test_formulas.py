@@ -232,7 +232,7 @@ def test_policies_keep_what_their_authors_code_keeps(fact: dict[str, Any], tmp_p
     if fact["policy"] == "triattention":
         save_file(statistics, tmp_path / "statistics.safetensors")
         values["statistics"] = str(tmp_path / "statistics.safetensors")
-    policy = policies.from_setting(Setting.of(fact["policy"], kv_budget=sizes["tokens"], **values))
+    policy = policies.from_setting(Setting.from_parameters(fact["policy"], kv_budget=sizes["tokens"], **values))
     shape = Shape(1, sizes["heads"], sizes["kv_heads"], sizes["size"], sizes["size"] * sizes["heads"])
     cached = replace(
         scene(policy, 0),

@@ -41,7 +41,9 @@ def decode(monkeypatch: pytest.MonkeyPatch) -> Decode:
             return scores
 
         monkeypatch.setattr(kind, "score", spy)
-        policy = policies.from_setting(Setting.of(name, **{"kv_budget": 60, "local_window": 5, "ratio": 0.4, **values}))
+        policy = policies.from_setting(
+            Setting.from_parameters(name, **{"kv_budget": 60, "local_window": 5, "ratio": 0.4, **values})
+        )
         prompt = prompts(model, 1)[0][:25]
         engine = Engine(model, model.load(), [policy], Sampling(temperature=0.8, max_new_tokens=80), 8)
         (generation,) = engine.run([Request(0, prompt, 5, (policy,))])
@@ -185,7 +187,9 @@ def test_what_is_no_head_is_refused_with_what_it_holds(
     random_models: dict[str, ModelHandle], tmp_path: Path, change: Any, sentence: str
 ) -> None:
     file = tmp_path / "head.safetensors"
-    policy = policies.from_setting(Setting.of("dynts", kv_budget=80, local_window=6, ratio=0.2, predictor=str(file)))
+    policy = policies.from_setting(
+        Setting.from_parameters("dynts", kv_budget=80, local_window=6, ratio=0.2, predictor=str(file))
+    )
     with pytest.raises(KvatlasError, match="there is no file"):
         policy.check(random_models["llama"])
     file.write_text("hello")
@@ -202,8 +206,10 @@ def test_what_was_made_with_other_weights_is_refused_unless_named(policy: str, p
     shutil.copytree(find("embedded:tiny-llama").folder, tmp_path / "copy")
     values = {"kv_budget": 280, "local_window": 6, "ratio": 0.2}
     file = tmp_path / "copy" / f"{policy}.safetensors"
-    policies.from_setting(Setting.of(policy, **values)).check(find(f"hf:{file.parent}"))
+    policies.from_setting(Setting.from_parameters(policy, **values)).check(find(f"hf:{file.parent}"))
     save_file(load_file(file), file, metadata={"model_weights": "of another model"})
     with pytest.raises(KvatlasError, match=f"made with other weights .* the parameter {parameter} to use it"):
-        policies.from_setting(Setting.of(policy, **values)).check(find(f"hf:{file.parent}"))
-    policies.from_setting(Setting.of(policy, **{parameter: str(file)}, **values)).check(find(f"hf:{file.parent}"))
+        policies.from_setting(Setting.from_parameters(policy, **values)).check(find(f"hf:{file.parent}"))
+    policies.from_setting(Setting.from_parameters(policy, **{parameter: str(file)}, **values)).check(
+        find(f"hf:{file.parent}")
+    )

@@ -27,7 +27,7 @@ FAULTS = {
 METHODS = {
     "score": "cached",
     "observe": "step",
-    "filled": "cached, protected, chosen",
+    "slots_used": "cached, protected, quota",
     "check": "model",
     "bind": "model",
     "identity": "model",
@@ -187,8 +187,8 @@ MEMBERS = {
     "def on(self, model): return self": "its method on is called bind since version 0.2",
     "def identity(self, model): return {'x': object()}": "from identity; expected a dictionary of numbers and texts",
     "def identity(self, model): return None": "returned None from identity; expected a dictionary",
-    "def filled(self, *_): return -5": "fills -5 places; expected an integer from 0 to ",
-    "def filled(self, *_): return 2.5": "fills 2.5 places; expected an integer from 0 to ",
+    "def slots_used(self, *_): return -5": "uses -5 slots; expected an integer from 0 to ",
+    "def slots_used(self, *_): return 2.5": "uses 2.5 slots; expected an integer from 0 to ",
     "def score(self, cached): raise GeneratorExit": "failed in score (GeneratorExit).",
     "def score(self, cached): raise type('E', (Exception,), {'__str__': lambda _: 1 / 0})": "failed in score (E).",
     "def score(self, cached): return cached.positions.float().to_sparse()": "with the layout torch.sparse_coo",
@@ -227,9 +227,11 @@ def test_a_score_that_works_in_place_changes_nothing_of_the_cache(tmp_path: Path
     assert decoded(in_place, "in place") == plain
 
 
-@pytest.mark.parametrize(("former", "now"), [("share", "floor_ratio"), ("tokens_of", "budget_in_tokens")])
+@pytest.mark.parametrize(
+    ("former", "now"), [("share", "floor_ratio"), ("tokens_of", "budget_in_tokens"), ("of", "from_setting")]
+)
 def test_a_function_of_version_0_1_warns_of_its_name_now(former: str, now: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{former} is {now} since version 0.2"):
+    with pytest.warns(DeprecationWarning, match=f"{former} is kvatlas.policies.{now} since version 0.2"):
         assert getattr(policies, former) is getattr(policies, now)
     with pytest.raises(AttributeError, match="has no attribute 'shares'"):
         policies.shares  # noqa: B018

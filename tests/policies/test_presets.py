@@ -51,7 +51,10 @@ def test_what_a_preset_fixes_nobody_changes() -> None:
     with pytest.raises(KvatlasError, match="fixes local_window = 8, 10 was asked for; leave it out, or take the polic"):
         make("rkv@r-kv-paper")
     assert (
-        policies.from_setting(Setting.of("rkv@r-kv-paper", kv_budget=60, ratio=0.4)).setting.values["local_window"] == 8
+        policies.from_setting(Setting.from_parameters("rkv@r-kv-paper", kv_budget=60, ratio=0.4)).setting.values[
+            "local_window"
+        ]
+        == 8
     )
     with pytest.raises(KvatlasError, match="'h2o@dynts-paper' has no parameter 'sinks'"):
         make("h2o@dynts-paper", sinks=4)

@@ -79,7 +79,7 @@ def test_why_a_trace_is_left_out(random_models: dict[str, ModelHandle], after: s
     end = {"": (), "</think>": (model.think_close,)}.get(after, (model.think_close, 20))
     tokens = end if after == "unthought" else (12, 13, *end)
     usage = Usage(3, len(tokens), 2, 9, 9, 0, 0)
-    assert left_out(model, Trace("m", "b", "p", 0, Setting.of("full"), tokens, "", grade, usage)) == why
+    assert left_out(model, Trace("m", "b", "p", 0, Setting.from_parameters("full"), tokens, "", grade, usage)) == why
     assert why in ("", *REASONS)
 
 

@@ -142,9 +142,9 @@ def test_a_partial_run_is_refused_or_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "axes", "rows", "columns"),
     [
-        ([Setting.of(p, kv_budget=b) for p in ("dynts", "window") for b in (64, 96)], (("kv_budget", (64, 96)),),
-         ["window", "dynts"], ["64", "96"]),
-        ([Setting.of("dynts", kv_budget=64), Setting.of("window", kv_budget=64)], (),
+        ([Setting.from_parameters(p, kv_budget=b) for p in ("dynts", "window") for b in (64, 96)],
+         (("kv_budget", (64, 96)),), ["window", "dynts"], ["64", "96"]),
+        ([Setting.from_parameters("dynts", kv_budget=64), Setting.from_parameters("window", kv_budget=64)], (),
          ["full", "window", "dynts"], ["pass@1"]),
     ],
 )  # fmt: skip

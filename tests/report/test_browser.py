@@ -249,7 +249,7 @@ def test_what_the_full_cache_read_where_a_trace_departs_is_measured(
         assert trace.tokens[:at] == full.tokens[:at]
         assert trace.tokens[at] != full.tokens[at]
         prompt = trace.usage.prompt_tokens
-        gone = {position for position, left in enumerate(trace.eviction_trace.left) if 0 < left <= at}
+        gone = {position for position, left in enumerate(trace.eviction_trace.evicted_at) if 0 < left <= at}
         assert {prompt + missed for missed, _ in departs["missed"]} <= gone
         paid = attention_of_the_newest(full, at)
         assert departs["share"] == pytest.approx(sum(paid[position] for position in gone), abs=1e-3)
@@ -468,14 +468,14 @@ def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: P
     tokens = page.locator(".pair section >> nth=0").locator(".token")
     with Store.open(run) as store:
         stored = next(trace for _, trace in store.traces() if trace.setting.policy == "dynts")
-    left = stored.eviction_trace.left[20:]
+    left = stored.eviction_trace.evicted_at[20:]
     for moment in (0, 59, 60, 30):
         slider.evaluate("(node, to) => { node.value = to; node.dispatchEvent(new Event('input')); }", moment)
         shown = tokens.evaluate_all("(nodes) => nodes.map((node) => [...node.classList])")
         assert [index for index, names in enumerate(shown) if "unwritten" not in names] == list(range(min(moment, 79)))
         gone = {index for index, step in enumerate(left) if 0 < step <= moment}
         assert {index for index, names in enumerate(shown) if "gone" in names} == gone
-        cached = 20 + moment - sum(0 < step <= moment for step in stored.eviction_trace.left)
+        cached = 20 + moment - sum(0 < step <= moment for step in stored.eviction_trace.evicted_at)
         assert f": {cached} cached" in said.inner_text()
     page.click("text=Next compression")
     assert said.inner_text().startswith("60 of 79")

@@ -19,7 +19,7 @@ from kvatlas.stats.run_data import RunData
 from kvatlas.text import fixed
 from tests.stats.synthetic import grid, manifest, traces
 
-FULL = (Setting.of("full"),)
+FULL = (Setting.from_parameters("full"),)
 PUBLISHED = [f"published:dynts_r1_{name}" for name in ("llama", "qwen")]
 #: A number with a decimal point, its sign not part of it.
 DECIMAL = re.compile(r"(?<![\w.])(\d[\d,]*\.\d+)(?![\w.])")

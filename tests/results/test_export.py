@@ -53,7 +53,7 @@ def test_parquet_has_the_same_rows(run, tmp_path):
 
 
 def test_parquet_holds_parameters_of_mixed_kinds(tmp_path):
-    settings = [Setting.of("a", level=1, sample=1), Setting.of("b", level="high", sample=0.5)]
+    settings = [Setting.from_parameters("a", level=1, sample=1), Setting.from_parameters("b", level="high", sample=0.5)]
     plan = manifest(settings, benchmarks=("CHAIN6",), problems=1, baselines=())
     write_traces(store_run(tmp_path / "run", plan), "parquet", tmp_path / "t.parquet")
     rows = pq.read_table(tmp_path / "t.parquet").to_pylist()
@@ -97,7 +97,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_further_metrics_are_columns(tmp_path):
-    run = maze_run(tmp_path / "run", {("A", Setting.of("full")): 0.3}, problems=10)
+    run = maze_run(tmp_path / "run", {("A", Setting.from_parameters("full")): 0.3}, problems=10)
     write_traces(run, "jsonl", tmp_path / "t.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text("utf-8").splitlines()]
     graded = [row for row in rows if row["status"] == "ok"]

@@ -29,7 +29,7 @@ from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
 from tests.stored import change_store
 
-SETTING = Setting.of("window", kv_budget=64, local_window=8, ratio=0.1)
+SETTING = Setting.from_parameters("window", kv_budget=64, local_window=8, ratio=0.1)
 TRACE = Trace(
     model="embedded:tiny-llama",
     benchmark="CHAIN8",
@@ -348,7 +348,9 @@ def run(tmp_path: Path) -> Path:
     benchmark = find(f"file:{file}")
     problems = benchmark.problems()
     spec = {"benchmarks": [{"name": "mine", "file": str(file)}], "problems": None}
-    settings = [Setting.of("window", kv_budget=50, local_window=w, ratio=r) for w in TEXTS for r in (0.1, 0.2)]
+    settings = [
+        Setting.from_parameters("window", kv_budget=50, local_window=w, ratio=r) for w in TEXTS for r in (0.1, 0.2)
+    ]
     expected = tuple(Expected("m", "mine", s, "key", tuple(p.id for p in problems), 1, False) for s in settings)
     axes = (("local_window", (10, 20)), ("ratio", (0.1, 0.2)))
     with Store.create(tmp_path / "run") as store:

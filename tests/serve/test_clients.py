@@ -186,7 +186,7 @@ def test_models_and_names(client: openai.OpenAI) -> None:
 def lasting_seed(text: str, tokens: int) -> Any:
     """The seed with which the full cache writes longest, at most so many tokens."""
     model = models.find(MODEL)
-    full, prompt = policies.from_setting(Setting.of("full")), model.tokens(text)
+    full, prompt = policies.from_setting(Setting.from_parameters("full")), model.tokens(text)
     engine = Engine(model, model.load(), [full], Sampling(1.0, max_new_tokens=tokens), 16)
     asked = [Request(seed, prompt, stream_of(seed, prompt, 0), (full,)) for seed in range(5)]
     return max(engine.run(asked), key=lambda item: len(item.tokens)).key

@@ -14,7 +14,7 @@ AXES = (("local_window", WINDOWS), ("ratio", RATIOS))
 
 
 def setting(policy: str, window: int, ratio: float, **fixed: str) -> Setting:
-    return Setting.of(policy, kv_budget=96, local_window=window, ratio=ratio, **fixed)
+    return Setting.from_parameters(policy, kv_budget=96, local_window=window, ratio=ratio, **fixed)
 
 
 def grid(*policies: str, **fixed: str) -> list[Setting]:
@@ -26,7 +26,7 @@ def manifest(
     *,
     models: Sequence[str] = ("tiny",),
     benchmarks: Sequence[str] = ("CHAIN6", "CHAIN8"),
-    baselines: Sequence[Setting] = (Setting.of("full"),),
+    baselines: Sequence[Setting] = (Setting.from_parameters("full"),),
     problems: int = 12,
     samples: int = 2,
     axes: tuple[tuple[str, tuple[object, ...]], ...] = AXES,

@@ -137,7 +137,7 @@ def test_mean_over_benchmarks_by_hand():
 
 
 def _bare(problems, low=None):
-    cell = Cell(Setting.of("dynts"), Estimate(0.5, low, low and 0.6, problems, None))
+    cell = Cell(Setting.from_parameters("dynts"), Estimate(0.5, low, low and 0.6, problems, None))
     return Map("m", "B", "pass@1", "", (("a", (1,)), ("b", (2,))), {(1, 2): cell}, {"full": cell})
 
 

@@ -34,7 +34,7 @@ def test_only_common_problems_and_samples_count():
     ],
 )
 def test_the_tokens_that_a_setting_keeps_follow_from_its_numbers(values, kept):
-    assert kept_by_rule(Setting.of("window", **values), token_bytes=110, tail_bytes=264) == kept
+    assert kept_by_rule(Setting.from_parameters("window", **values), token_bytes=110, tail_bytes=264) == kept
 
 
 FOUR = np.repeat(np.arange(4), 60)

@@ -53,7 +53,7 @@ def test_foreign_traces_do_not_count():
         ("another-key", trace(some, "p0", 0, True)),
         (some.run_key, trace(some, "p99", 0, True)),
         (some.run_key, trace(some, "p0", 2, True)),
-        (some.run_key, trace(replace(some, setting=Setting.of("dynts", ratio=0.9)), "p0", 0, True)),
+        (some.run_key, trace(replace(some, setting=Setting.from_parameters("dynts", ratio=0.9)), "p0", 0, True)),
         (some.run_key, trace(some, "p0", 0, True)),
     ]
     # The last one comes twice: what was written later counts, as in a store.
@@ -123,7 +123,10 @@ def test_a_map_without_any_trace_is_left_out_and_an_empty_run_refused():
 def test_three_axes_need_one_fixed():
     budgets = (64, 96)
     settings = [
-        Setting.of("dynts", kv_budget=b, local_window=w, ratio=r) for b in budgets for w in WINDOWS for r in RATIOS
+        Setting.from_parameters("dynts", kv_budget=b, local_window=w, ratio=r)
+        for b in budgets
+        for w in WINDOWS
+        for r in RATIOS
     ]
     plan = manifest(settings, axes=(*AXES, ("kv_budget", budgets)))
     with pytest.raises(KvatlasError, match=r"varies local_window, ratio, kv_budget; fix .* example kv_budget=64"):
@@ -145,7 +148,7 @@ def test_fewer_than_two_axes_are_refused():
 
 
 def test_policies_without_both_axes_have_no_map():
-    beside = [Setting.of("window", kv_budget=96, local_window=w) for w in WINDOWS]
+    beside = [Setting.from_parameters("window", kv_budget=96, local_window=w) for w in WINDOWS]
     plan = manifest([*grid("dynts"), *beside])
     assert {m.policy for m in maps_of_run(RunData(plan, traces(plan)))} == {"dynts"}
     plan = manifest(beside)

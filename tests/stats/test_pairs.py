@@ -105,7 +105,9 @@ def test_prices_of_a_run_are_those_of_its_traces() -> None:
     stored = list(traces(plan, lambda setting: 0.9 if setting.values.get("ratio", 1) > 0.2 else 0.4))
     found = prices(RunData(plan, stored))
     assert {price.cost for price in found} <= set(COSTS)
-    full = next(price for price in found if price.setting == Setting.of("full") and price.cost == "output_tokens")
+    full = next(
+        price for price in found if price.setting == Setting.from_parameters("full") and price.cost == "output_tokens"
+    )
     assert (full.ratio, full.low, full.high) == pytest.approx((1.0, 1.0, 1.0))
     own = [trace for _, trace in stored if trace.setting == full.setting]
     right = sum(trace.grade.correct for trace in own)

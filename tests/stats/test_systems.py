@@ -17,7 +17,11 @@ from kvatlas.stats.table import aligned, missing
 from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import maze_run
 
-FULL, SMALL, LARGE = Setting.of("full"), Setting.of("dynts", ratio=0.1), Setting.of("dynts", ratio=0.5)
+FULL, SMALL, LARGE = (
+    Setting.from_parameters("full"),
+    Setting.from_parameters("dynts", ratio=0.1),
+    Setting.from_parameters("dynts", ratio=0.5),
+)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +113,7 @@ def test_overlapping_runs_are_refused_and_others_add_up(run: RunData, tmp_path: 
 def system(name: str, values: list[float] | np.ndarray, depths: np.ndarray | None = None) -> ModelSetting:
     outcomes = {("B", str(i)): {0: float(value)} for i, value in enumerate(values)}
     about = {} if depths is None else {("B", str(i)): {"L": float(depth)} for i, depth in enumerate(depths)}
-    return ModelSetting(name, Setting.of("full"), outcomes, about)
+    return ModelSetting(name, Setting.from_parameters("full"), outcomes, about)
 
 
 def test_shares_and_difference_by_hand() -> None:

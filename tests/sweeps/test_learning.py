@@ -38,7 +38,9 @@ def test_a_trained_head_ranks_held_out_tokens_and_serves_dynts(trained: Path, ti
     assert (made["layout"], made["loss"]) == ("ours", "ranked")
     assert made["traces"] + sum(made["left_out"].values()) == 16
     assert made["held_out"]["traces"] + sum(made["held_out"]["left_out"].values()) == 4
-    policy = policies.from_setting(Setting.of("dynts", kv_budget=90, local_window=8, ratio=0.3, predictor=str(trained)))
+    policy = policies.from_setting(
+        Setting.from_parameters("dynts", kv_budget=90, local_window=8, ratio=0.3, predictor=str(trained))
+    )
     policy.check(tiny_llama)
 
 
@@ -70,7 +72,9 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
     )
     assert sorted(load_file(out)) == ["is_head.0.weight", "is_head.2.weight", "is_head.4.weight"]
     heads = [
-        policies.from_setting(Setting.of("dynts", kv_budget=90, local_window=8, ratio=0.3, predictor=str(item)))
+        policies.from_setting(
+            Setting.from_parameters("dynts", kv_budget=90, local_window=8, ratio=0.3, predictor=str(item))
+        )
         for item in (trained, out)
     ]
     for policy in heads:

@@ -131,7 +131,7 @@ def test_a_job_leaves_its_memory_to_the_next(
 
 def _decoded(handle: ModelHandle, _: Path) -> None:
     values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3}
-    chosen = [policies.from_setting(Setting.of(name, **values)) for name in ("dynts", "h2o", "snapkv")]
+    chosen = [policies.from_setting(Setting.from_parameters(name, **values)) for name in ("dynts", "h2o", "snapkv")]
     engine = Engine(handle, handle.load(), chosen, Sampling(max_new_tokens=30), 4)
     assert list(engine.run([Request(0, tuple(range(5, 40)), 0, tuple(chosen))]))
 
@@ -139,7 +139,7 @@ def _decoded(handle: ModelHandle, _: Path) -> None:
 def _served(handle: ModelHandle, _: Path) -> None:
     """A closed service lets them go, though its owner keeps it."""
     before = alive()
-    service = Service(handle, policies.from_setting(Setting.of("full")), batch_size=2).start()
+    service = Service(handle, policies.from_setting(Setting.from_parameters("full")), batch_size=2).start()
     (asked,) = service.ask([GenerationRequest((5, 6, 7), Sampling(max_new_tokens=5), 0)])
     assert asked.generation.result(60).tokens
     service.close()

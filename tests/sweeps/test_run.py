@@ -186,7 +186,7 @@ def _stored(folder: Path) -> int:
 
 def test_a_small_job_is_not_worth_several_processes(tiny_llama: ModelHandle) -> None:
     chain = find("CHAIN6")
-    units = tuple(WorkItem("CHAIN6", problem, 0, (Setting.of("full"),)) for problem in chain.problems(20))
+    units = tuple(WorkItem("CHAIN6", problem, 0, (Setting.from_parameters("full"),)) for problem in chain.problems(20))
     job = Job(tiny_llama, "digest", (chain,), units, Sampling(), 0)
     assert useful_workers(job) == 1
     assert useful_workers(replace(job, units=units * 200)) > 8

@@ -27,7 +27,7 @@ from kvatlas.sweeps.worker import Job, decode, departure, measures, reference
 from tests.decoding import endless, prompts
 from tests.sweeps.conftest import Build, contents
 
-FULL = policies.from_setting(Setting.of("full"))
+FULL = policies.from_setting(Setting.from_parameters("full"))
 
 
 def read(engine: Engine, request: Request[int]) -> Iterator[Likeness]:
@@ -136,7 +136,7 @@ def test_distances_equal_those_of_one_pass_under_a_mask(random_models: dict[str,
     attention."""
     handle = endless(random_models["qwen2"])
     policy = policies.from_setting(
-        Setting.of("window", kv_budget=70, local_window=10, ratio=0.5, ratio_over="thinking")
+        Setting.from_parameters("window", kv_budget=70, local_window=10, ratio=0.5, ratio_over="thinking")
     )
     (prompt,) = prompts(handle, 1)
     sampling = Sampling(0.8, 20, 0.95, 100)
@@ -170,7 +170,9 @@ def test_steps_of_a_fixed_shape_follow_the_trace(random_models: dict[str, ModelH
     """Not the tokens that a GPU samples within a step."""
     handle = endless(random_models["llama"])
     values = {"local_window": 10, "ratio": 0.95, "ratio_over": "thinking"}
-    chosen = tuple(policies.from_setting(Setting.of("window", kv_budget=budget, **values)) for budget in (70, 73))
+    chosen = tuple(
+        policies.from_setting(Setting.from_parameters("window", kv_budget=budget, **values)) for budget in (70, 73)
+    )
     (prompt,) = prompts(handle, 1)
     sampling, model = Sampling(0.8, 20, 0.95, 60), handle.load()
     tokens = next(Engine(handle, model, [FULL], sampling).run([Request(0, prompt, 7, (FULL,))])).tokens
@@ -213,7 +215,9 @@ def test_what_has_lost_nothing_measures_nothing_lost() -> None:
 
 COMMON = {"kv_budget": 80, "local_window": 8, "ratio": 0.2, "ratio_over": "thinking"}
 #: As plans have them, with all their defaults.
-ORACLE, WINDOW = (policies.from_setting(Setting.of(name, **COMMON)).setting for name in ("oracle", "window"))
+ORACLE, WINDOW = (
+    policies.from_setting(Setting.from_parameters(name, **COMMON)).setting for name in ("oracle", "window")
+)
 
 
 def traces(model: ModelHandle, *settings: Setting, batch_size: int = 16) -> dict[tuple[str, str], Trace]:

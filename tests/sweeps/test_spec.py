@@ -12,16 +12,16 @@ from tests.sweeps.conftest import Build
 def test_the_grid_is_settings_times_axes_and_baselines_stand_beside_it(spec_data: Build) -> None:
     cells = parse_spec(spec_data()).cells()
     assert len(cells) == 2 * 2 * 2 + 1
-    wanted = Setting.of("window", kv_budget=64, ratio_over="thinking", local_window=4, ratio=0.2)
+    wanted = Setting.from_parameters("window", kv_budget=64, ratio_over="thinking", local_window=4, ratio=0.2)
     assert cells[0] == (wanted, False)
-    assert cells[-1] == (Setting.of("full"), True)
+    assert cells[-1] == (Setting.from_parameters("full"), True)
 
 
 def test_defaults_are_the_published_ones() -> None:
     spec = parse_spec({"models": ["m"], "benchmarks": ["b"]})
     assert spec.sampling.sampling() == Sampling(temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=0)
     assert spec.samples == 1
-    assert spec.cells() == [(Setting.of("full"), True)]
+    assert spec.cells() == [(Setting.from_parameters("full"), True)]
 
 
 @pytest.mark.parametrize(
@@ -105,5 +105,5 @@ def test_a_file_spells_numbers_and_may_repeat_its_parts(tmp_path: Path) -> None:
     assert (spec.problems, spec.seed, spec.lose_at_most, spec.strict_budget) == (None, 16_384, 2.0, False)
     assert (spec.sampling.temperature, spec.sampling.max_new_tokens) == (0.1, 90)
     first, *_, last = [setting for setting, baseline in spec.cells() if not baseline]
-    assert first == Setting.of("window", kv_budget=64, local_window=4, ratio=0.1)
-    assert last == Setting.of("window", kv_budget=128, local_window=4, ratio=0.5)
+    assert first == Setting.from_parameters("window", kv_budget=64, local_window=4, ratio=0.1)
+    assert last == Setting.from_parameters("window", kv_budget=128, local_window=4, ratio=0.5)

@@ -147,7 +147,7 @@ def cell(
     options = {"kv_budget": budget, "local_window": local_window, "ratio": ratio}
     given = {key: value for key, value in options.items() if value is not None}
     values = {key: read_value(owner, key, value) for key, value in pairs.items()}
-    return Setting.of(**joined({"policy": name}, values, given))
+    return Setting.from_parameters(**joined({"policy": name}, values, given))
 
 
 def model_options(

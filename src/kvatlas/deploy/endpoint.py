@@ -227,7 +227,7 @@ def _served_cells(
     top_k: bool,
 ) -> list[Expected]:
     """Return the cells of an endpoint, one for each cell of the reference, with run keys of their own."""
-    setting = Setting.of("served", endpoint=endpoint.url, model=endpoint.model)
+    setting = Setting.from_parameters("served", endpoint=endpoint.url, model=endpoint.model)
     seed = reference.run.manifest.spec["seed"]
     sampling = dict(reference.sampling)
     cells = []

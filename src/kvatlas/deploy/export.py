@@ -151,7 +151,7 @@ def export_setting(
         raise KvatlasError(f"{name} cannot express {setting}: {'; '.join(changed)}. --nearest writes that.")
     values = {word: str(able[word]) if word == "scope" else able[word] for word in values}
     text = target.text.format(**_words(values, target.presses.get(base, ""), statistics))
-    return Exported(text, policies.from_setting(Setting.of(base, **values)).setting, tuple(changed))
+    return Exported(text, policies.from_setting(Setting.from_parameters(base, **values)).setting, tuple(changed))
 
 
 def _compressing_policy(setting: Setting, name: str) -> CompressingPolicy:

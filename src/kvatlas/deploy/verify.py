@@ -47,7 +47,7 @@ def report(
     Each of the `checks` has a `name`, `good` and a `sentence`. If `alarmed`, the endpoint does not serve that cell.
     """
     cell = reference.traces(reference.setting)
-    full = {} if reference.setting.policy == "full" else reference.traces(Setting.of("full"))
+    full = {} if reference.setting.policy == "full" else reference.traces(Setting.from_parameters("full"))
     most = int(reference.sampling["max_new_tokens"])
     checks = [_prompts(cell, served), _finishes(served, most), *_lengths(cell, served, most)]
     checks += [] if texts is None else text_checks(texts)

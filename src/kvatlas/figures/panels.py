@@ -9,7 +9,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
-from kvatlas.columns import CELL_COLUMNS, Column
+from kvatlas.columns import KV_MEMORY, Column, cost_columns, cost_names
 from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import style
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
@@ -238,29 +238,17 @@ class Cost(NamedTuple):
         return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
 
 
-#: KV memory of cells without known bytes is the tokens' cost times the model's bytes per token.
-KV_MEMORY = "kv_memory"
-
-
-def is_cost(name: str | None) -> bool:
-    """Return whether `--metric` knows a cost under this name."""
-    return name == KV_MEMORY or name in _cost_columns()
-
-
-def _cost_columns() -> dict[str, Column]:
-    return {column.frame: column for column in CELL_COLUMNS if column.title}
-
-
 def cost_of(name: str, model: str) -> Cost:
     """Return the cost that `--metric` knows under a name; raises KvatlasError without one."""
-    columns = _cost_columns()
+    columns = cost_columns()
     if name in columns:
         column = columns[name]
         return Cost(column.title, column, _UNITS.get(column.unit, (Unit(column.unit),)))
     if name != KV_MEMORY:
-        raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join((*columns, KV_MEMORY))}.")
+        raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join(cost_names())}.")
     from kvatlas import models
 
+    # Where the bytes of a cell are unknown, they are its tokens times the model's bytes per token.
     return Cost("mean KV memory", columns["mean_kv_tokens"], _BYTES, models.find(model).kv_bytes_per_token)
 
 

@@ -262,7 +262,7 @@ def _noted_setting(noted: Mapping[str, Any]) -> Setting:
     values = dict(noted["values"])
     if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
         raise KvatlasError(f"The log names the policy {policy!r} with {values}; expected a name and plain values.")
-    return Setting.of(policy, **values)
+    return Setting.from_parameters(policy, **values)
 
 
 def _traces(

@@ -44,7 +44,7 @@ def find(model: str, name: str = "", **options: Any) -> ModelHandle:
     `options` are those of `Options`. A local folder comes before a hub id of the same text; the small files of a model
     on the hub are fetched unless they are cached. Raises KvatlasError for an unknown model.
     """
-    chosen = Options.of(options)
+    chosen = Options.from_values(options)
     found = _find(model, name or model, chosen)
     if chosen.revision and found.repository is None:
         raise KvatlasError(

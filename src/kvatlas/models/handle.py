@@ -273,7 +273,7 @@ def handle_for(
         stops=stops,
         dtype=str(model.dtype).removeprefix("torch."),
     )
-    chosen = Options.of({**options, "device": str(model.device)})
+    chosen = Options.from_values({**options, "device": str(model.device)})
     handle = ModelHandle(name, folder, chosen, overrides=loaded)
     if tokenizer is None and not (folder / "tokenizer_config.json").is_file():
         raise KvatlasError(f"The model {name!r} was not loaded from a folder: its tokenizer has to be given.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kvatlas.core import KvatlasError
+from kvatlas.former_names import warn_of_former_name
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 #: A value of a variable of a chat template.
@@ -65,13 +66,19 @@ class Options:
             raise KvatlasError(f"The model option date is {self.date!r}; expected days as YYYY-MM-DD.") from error
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Options:
-        """Return the options with these values. Raises KvatlasError for an unknown option."""
+    def from_values(cls, values: Mapping[str, Any]) -> Options:
+        """Return the options with these values by name. Raises KvatlasError for an unknown option."""
         names = [field.name for field in fields(cls)]
         for name in values:
             if name not in names:
                 raise KvatlasError(f"Unknown model option {name!r}; expected {', '.join(names)}.")
         return cls(**values)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Options:
+        """Return the options with these values: the former name of `from_values`."""
+        warn_of_former_name("Options.of", "Options.from_values")
+        return cls.from_values(values)
 
     def resolved_device(self) -> str:
         """Return the device: cpu, cuda or cuda:N. Raises KvatlasError for a GPU that does not exist."""

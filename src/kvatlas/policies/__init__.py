@@ -2,14 +2,14 @@
 
 import inspect
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kvatlas.core import KvatlasError, Setting, refusal
+from kvatlas.former_names import former_names
 from kvatlas.policies import from_file
 from kvatlas.policies.contract import CacheView, CompressingPolicy, Policy, ReferenceTrace, Signal, Step, parameters
 from kvatlas.policies.guard import AUTHORED
@@ -80,17 +80,17 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
 _COMPUTED = (*AUTHORED, "from_setting", "setting", "budget", "storage", "observer")
 
 #: Names of version 0.1 of methods: a class that still defines one would be without it in silence.
-_FORMER_METHODS = {"on": "bind", "of": "from_setting"}
-#: Names of version 0.1 of functions of this module, which warn and go with the next release.
-_FORMER_FUNCTIONS = {"share": "floor_ratio", "tokens_of": "budget_in_tokens"}
+_FORMER_METHODS = {"on": "bind", "of": "from_setting", "filled": "slots_used"}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FORMER_FUNCTIONS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    now = _FORMER_FUNCTIONS[name]
-    warnings.warn(f"kvatlas.policies.{name} is {now} since version 0.2.", DeprecationWarning, stacklevel=2)
-    return globals()[now]
+#: Names of version 0.1 of functions of this module.
+_FORMER_FUNCTIONS = {
+    "of": "kvatlas.policies:from_setting",
+    "share": "kvatlas.policies:floor_ratio",
+    "tokens_of": "kvatlas.policies:budget_in_tokens",
+}
+if not TYPE_CHECKING:
+    # Type checkers know the present names alone.
+    __getattr__ = former_names(__name__, _FORMER_FUNCTIONS)
 
 
 def _fault(name: str, value: object) -> str:
@@ -197,7 +197,9 @@ def from_setting(setting: Setting) -> Policy:
                 f"The preset {setting.policy!r} fixes {name} = {preset.values[name]}, {value!r} was asked for; leave "
                 f"it out, or take the policy {preset.policy!r}."
             )
-    return kind.from_setting(Setting.of(preset.policy, **{**setting.values, **preset.values}), setting.policy)
+    return kind.from_setting(
+        Setting.from_parameters(preset.policy, **{**setting.values, **preset.values}), setting.policy
+    )
 
 
 def of_engine(setting: Setting) -> Policy:

@@ -274,7 +274,7 @@ class Policy:
                 values[item.name] = value
         if "every" in values:
             del values["ratio"], values["ratio_over"]
-        return Setting.of(self.name, **values)
+        return Setting.from_parameters(self.name, **values)
 
     @cached_property
     def observer(self) -> tuple[Any, ...]:
@@ -445,9 +445,9 @@ class CompressingPolicy(Policy):
         """Return False if a compression would keep all `older` tokens; for the counts see `allotted`."""
         return sum(allotted(self, older, protected, prompt)) < older
 
-    def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
-        """Return how many of the `chosen` places for tokens that are not `protected` [..., older] are used: all."""
-        return chosen
+    def slots_used(self, cached: CacheView, protected: Tensor, quota: int) -> int:
+        """Return how many of the `quota` slots for tokens that are not `protected` [..., older] are used: all."""
+        return quota
 
     def check_prompt(self, prompt_length: int, where: str) -> None:
         """Raise KvatlasError if no compression of this setting can get below the budget with such a prompt.

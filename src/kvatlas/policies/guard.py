@@ -10,7 +10,7 @@ from kvatlas.core import KvatlasError, canonical, described
 from kvatlas.machine import out_of_memory
 
 #: The methods that the author of a policy may write.
-AUTHORED = ("bind", "check", "check_prompt", "identity", "observe", "filled", "score")
+AUTHORED = ("bind", "check", "check_prompt", "identity", "observe", "slots_used", "score")
 
 
 def guard_methods(policy: type) -> None:

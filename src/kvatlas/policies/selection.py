@@ -13,24 +13,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def places(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
-    """Return a mask of the older tokens [..., older] that stay in any case, and how many of the others stay.
+def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
+    """Return a mask of the older tokens [..., older] that stay in any case, and how many of the others may stay.
 
-    Both are the same in every layer and head, because prompt and answer tokens are. If a strict budget has no room for
-    all protected tokens, the older ones stay.
+    Older tokens are those before the local window. Those of the prompt stay if the policy keeps it, and so do those of
+    the answer. If a strict budget has no room for all of them, the first ones stay.
     """
     import torch
 
     older = cached.positions.shape[-1] - policy.local_window
-    old = cached.positions[..., :older]
-    protected = torch.zeros_like(old, dtype=torch.bool)
+    positions = cached.positions[..., :older]
+    protected = torch.zeros_like(positions, dtype=torch.bool)
     if policy.keep_prompt:
-        protected |= old < cached.prompt_length
-    prompt = int(protected.reshape(-1, older)[0].sum())
+        protected |= positions < cached.prompt_length
+    prompt = _count_in_a_head(protected)
     if cached.thinking_end is not None:
-        protected |= old >= cached.thinking_end
-    kept_protected, chosen = allotted(policy, older, int(protected.reshape(-1, older)[0].sum()), prompt)
-    return protected & (protected.cumsum(-1) <= kept_protected), chosen
+        protected |= positions >= cached.thinking_end
+    kept_protected, quota = allotted(policy, older, _count_in_a_head(protected), prompt)
+    is_among_first = protected.cumsum(-1) <= kept_protected
+    return protected & is_among_first, quota
+
+
+def _count_in_a_head(protected: Tensor) -> int:
+    """Return the number of protected tokens, which is the same in every layer and head."""
+    return int(protected[0, 0].sum())
 
 
 def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
@@ -38,25 +44,25 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
     import torch
 
     length = cached.positions.shape[-1]
-    protected, chosen = places(policy, cached)
-    filled = policy.filled(cached, protected, chosen)
-    if type(filled) is not int or not 0 <= filled <= chosen:
+    protected, quota = protected_and_quota(policy, cached)
+    slots_used = policy.slots_used(cached, protected, quota)
+    if type(slots_used) is not int or not 0 <= slots_used <= quota:
         raise KvatlasError(
-            f"The policy {policy.name!r} fills {filled!r} places; expected an integer from 0 to {chosen}."
+            f"The policy {policy.name!r} uses {slots_used!r} slots; expected an integer from 0 to {quota}."
         )
     older = protected.shape[-1]
-    kept_protected = int(protected.reshape(-1, older)[0].sum())
-    scores = _scores(policy.name, policy.score(cached), cached.positions, protected)
-    # Tokens that stay in any case come before other tokens with an infinite score.
-    order = scores.argsort(dim=-1, descending=True, stable=True)
-    order = order.gather(-1, (~protected.gather(-1, order)).byte().argsort(dim=-1, stable=True))
-    order = order[..., : kept_protected + filled]
-    window = torch.arange(older, length, device=order.device).expand(*order.shape[:-1], policy.local_window)
-    return torch.cat([order.sort(dim=-1).values, window], dim=-1)
+    scores = _checked_scores(policy.name, policy.score(cached), cached.positions, protected)
+    by_score = scores.argsort(dim=-1, descending=True, stable=True)
+    # A second, stable sort: protected tokens come before others whose score is infinite, too.
+    is_unprotected = ~protected.gather(-1, by_score)
+    order = by_score.gather(-1, is_unprotected.byte().argsort(dim=-1, stable=True))
+    kept = order[..., : _count_in_a_head(protected) + slots_used]
+    window = torch.arange(older, length, device=kept.device).expand(*kept.shape[:-1], policy.local_window)
+    return torch.cat([kept.sort(dim=-1).values, window], dim=-1)
 
 
-def _unusable(scores: object, device: torch.device) -> str:
-    """Return a name for scores that are no tensor of real numbers on the device; "" for others."""
+def _wrong_kind(scores: object, device: torch.device) -> str:
+    """Return a phrase for scores that are no tensor of real numbers on the device; "" for usable ones."""
     import torch
 
     if not isinstance(scores, torch.Tensor):
@@ -66,7 +72,7 @@ def _unusable(scores: object, device: torch.device) -> str:
     return "" if scores.device == device else f"a tensor on {scores.device}"
 
 
-def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
+def _checked_scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
     """Return scores [..., older] in float64 of the tokens older than the local window, infinite for protected ones.
 
     `scores` comes from the policy, `positions` [..., cached] are those of the cache, `protected` [..., older] marks the
@@ -76,27 +82,27 @@ def _scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -
     import torch
 
     expected = tuple(positions.shape)
-    kind = _unusable(scores, positions.device)
-    if not isinstance(scores, torch.Tensor) or kind:
+    wrong_kind = _wrong_kind(scores, positions.device)
+    if not isinstance(scores, torch.Tensor) or wrong_kind:
         raise KvatlasError(
-            f"The policy {policy!r} scored its tokens with {kind}; expected a tensor of real numbers of the shape "
-            f"{expected} or {expected[-1:]}, strided and on {positions.device}."
+            f"The policy {policy!r} scored its tokens with {wrong_kind}; expected a tensor of real numbers of the "
+            f"shape {expected} or {expected[-1:]}, strided and on {positions.device}."
         )
     shape = tuple(scores.shape)
-    # One number for every choice, or the same for some of them.
+    # Layers and heads may be left out, or have size 1, where all of them share their scores.
     sizes = zip(reversed(shape), reversed(expected), strict=False)
-    fits = len(shape) <= len(expected) and all(size in (1, whole) for size, whole in sizes)
-    if shape[-1:] != expected[-1:] or not fits:
+    can_expand = len(shape) <= len(expected) and all(size in (1, whole) for size, whole in sizes)
+    if shape[-1:] != expected[-1:] or not can_expand:
         raise KvatlasError(
             f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {expected} "
             f"(layers, KV heads, tokens); expected {expected} and {expected[-1:]}."
         )
     older = protected.shape[-1]
-    filled = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
-    wrong = int(filled.isnan().sum())
-    if wrong:
+    older_scores = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
+    nans = int(older_scores.isnan().sum())
+    if nans:
         raise KvatlasError(
-            f"The policy {policy!r} gave {wrong} scores that are not a number (NaN) among {int((~protected).sum())} "
+            f"The policy {policy!r} gave {nans} scores that are not a number (NaN) among {int((~protected).sum())} "
             f"that decide, of the shape {shape}; expected numbers, infinite ones included."
         )
-    return filled
+    return older_scores

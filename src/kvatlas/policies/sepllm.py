@@ -48,14 +48,15 @@ class SepLLM(CompressingPolicy):
         return score.masked_fill(cached.positions < self.sinks, float("inf"))
 
     def can_drop(self, older: int, protected: int, prompt: int) -> bool:
-        # Empty places depend on the tokens.
+        # How many slots stay empty depends on the tokens.
         return self.rest == "empty" or super().can_drop(older, protected, prompt)
 
-    def filled(self, cached: CacheView, protected: Tensor, chosen: int) -> int:
+    def slots_used(self, cached: CacheView, protected: Tensor, quota: int) -> int:
         if self.rest == "recent":
-            return chosen
-        keep = self._separating(cached) | (cached.positions < self.sinks)
-        return min(chosen, int((keep[..., : protected.shape[-1]] & ~protected).sum()))
+            return quota
+        separators_and_sinks = self._separating(cached) | (cached.positions < self.sinks)
+        older = protected.shape[-1]
+        return min(quota, int((separators_and_sinks[..., :older] & ~protected).sum()))
 
     def _separating(self, cached: CacheView) -> Tensor:
         """Return a mask [1, 1, cached] of the separators among the cached tokens."""

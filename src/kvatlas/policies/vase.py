@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
 from kvatlas.policies.parameter_types import Scope, float_param, floor_ratio, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled
-from kvatlas.policies.selection import places
+from kvatlas.policies.selection import protected_and_quota
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VaSE(CompressingPolicy):
-    """Value-aware stochastic eviction: a share `large` of the places goes to the tokens whose values have the largest
+    """Value-aware stochastic eviction: a share `large` of the slots goes to the tokens whose values have the largest
     range (greatest less smallest channel), the first `sinks` tokens before all; the others are a random draw without
     replacement with probabilities proportional to attention.
 
@@ -59,12 +59,12 @@ class VaSE(CompressingPolicy):
         # The highest log(attention) + Gumbel noise: a draw without replacement.
         gumbel_noise = -(-cached.uniform().log()).log()
         scores = attention.double().log() + gumbel_noise
-        protected, chosen = places(self, cached)
+        protected, quota = protected_and_quota(self, cached)
         ranges = cached.each_layer(lambda layer: cached.value(layer).amax(-1) - cached.value(layer).amin(-1))
         ranges = ranges.masked_fill(cached.positions < self.sinks, float("inf"))
-        older = ranges[..., : protected.shape[-1]].masked_fill(protected, float("-inf"))
+        older_ranges = ranges[..., : protected.shape[-1]].masked_fill(protected, float("-inf"))
         # Not topk, which breaks ties arbitrarily: as everywhere, the older token stays.
-        largest = older.argsort(dim=-1, descending=True, stable=True)[..., : floor_ratio(self.large, chosen)]
+        largest = older_ranges.argsort(dim=-1, descending=True, stable=True)[..., : floor_ratio(self.large, quota)]
         return scores.scatter(-1, largest, float("inf"))
 
     def _attention(self, cached: CacheView, layer: int) -> Tensor:

@@ -68,7 +68,7 @@ def measure_departure(
     if not at or trace.eviction_trace is None:
         return None
     query = len(prompt) + at - 1
-    evicted = [position for position, step in enumerate(trace.eviction_trace.left[:query]) if 0 < step <= at]
+    evicted = [position for position, step in enumerate(trace.eviction_trace.evicted_at[:query]) if 0 < step <= at]
     if not evicted:
         return None
     attention, _ = answer_attention(model, [*prompt, *trace.tokens[:at]], query)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvatlas.columns import cost_names
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures.heatmap import plot
-from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels, is_cost, metric_panels
+from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels, metric_panels
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.report.result import Result, of_policy, open_result
@@ -51,7 +52,7 @@ def plot_sources(
     check_figure(out)
     options = options or ReadOptions(metric=None)
     show = show or MapOptions()
-    cost = options.metric if is_cost(options.metric) else None
+    cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
     if any(analysis.run.is_line for analysis in result.opened_runs):

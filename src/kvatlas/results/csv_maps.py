@@ -174,7 +174,7 @@ def _cell(
             parameters["kv_budget"] = defaults["kv_budget"]
         parameters |= values
     cell = Cell(
-        Setting.of(policy, **parameters),
+        Setting.from_parameters(policy, **parameters),
         Estimate(value / 100, numbers.get("low"), numbers.get("high"), numbers["problems"], numbers["samples"]),
         mean_kv_tokens=numbers.get("kept_tokens_mean"),
         peak_kv_tokens=numbers.get("peak_kv_tokens"),

@@ -69,7 +69,7 @@ def csv_text(maps: Sequence[Map]) -> str:
     header = [value_column(metric), *(column.name for column in columns[1:])]
     writer.writerow(map(guarded, ("model", "benchmark", "policy", *axes, *header)))
     for names, cell in _csv_rows(maps):
-        values = [column.written(cell) for column in columns]
+        values = [column.file_value(cell) for column in columns]
         writer.writerow(map(guarded, (*names, *values)))
     return text.getvalue()
 

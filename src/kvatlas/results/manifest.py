@@ -77,7 +77,7 @@ class Expected:
         return cls(
             model=model,
             benchmark=benchmark,
-            setting=Setting.of(policy, **values),
+            setting=Setting.from_parameters(policy, **values),
             run_key=run_key,
             problems=problems[benchmark][:count],
             samples=samples,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
-from operator import not_
 from struct import Struct
 from typing import Any
 
@@ -33,14 +32,14 @@ COSTS = tuple(field.name for field in fields(Costs))
 def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
     """Return the values of `COLUMNS`.
 
-    The eviction trace is packed as the number of holders, then `left`, then `held` unless there is one holder.
+    The eviction trace is packed as the number of holders, then `evicted_at`, then `kept_by` unless there is one holder.
     """
     evictions = trace.eviction_trace
     packed = b""
     if evictions is not None:
-        numbers = array("i", (evictions.holders, *evictions.left))
+        numbers = array("i", (evictions.holders, *evictions.evicted_at))
         if evictions.holders > 1:
-            numbers.extend(evictions.held)
+            numbers.extend(evictions.kept_by)
         packed = zlib.compress(numbers.tobytes(), 1)
     text = zlib.compress(trace.text.encode(), 1)
     return (*small_of(run_key, trace), array("i", trace.tokens).tobytes(), text, packed)
@@ -116,7 +115,7 @@ def finite_object(text: str) -> dict[str, Any]:
 @lru_cache(maxsize=4096)
 def _setting(identity: str) -> Setting:
     parameters = json.loads(identity)
-    return Setting.of(parameters.pop("policy"), **parameters)
+    return Setting.from_parameters(parameters.pop("policy"), **parameters)
 
 
 def checksum(*row: Any) -> str:
@@ -140,9 +139,9 @@ def _unpacked(packed: bytes) -> EvictionTrace | None:
     numbers.frombytes(zlib.decompress(packed))
     holders = numbers[0]
     if holders == 1:
-        left = tuple(numbers[1:])
-        # A single holder holds the tokens that have not left.
-        return EvictionTrace(holders, left, tuple(bytes(map(not_, left))))
+        evicted_at = tuple(numbers[1:])
+        # A single holder kept the tokens that it did not evict.
+        return EvictionTrace(holders, evicted_at, tuple(int(step == 0) for step in evicted_at))
     end = 1 + (len(numbers) - 1) // 2
     return EvictionTrace(holders, tuple(numbers[1:end]), tuple(numbers[end:]))
 

@@ -99,7 +99,7 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         for parameter, value in values.items()
         if value is not None
     }
-    policy = policies.from_setting(Setting.of(name, **given))
+    policy = policies.from_setting(Setting.from_parameters(name, **given))
     if Signal.ANSWER in policy.observes:
         raise KvatlasError(
             f"The policy {name!r} needs the finished full-cache trace of the same sample, which only a sweep has."

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvatlas.core import Setting
+from kvatlas.former_names import former_names
 from kvatlas.policies import budget_in_tokens, floor_ratio
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import Contrast, Flags, normal_quantile
@@ -23,8 +25,12 @@ from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import count_compressed
 
+if not TYPE_CHECKING:
+    # Type checkers know the present names alone.
+    __getattr__ = former_names(__name__, {"Difference": "kvatlas.stats.paired:Difference"})
+
 #: The setting against which losses are counted.
-FULL = Setting.of("full")
+FULL = Setting.from_parameters("full")
 
 
 def is_full(cell: CellTraces) -> bool:

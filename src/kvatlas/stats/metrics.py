@@ -23,8 +23,6 @@ RIGHT = "\0right"
 METRICS = ("pass@1", "progress")
 #: What maps of a screen show of each setting and trace (sweeps/screen.py).
 SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
-#: What settings cost, which `map` draws (figures/panels.py).
-COSTS = ("mean_kv_tokens", "peak_kv_tokens", "kv_memory", "seconds", "output_tokens", "truncated")
 
 
 def usual_metric(manifest: Manifest) -> str:

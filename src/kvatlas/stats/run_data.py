@@ -28,7 +28,7 @@ def short_names(settings: Iterable[Setting]) -> dict[str, str]:
         parameters = differing(setting.values for setting in group)
         for setting in group:
             values = {name: value for name, value in setting.parameters if name in parameters}
-            names[setting.id] = str(Setting.of(policy, **values))
+            names[setting.id] = str(Setting.from_parameters(policy, **values))
     return names
 
 
@@ -142,7 +142,7 @@ class RunData:
     def _without_axes(self, cell: CellTraces) -> tuple[str, str, Setting]:
         """Return model, benchmark, and the setting without its values on the axes: equal for the cells of a map."""
         others = {name: value for name, value in cell.setting.parameters if name not in self.axes}
-        return cell.model, cell.benchmark, Setting.of(cell.setting.policy, **others)
+        return cell.model, cell.benchmark, Setting.from_parameters(cell.setting.policy, **others)
 
     @property
     def margin(self) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvatlas.columns import cost_names
 from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, grouped
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Expected, Key, Manifest, TraceColumns
@@ -21,7 +22,7 @@ from kvatlas.results.manifest import changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.estimates import estimates, pass_at_1
-from kvatlas.stats.metrics import COSTS, METRICS, RIGHT, SCREENED, Rule, rule
+from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, strata_of_sizes
 
 #: A problem of a benchmark.
@@ -143,7 +144,8 @@ class TraceTable:
                 return
             unknown = f"Unknown metric {metric!r}"
             valid = _valid_metrics(among or [self])
-        raise KvatlasError(f"{unknown}; expected: {', '.join(valid)}, and for maps the costs {', '.join(COSTS)}.")
+        costs = ", ".join(cost_names())
+        raise KvatlasError(f"{unknown}; expected: {', '.join(valid)}, and for maps the costs {costs}.")
 
     def _benchmark_metrics(self) -> set[str]:
         """Return the benchmark's metrics that all answered traces have as a number from 0 to 1."""

@@ -137,7 +137,11 @@ def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) ->
     from kvatlas.engine import Engine, Request
 
     values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
-    settings = [Setting.of("full"), Setting.of("window", **values), Setting.of("random", **values)]
+    settings = [
+        Setting.from_parameters("full"),
+        Setting.from_parameters("window", **values),
+        Setting.from_parameters("random", **values),
+    ]
     chosen = [policies.from_setting(setting) for setting in settings]
     engine = Engine(handle, model, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
     prompts = [_test_prompt(handle.vocabulary, row) for row in range(3)]

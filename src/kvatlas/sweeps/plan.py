@@ -35,7 +35,7 @@ PROMPT_FORMAT = "chat-1"
 SCREEN_VERSION = 2
 #: The largest batch that an estimate considers.
 LARGEST_BATCH = 4096
-FULL = policies.from_setting(Setting.of("full"))
+FULL = policies.from_setting(Setting.from_parameters("full"))
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,9 @@ def _find_policies(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
     for setting, baseline in spec.cells():
         policy = policies.from_setting(setting)
         if spec.strict_budget and isinstance(policy, CompressingPolicy):
-            policy = policies.from_setting(Setting.of(setting.policy, **{**setting.values, "strict_budget": True}))
+            policy = policies.from_setting(
+                Setting.from_parameters(setting.policy, **{**setting.values, "strict_budget": True})
+            )
         if policy.setting in cells:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = (policy, baseline)

@@ -90,7 +90,9 @@ class SettingSpec(BaseModel):
     def setting(self, **axes: Value) -> Setting:
         """Return the setting at one point of the grid."""
         values = {**axes, **self.fixed_values}
-        return Setting.of(self.policy, **{name: value for name, value in values.items() if value is not None})
+        return Setting.from_parameters(
+            self.policy, **{name: value for name, value in values.items() if value is not None}
+        )
 
 
 class ModelSpec(BaseModel):

@@ -80,7 +80,7 @@ def _values(cell: Cell, difference: Contrast | None) -> Json:
     for column in _page_columns():
         # Means of tokens are printed in whole numbers.
         is_mean_of_tokens = column.unit == "tokens" and column.digits is not None
-        values[column.page] = rounded(column.read(cell), 1) if is_mean_of_tokens else column.written(cell)
+        values[column.page] = rounded(column.read(cell), 1) if is_mean_of_tokens else column.file_value(cell)
     traces = (cell.estimate.problems or 0) * (cell.estimate.samples or 0)
     if cell.truncated is not None and traces:
         values["truncated"] = percent(cell.truncated / traces)

@@ -89,10 +89,10 @@ def evictions_of(eviction_trace: EvictionTrace, prompt: int, new: int, window: i
     has for each step the number of prompt tokens that left; `judged` is the number of new tokens that a compression has
     seen outside its window.
     """
-    new_left = eviction_trace.left[prompt : prompt + new]
-    steps = sorted(set(eviction_trace.left) - {0})
+    new_left = eviction_trace.evicted_at[prompt : prompt + new]
+    steps = sorted(set(eviction_trace.evicted_at) - {0})
     step_index = {step: index for index, step in enumerate([0, *steps])}
-    prompt_left = Counter(eviction_trace.left[:prompt])
+    prompt_left = Counter(eviction_trace.evicted_at[:prompt])
     document: dict[str, Any] = {
         "steps": steps,
         "left": [step_index[step] for step in new_left],
@@ -100,7 +100,7 @@ def evictions_of(eviction_trace: EvictionTrace, prompt: int, new: int, window: i
         "prompt_left": [prompt_left[step] for step in steps],
     }
     if eviction_trace.holders > 1:
-        kept = eviction_trace.held[prompt : prompt + new]
+        kept = eviction_trace.kept_by[prompt : prompt + new]
         document["holders"] = eviction_trace.holders
         document["held"] = [round(100 * count / eviction_trace.holders) for count in kept]
     return document

@@ -1,0 +1,45 @@
+"""Names of version 0.1.0 of documented objects: they warn with the present name, and do what they did."""
+
+from importlib import import_module
+
+import pytest
+
+from kvatlas.core import EvictionTrace, Setting
+from kvatlas.models.options import Options
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("kvatlas.stats.losses.Difference", "kvatlas.stats.paired.Difference"),
+        ("kvatlas.stats.inference.Contrast", "kvatlas.stats.numerics.arrays.Contrast"),
+        ("kvatlas.stats.inference.Test", "kvatlas.stats.verdicts.Test"),
+        ("kvatlas.stats.inference.TestMethod", "kvatlas.stats.verdicts.TestMethod"),
+        ("kvatlas.policies.base.CompressingPolicy", "kvatlas.policies.CompressingPolicy"),
+        ("kvatlas.policies.base.Scope", "kvatlas.policies.Scope"),
+        ("kvatlas.policies.of", "kvatlas.policies.from_setting"),
+    ],
+)
+def test_an_object_of_another_name_or_module_is_found_under_the_former_one(former: str, present: str) -> None:
+    former_module, _, former_name = former.rpartition(".")
+    module, _, name = present.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"^{former} is {present} since version 0.2.$"):
+        found = getattr(import_module(former_module), former_name)
+    assert found is getattr(import_module(module), name)
+
+
+def test_an_unknown_name_of_such_a_module_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'kvatlas.stats.losses' has no attribute 'nothing'"):
+        _ = import_module("kvatlas.stats.losses").nothing
+
+
+def test_former_constructors_and_fields_give_what_the_present_ones_give() -> None:
+    with pytest.warns(DeprecationWarning, match="Setting.from_parameters"):
+        assert Setting.of("window", ratio=0.3) == Setting.from_parameters("window", ratio=0.3)
+    with pytest.warns(DeprecationWarning, match="Options.from_values"):
+        assert Options.of({"dtype": "float32"}) == Options(dtype="float32")
+    evictions = EvictionTrace(1, (0, 5), (1, 0))
+    with pytest.warns(DeprecationWarning, match="EvictionTrace.evicted_at"):
+        assert evictions.left == evictions.evicted_at
+    with pytest.warns(DeprecationWarning, match="EvictionTrace.kept_by"):
+        assert evictions.held == evictions.kept_by
