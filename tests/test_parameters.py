@@ -16,6 +16,9 @@ from kvatlas.text import read_value
 #: Texts that YAML takes for something else.
 ODD = ("", "null", "Answer:", "no", "0123", "1.0", "1e3", "[a", "2024-05-01", "'x'", " a ", "<think>\\n")
 
+#: A type by another name.
+Share = float | None
+
 
 @dataclass(frozen=True)
 class Parameters:
@@ -24,6 +27,7 @@ class Parameters:
     scope: Scope = Scope.GLOBAL
     tokens: int = 1
     share: float = 0.5
+    other_share: "Share" = None
     keep: bool = True
     many: Any = None
     steps: list[int] = field(default_factory=list)
@@ -47,6 +51,7 @@ def test_what_is_declared_as_text_stays_the_text_given(text: str) -> None:
         ("share", "0.3", 0.3),
         ("share", "1e-3", 0.001),
         ("share", "1", 1),
+        ("other_share", "1e-3", 0.001),
         ("keep", "false", False),
         ("keep", "perhaps", "perhaps"),
         ("many", "[1", "[1"),
@@ -56,6 +61,16 @@ def test_what_is_declared_as_text_stays_the_text_given(text: str) -> None:
 def test_all_else_is_read_by_its_type(name: str, text: str, value: object) -> None:
     result = read_value(Parameters, name, text)
     assert (type(result), result) == (type(value), value)
+
+
+def test_a_name_that_only_type_checkers_import_leaves_the_other_fields_readable() -> None:
+    @dataclass(frozen=True)
+    class Foreign:
+        tensor: "Missing" = None  # type: ignore[name-defined]  # noqa: F821
+        tokens: int = 1
+
+    assert read_value(Foreign, "tokens", "5000") == 5000
+    assert read_value(Foreign, "tensor", "[1, 2]") == [1, 2]
 
 
 def test_what_asks_for_a_policy_reads_its_texts_alike() -> None:

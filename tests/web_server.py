@@ -12,12 +12,14 @@ Reply = Callable[[str, str, Mapping[str, str], bytes], tuple[int, Mapping[str, s
 
 @contextmanager
 def answering(reply: Reply) -> Iterator[str]:
-    """Serve the replies; yields the address."""
+    """Serve the replies; yields the address. A reply with status 0 ends the connection without an answer."""
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             code, headers, content = reply(self.command, self.path, dict(self.headers), body)
+            if not code:
+                return
             self.send_response(code)
             for name, value in {"Content-Length": str(len(content)), **headers}.items():
                 self.send_header(name, value)

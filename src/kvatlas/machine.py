@@ -1,11 +1,25 @@
-"""Memory that is free for this process, below the limits of the system and of control groups."""
+"""This machine: memory that is free below the limits of the system and of control groups, and the folder of caches."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import platformdirs
+
+#: The environment variable with the folder of kvatlas' caches.
+CACHE = "KVATLAS_CACHE"
 
 #: Words of out-of-memory errors: of torch's CPU allocator on Linux and elsewhere, and of CUDA.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+def cache_folder() -> Path:
+    """Return the folder for what kvatlas can make again, which may not exist: `KVATLAS_CACHE`, else the system's."""
+    named = os.environ.get(CACHE)
+    if named:
+        return Path(named).expanduser()
+    return platformdirs.user_cache_path("kvatlas", appauthor=False)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -6,12 +6,12 @@ and unpaired characters are written as `⟨U+001B⟩`, so that no text controls 
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import fields
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any, TextIO
+from types import NoneType, UnionType
+from typing import Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 from kvatlas.core import Estimate
 
@@ -60,6 +60,15 @@ def fixed(value: float, digits: int = 1) -> str:
 def percent_text(share: float, digits: int = 1) -> str:
     """Return a share in [0, 1] as a percentage without the sign: 0.4933 is `49.3`."""
     return fixed(100 * share, digits)
+
+
+def bytes_text(size: float) -> str:
+    """Return a number of bytes with three digits in the unit that suits it: 2640000000 is `2.46 GiB`."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
 
 
 def signed(value: float, digits: int = 1, minus: str = "−") -> str:
@@ -166,13 +175,24 @@ def read_value(owner: type, name: str, text: str) -> Any:
     declared = next((field for field in fields(owner) if field.name == name), None)
     if declared is None or isinstance(declared.default, str):
         return text
-    # Annotations are texts in modules that postpone them.
-    kind = declared.type.__name__ if isinstance(declared.type, type) else str(declared.type)
-    types = set(re.findall(r"\w+", kind)) - {"None", "Optional", "typing"}
-    if types == {"str"}:
+    types = _declared_types(owner, name)
+    if types == {str}:
         return text
-    value = number(text) if types <= {"int", "float"} else text
+    value = number(text) if types <= {int, float} else text
     return parse_yaml(text) if isinstance(value, str) else value
+
+
+def _declared_types(owner: type, name: str) -> set[Any]:
+    """Return the types that a field of a dataclass may have, without None."""
+    try:
+        declared = get_type_hints(owner)[name]
+    except NameError:
+        # A third party's annotation names what it imports for type checkers alone.
+        return {Any}
+    types = {declared}
+    if get_origin(declared) in (Union, UnionType):
+        types = set(get_args(declared))
+    return types - {NoneType}
 
 
 def number(text: str) -> int | float | str:

@@ -194,6 +194,29 @@ def test_rate_limits_are_waited_for_and_a_second_start_goes_on(
     assert all("sk-secret" not in trace.text for trace in traces_of(out))
 
 
+def test_a_broken_connection_and_a_date_to_wait_for_are_asked_again(
+    run: Path, stand: Stand, verify: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvatlas.deploy.endpoint._FIRST_PAUSE", 0.0)
+    answers = 0
+
+    def unsteady(path: str, _: Mapping[str, Any]) -> tuple[int, Mapping[str, str], bytes]:
+        nonlocal answers
+        if path.endswith("models"):
+            return 200, {}, MODELS
+        answers += 1
+        if answers == 2:
+            return 0, {}, b""
+        if answers == 4:
+            return 503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, b""
+        return 200, {}, completion("A: 3")
+
+    address, _ = stand(unsteady)
+    code, _, err = verify(address, run, "--concurrency", 1)
+    assert code in (0, 1, 3), err
+    assert (answers, len(traces_of(tmp_path / "out"))) == (18, 16)
+
+
 @pytest.mark.parametrize(
     ("code", "headers", "body", "sentence"),
     [

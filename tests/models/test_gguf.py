@@ -1,5 +1,6 @@
 """A GGUF becomes a model like any other, once; what is wrong with one is said in a sentence."""
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from safetensors.torch import load_file
 
 from kvatlas import models
 from kvatlas.core import KvatlasError
+from kvatlas.machine import cache_folder
 from kvatlas.models import gguf
 from kvatlas.models.weights import ADAPTER_FILES, Adapter
+from kvatlas.text import bytes_text
 from tests.decoding import greedy
 
 pytestmark = pytest.mark.newest
@@ -70,7 +73,12 @@ def test_a_gguf_runs_as_transformers_runs_it(file: Path, tmp_path: Path, capsys:
     from transformers import AutoModelForCausalLM
 
     model = models.find(f"hf:{file}", cache=str(tmp_path))
-    assert capsys.readouterr().err.startswith("kvatlas: tiny.gguf is converted once")
+    said = capsys.readouterr().err.splitlines()[0]
+    (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("gguf-"))
+    assert said.endswith(f" in {folder}; delete that folder to free them.")
+    # The size that is announced is that of the weights.
+    size = sum(weights.numel() * 4 for weights in load_file(folder / "model.safetensors").values())
+    assert said.startswith(f"kvatlas: tiny.gguf is converted once, to {bytes_text(size)}")
     model.check()
     prompt = model.encode("the thing in the inn")
     assert model.text(prompt) == model.prompt("the thing in the inn")
@@ -121,3 +129,15 @@ def test_the_thinking_adapter_fits_the_model_that_it_is_for(tmp_path: Path) -> N
             models.find("smollm2-135m-think")
     else:
         assert models.find("smollm2-135m-think", cache=str(tmp_path)).opens_thinking
+
+
+def test_the_folder_of_caches_is_the_systems_or_the_one_that_a_variable_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVATLAS_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("KVATLAS_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder().name == "kvatlas"
+    if sys.platform == "linux":
+        assert cache_folder() == tmp_path / "kvatlas"

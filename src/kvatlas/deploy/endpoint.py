@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,8 @@ LONGEST_WAIT = 120.0
 _AGAIN = (429, 500, 502, 503, 504)
 #: The most times that a request is sent.
 _TRIES = 6
+#: The seconds before the second attempt.
+_FIRST_PAUSE = 1.0
 _KEPT = "earlier answers are kept, and the same command goes on from there"
 
 
@@ -86,13 +89,21 @@ class Endpoint:
             raise self._nonsense("chat/completions", body) from None
 
     def _json(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request, again while the endpoint is busy; the key goes to this address alone, without redirects."""
+        """Send a request, again while the endpoint is busy or a connection breaks.
+
+        The key goes to this address alone, without redirects. The first request, for the models, fails at once if the
+        endpoint cannot be reached.
+        """
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         method = "GET" if content is None else "POST"
         for attempt in range(1, _TRIES + 1):
             try:
                 answer = httpx.request(method, f"{self.url}/{path}", json=content, headers=headers, timeout=SECONDS)
             except (httpx.HTTPError, ValueError) as error:
+                is_broken = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
+                if is_broken and content is not None and attempt < _TRIES:
+                    time.sleep(_pause(attempt))
+                    continue
                 raise KvatlasError(f"{self.url} cannot be reached ({self._hidden(reason(error))}); {_KEPT}.") from None
             if answer.status_code not in _AGAIN or attempt == _TRIES:
                 break
@@ -110,11 +121,9 @@ class Endpoint:
 
     def _wait(self, answer: httpx.Response, attempt: int) -> None:
         """Wait as long as a busy endpoint asks for, else longer after each attempt."""
-        try:
-            wait = max(0.0, float(answer.headers.get("Retry-After", "")))
-        except ValueError:
-            # The header is missing, or a date.
-            wait = 2.0 ** (attempt - 1)
+        wait = _retry_after(answer.headers.get("Retry-After", ""))
+        if wait is None:
+            wait = _pause(attempt)
         if wait > LONGEST_WAIT:
             raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
         time.sleep(wait)
@@ -137,6 +146,24 @@ class Endpoint:
     def _hidden(self, text: str) -> str:
         """Return the text without the key, which a server might repeat."""
         return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
+
+
+def _pause(attempt: int) -> float:
+    """Return the seconds before the next attempt, twice those before this one."""
+    return _FIRST_PAUSE * 2.0 ** (attempt - 1)
+
+
+def _retry_after(header: str) -> float | None:
+    """Return the seconds that a Retry-After asks for, as a number or as a date; None if it says neither."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    return max(0.0, date.timestamp() - time.time())
 
 
 def _answer_of(body: Mapping[str, Any], seconds: float) -> Answer:

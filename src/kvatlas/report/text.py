@@ -16,7 +16,7 @@ from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.prices import Price
-from kvatlas.text import axis_label, interval_text, model_name, percent_text, points_text
+from kvatlas.text import axis_label, bytes_text, interval_text, model_name, percent_text, points_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -128,12 +128,7 @@ def memory_text(cell: Cell) -> str:
     tokens = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens"
     if cell.mean_kv_bytes is None:
         return tokens
-    size = cell.mean_kv_bytes
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}, {tokens}"
-        size /= 1024
-    return f"{size:.3g} GiB, {tokens}"
+    return f"{bytes_text(cell.mean_kv_bytes)}, {tokens}"
 
 
 def price_text(price: Price) -> str:
