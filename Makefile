@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: help env demo test types tests conformance newest oldest deep bench embedded example site clean
+.PHONY: help env demo test types tests conformance newest oldest deep bench embedded example site release clean
 
 # The targets that people call.
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make example      the demo's report, pictures and numbers in README and docs"
 	@echo "make embedded     the embedded models from nothing: SEED=n"
 	@echo "make site         guides and API reference as a static site"
+	@echo "make release      the packages, checked and tried in an empty environment"
 	@echo "make clean        environments and caches away"
 
 env: $(VENV)/user.stamp
@@ -127,6 +128,18 @@ embedded: $(VENV)/user.stamp
 # Guides and API reference as a static site in build/site.
 site: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build
+
+# The packages in dist/, checked as PyPI does and tried as a user would: docs/releasing.md.
+RELEASE = build/release
+release: $(VENV)/dev.stamp
+	rm -rf dist $(RELEASE)
+	$(BIN)/python -m build
+	$(PIP) twine
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS) dist/*.whl
+	cd $(RELEASE) && bin/kvatlas check embedded:tiny-llama CHAIN8
+	cd $(RELEASE) && bin/kvatlas sweep demo-quick --out runs/quick --quiet && bin/kvatlas describe runs/quick
 
 bench: $(VENV)/user.stamp
 	$(BIN)/python bench/cpu_kernels.py
