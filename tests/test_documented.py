@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvatlas import cli
+from kvatlas import __version__, cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -23,7 +23,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs
 OTHERS = {
     "--no-deps", "--user", "--map-root-user", "--mount", "--system-site-packages", "--model", "--model_args", "--tasks",
     "--gen_kwargs", "--apply_chat_template", "--limit", "--log_samples", "--batch_size", "--document", "--head",
-    "--config", "--long-problems",
+    "--config", "--long-problems", "--local-dir", "--repo-type",
 }  # fmt: skip
 
 
@@ -129,3 +129,25 @@ def test_the_site_builds_in_strict_mode(tmp_path: Path) -> None:
         assert f'id="{name}"' in api
     text = re.sub(r"<[^>]+>", "", api)
     assert "kv_budget" in text
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+    assert project["version"] == cited == __version__
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_workflows_run_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(file.read_text())["jobs"].values():
+            commands_run = [step["run"].split() for step in job["steps"] if "run" in step]
+            assert commands_run
+            assert {words[1] for words in commands_run if words[0] == "make"} <= targets
+
+
+def test_readme_is_read_in_one_sitting() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    assert max(map(len, lines)) <= 140
