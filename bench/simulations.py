@@ -14,7 +14,7 @@ import numpy as np
 from design_kept_kinds import LengthTrunk
 from design_kinds import Depths, Maps, Policies, Prices, Sequences, TwoSettings
 from design_parts import COLUMNS, ROWS, Trunk
-from kvatlas.stats.numerics.arrays import LEVEL, Flags, Floats, Ints, Z, groups, standard_error
+from kvatlas.stats.numerics.arrays import LEVEL, Flags, Floats, Ints, Z, problems_by_benchmark, standard_error
 from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.decay import fit_decay
 from kvatlas.stats.numerics.levels import LevelTest, average_levels, permute_levels
@@ -208,7 +208,7 @@ def adaptive_sweep(differences: Floats, design: Sequences) -> tuple[Decision, In
     blocks = min(BLOCKS, *design.sizes)
     # The dearest setting stands first.
     costs = -np.arange(len(differences), dtype=float)
-    return replay(differences, groups(design.strata), costs, design.margin, blocks)
+    return replay(differences, problems_by_benchmark(design.strata), costs, design.margin, blocks)
 
 
 # -- depths, prices ----------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def simulate_prices(design: Prices, rng: np.random.Generator, rounds: int) -> Ro
     holds = []
     for _ in range(rounds):
         drawn = design.draw(rng)
-        parts = [drawn[:, problems] for problems in groups(design.strata)]
+        parts = [drawn[:, problems] for problems in problems_by_benchmark(design.strata)]
         shares = share_ratio([right for _, right, _, _ in parts], [right for _, _, _, right in parts])
         if shares is None:
             continue

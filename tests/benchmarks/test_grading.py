@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas.benchmarks import find, identity, judges
-from kvatlas.benchmarks.finding import bare, boxed, letter, stated
+from kvatlas.benchmarks.finding import bare_last_line, chosen_letter, last_box, stated_answer
 from kvatlas.benchmarks.judges import Equality, Judge
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Status
@@ -116,7 +116,7 @@ def test_no_answer_is_told_from_a_wrong_one() -> None:
 
 @pytest.mark.parametrize(("text", "answer"), extractions("bare"))
 def test_a_bare_last_line_is_an_answer_where_nobody_told_how_to_end(text: str, answer: str | None) -> None:
-    assert bare(text) == answer
+    assert bare_last_line(text) == answer
     problem = Problem("p", "q", "0", {})
     assert Questions("T", file="unused", prompt_format="plain").grade(problem, text).answer == answer
     assert grade("0", text).answer is None
@@ -133,28 +133,28 @@ def test_a_bare_last_line_may_be_wrong_or_a_letter() -> None:
 
 @pytest.mark.parametrize(("answer", "chosen"), extractions("letter"))
 def test_letters(answer: str, chosen: str | None) -> None:
-    assert letter(answer, CHOICES) == chosen
+    assert chosen_letter(answer, CHOICES) == chosen
     graded = grade("C", answer, CHOICES)
     assert graded.correct is (chosen == "C")
     assert graded.status is (Status.NO_ANSWER if chosen is None else Status.OK)
 
 
 def test_extraction_alone() -> None:
-    assert boxed(r"\boxed{\frac{1}{2}} \boxed{}") == r"\frac{1}{2}"
-    assert boxed("no box, no boxed either") is None
-    assert stated("The answer is 5, so we are done.") == "5"
-    assert stated("answers vary") is None
+    assert last_box(r"\boxed{\frac{1}{2}} \boxed{}") == r"\frac{1}{2}"
+    assert last_box("no box, no boxed either") is None
+    assert stated_answer("The answer is 5, so we are done.") == "5"
+    assert stated_answer("answers vary") is None
     began = time.process_time()
-    boxed(r"\boxed{" * 20_000 + "}" * 10_000)
-    stated("the answer is " * 50_000)
-    letter("answer is (" * 50_000, CHOICES)
+    last_box(r"\boxed{" * 20_000 + "}" * 10_000)
+    stated_answer("the answer is " * 50_000)
+    chosen_letter("answer is (" * 50_000, CHOICES)
     assert time.process_time() - began < 30
 
 
 def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
     judge = Judge(seconds=20)
     results: list[Equality] = []
-    threads = [threading.Thread(target=lambda: results.append(judge.ask(["(x+1)^2", "x^2+2x+1"]))) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: results.append(judge.ask("(x+1)^2", "x^2+2x+1"))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -162,22 +162,22 @@ def test_algebra_runs_in_threads_and_a_killed_process_is_replaced() -> None:
     assert results == [Equality.EQUAL] * 6
     judge.process.kill()
     judge.process.wait()
-    assert judge.ask(["(x+1)^2", "x^2+2x"]) is Equality.UNEQUAL
+    assert judge.ask("(x+1)^2", "x^2+2x") is Equality.UNEQUAL
     judge.close()
-    assert judge.ask(["2x", "x+x"]) is Equality.EQUAL
+    assert judge.ask("2x", "x+x") is Equality.EQUAL
     judge.close()
 
 
 def test_time_and_memory_are_limited() -> None:
     judge = Judge(seconds=1)
     began = time.perf_counter()
-    assert judge.ask(["9^{9^{9^9}}", "3"]) is Equality.TIMEOUT
+    assert judge.ask("9^{9^{9^9}}", "3") is Equality.TIMEOUT
     assert time.perf_counter() - began < 60
     assert judge.process is None
-    assert judge.ask(["2x", "x+x"]) is Equality.EQUAL
+    assert judge.ask("2x", "x+x") is Equality.EQUAL
     process = judge.process
     limits = Path(f"/proc/{process.pid}/limits").read_text()
-    assert f"Max address space         {judges.MEMORY}" in limits
+    assert f"Max address space         {judges.MEMORY_BYTES}" in limits
     judge.close()
     assert process.poll() is not None
 
@@ -193,15 +193,15 @@ def test_the_parts_of_one_answer_share_a_limit(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_interrupted_comparison_leaves_no_reply_behind() -> None:
     judge = Judge(seconds=20)
-    assert judge.ask(["2x", "x+x"]) is Equality.EQUAL
+    assert judge.ask("2x", "x+x") is Equality.EQUAL
     process = judge.process
     interrupt = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        judge.ask(["(x+1)^{400}", "(x+1)^{399}(x+2)"])
+        judge.ask("(x+1)^{400}", "(x+1)^{399}(x+2)")
     interrupt.join()
     pairs = [("x+1", "1+x", True), ("x+1", "x+2", False)] * 3
-    assert [judge.ask([first, second]) for first, second, _ in pairs] == [Equality(same) for *_, same in pairs]
+    assert [judge.ask(first, second) for first, second, _ in pairs] == [Equality(same) for *_, same in pairs]
     assert process.poll() is not None
     judge.close()
 
@@ -211,7 +211,7 @@ def test_files_of_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: py
         (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w').close()\nraise SystemExit(1)\n")
     monkeypatch.chdir(tmp_path)
     judge = Judge(seconds=20)
-    assert judge.ask(["x+1", "1+x"]) is Equality.EQUAL
+    assert judge.ask("x+1", "1+x") is Equality.EQUAL
     judge.close()
     assert not list(tmp_path.glob("ran-*"))
 

@@ -26,6 +26,7 @@ from kvatlas.predictor import (
     save_head,
     train,
 )
+from kvatlas.predictor.hidden_states import LabelledTrace
 from kvatlas.predictor.labels import query_statistics
 from tests.conftest import ARCHITECTURES
 from tests.decoding import prompts
@@ -141,9 +142,9 @@ def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.T
     return results
 
 
-def counted(traces: int = 5) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+def counted(traces: int = 5) -> list[LabelledTrace]:
     """As they are written: each with the number of its trace's thinking tokens, of which 40 are there."""
-    return [(*part, 100 + number) for number, part in enumerate(parts(traces))]
+    return [LabelledTrace(*part, 100 + number) for number, part in enumerate(parts(traces))]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -156,8 +157,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert torch.equal(result.trace, torch.arange(5).repeat_interleave(40))
     assert result.thinking.tolist() == [100, 101, 102, 103, 104]
     assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
-    assert hidden_states.is_made_from(file, {"model": "m"})
-    assert not hidden_states.is_made_from(file, {"model": "other"})
+    assert hidden_states.has_origin(file, {"model": "m"})
+    assert not hidden_states.has_origin(file, {"model": "other"})
     hidden_states.write(file, [], {})
     with pytest.raises(KvatlasError, match="no traces for training"):
         train(hidden_states.read(file))
@@ -170,7 +171,7 @@ def test_an_unfinished_file_does_not_count(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         hidden_states.write(tmp_path / "states.safetensors", broken(), {})
-    assert not hidden_states.is_made_from(tmp_path / "states.safetensors", {})
+    assert not hidden_states.has_origin(tmp_path / "states.safetensors", {})
 
 
 def test_sampling_keeps_pairs_order_and_range() -> None:

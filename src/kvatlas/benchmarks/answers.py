@@ -14,7 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from kvatlas.benchmarks import equality, judges, normal
-from kvatlas.benchmarks.finding import SHORT, TAIL, bare, boxed, final, letter, marked, unwrapped, wrapped
+from kvatlas.benchmarks.finding import (
+    SHORT,
+    TAIL,
+    bare_last_line,
+    boxed_or_stated,
+    chosen_letter,
+    last_box,
+    marked_answer,
+    without_signs,
+    wrapped_last_line,
+)
 from kvatlas.benchmarks.judges import Equality
 from kvatlas.benchmarks.normal import LONGEST
 from kvatlas.core import Grade, Status
@@ -45,31 +55,34 @@ _Verdict = tuple[str | None, Equality]
 
 
 def _own(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Verdict:
+    """Return the verdict of our own grader."""
     right_letter = reference_letter(reference)
     if choices or right_letter:
-        chosen = _chosen(choices, text, with_bare)
+        chosen = _letter_in_text(choices, text, with_bare)
         return chosen, Equality(chosen == (right_letter or reference))
     answer = _open_answer(text, with_bare)
     return answer, Equality.UNEQUAL if answer is None else equality.same(reference, answer)
 
 
-def _chosen(choices: Sequence[str], text: str, with_bare: bool) -> str | None:
-    inner = marked(text)
-    answer = letter(inner, choices)
+def _letter_in_text(choices: Sequence[str], text: str, with_bare: bool) -> str | None:
+    """Return the letter that a text chooses; any boxed or stated answer if the problem lists no choices."""
+    marked = marked_answer(text)
+    answer = chosen_letter(marked, choices)
     if answer is None and not choices:
-        answer = final(inner)
-    if answer is None and with_bare and (last := bare(inner)):
-        answer = letter(last, choices)
+        answer = boxed_or_stated(marked)
+    if answer is None and with_bare and (last := bare_last_line(marked)):
+        answer = chosen_letter(last, choices)
     return answer
 
 
 def _open_answer(text: str, with_bare: bool) -> str | None:
-    inner = marked(text)
-    answer = final(inner)
-    if answer is None and (with_bare or inner is not text):
-        answer = bare(inner)
+    """Return the answer in a text to a problem without choices."""
+    marked = marked_answer(text)
+    answer = boxed_or_stated(marked)
+    if answer is None and (with_bare or marked is not text):
+        answer = bare_last_line(marked)
     if answer is None:
-        answer = wrapped(text) if inner is text else unwrapped(inner)[:LONGEST]
+        answer = wrapped_last_line(text) if marked is text else without_signs(marked)[:LONGEST]
     return answer or None
 
 
@@ -109,7 +122,7 @@ def _dynts_letter(text: str) -> str:
 
 def _dynts_answer(text: str) -> str:
     if "boxed" in text:
-        return boxed(text[text.rindex("boxed") - 1 :]) or ""
+        return last_box(text[text.rindex("boxed") - 1 :]) or ""
     for words in ("he answer is", "final answer is"):
         if words in text:
             return text.split(words)[-1].strip().removeprefix(":").removesuffix(".").strip()[:LONGEST]
@@ -120,7 +133,9 @@ def _dynts_answer(text: str) -> str:
 def _math_verify(reference: str, choices: Sequence[str], text: str, with_bare: bool) -> _Verdict:
     if choices:
         return _own(reference, choices, text, with_bare)
-    return final(text) or text[-SHORT:].strip() or None, judges.compare(reference, text[-TAIL:], "read")
+    return boxed_or_stated(text) or text[-SHORT:].strip() or None, judges.compare(
+        reference, text[-TAIL:], find_in_text=True
+    )
 
 
 GRADERS: Mapping[str, Callable[[str, Sequence[str], str, bool], _Verdict]] = {

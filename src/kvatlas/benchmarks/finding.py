@@ -85,7 +85,7 @@ _JOINT = re.compile(
 )
 
 
-def boxed(text: str) -> str | None:
+def last_box(text: str) -> str | None:
     r"""Return the content of the last `\boxed{}` with an answer, boxes inside it unwrapped; None without any.
 
     An unclosed box holds the rest of its line; `\boxed 7` holds the number.
@@ -105,7 +105,7 @@ def _boxes(text: str) -> list[str]:
     following_start = len(text)
     following_end = len(text)
     for start in reversed(starts[-MOST_BOXES:]):
-        content, end = _content(text, start)
+        content, end = _box_content(text, start)
         placeholder = _PLACEHOLDER.fullmatch(content[:LONGEST])
         if placeholder and not boxes:
             # A note on the format of answers is skipped; an announced empty box means that there is no answer.
@@ -117,23 +117,23 @@ def _boxes(text: str) -> list[str]:
             boxes.pop(0)
         elif boxes and not _JOINT.fullmatch(text[end + 1 : following_start][: SHORT + 1]):
             break
-        boxes.insert(0, _unnested(content)[:LONGEST])
+        boxes.insert(0, _innermost(content)[:LONGEST])
         following_start = start
         following_end = end
     return boxes
 
 
-def _unnested(content: str) -> str:
+def _innermost(content: str) -> str:
     """Return the content of the innermost box if the content begins with a box; what is behind that is dropped."""
     content = content.strip()
     for _ in range(DEPTH):
         if not _BOX.match(content):
             break
-        content = _content(content, 0)[0].strip()
+        content = _box_content(content, 0)[0].strip()
     return content
 
 
-def _content(text: str, start: int) -> tuple[str, int]:
+def _box_content(text: str, start: int) -> tuple[str, int]:
     """Return the content of the box at `start` and the place where it ends."""
     match = _BOX.match(text, start)
     assert match is not None
@@ -160,7 +160,7 @@ def _content(text: str, start: int) -> tuple[str, int]:
     return (line[:-1] if line.count("}") > line.count("{") else line), len(text)
 
 
-def marked(text: str) -> str:
+def marked_answer(text: str) -> str:
     """Return the content of the last `<answer>` of a text, or of a fence of code around its end; else the text.
 
     A box behind it goes before it, and any box before a fence.
@@ -174,44 +174,44 @@ def marked(text: str) -> str:
     return text[tags[-1].end() :].partition("</")[0]
 
 
-def unwrapped(answer: str) -> str:
+def without_signs(answer: str) -> str:
     """Return an answer without the signs of text around it: `12`, "12", ==12==, [12], **12**."""
     answer = answer.strip().strip(_QUOTES)
     match = _WRAPPED.fullmatch(answer)
     return answer if match is None else (match[1] or match[3] or match[4] or "").strip()
 
 
-def wrapped(text: str) -> str | None:
+def wrapped_last_line(text: str) -> str | None:
     """Return a last line that is one short answer in code signs, quotation marks or brackets: `12`, [12]."""
     line = text[-TAIL:].rstrip().rpartition("\n")[2].strip()
     match = _WRAPPED.fullmatch(line) if len(line) <= SHORT else None
-    return bare(unwrapped(line)) if match else None
+    return bare_last_line(without_signs(line)) if match else None
 
 
-def _hedged(tail: str, start: int) -> bool:
+def _is_taken_back(tail: str, start: int) -> bool:
     """Return True for the beginning of a statement that a text takes back: "I first thought the answer is A"."""
     return _HEDGE.search(tail[max(0, start - SHORT) : start]) is not None
 
 
-def stated(text: str) -> str | None:
+def stated_answer(text: str) -> str | None:
     """Return the last "the answer is ..." of a text without boxes; None without any."""
     tail = text[-TAIL:].translate(_SIGNS)
     for match in reversed(list(_STATED.finditer(tail))):
         answer = tail[match.end() : match.end() + LONGEST]
         if _BOX.match(answer):
             return None
-        if _hedged(tail, match.start()):
+        if _is_taken_back(tail, match.start()):
             continue
         for end in (_END, _BECAUSE):
             answer = end.split(answer, maxsplit=1)[0]
         answer = _SENTENCE.sub("", answer)
-        answer = unwrapped(answer.strip(_QUOTES).rstrip(".,;:"))
+        answer = without_signs(answer.strip(_QUOTES).rstrip(".,;:"))
         if re.search(r"[^\W_]", answer):
             return answer
     return None
 
 
-def bare(text: str) -> str | None:
+def bare_last_line(text: str) -> str | None:
     """Return the last line if it is an answer and no sentence: a number or a formula alone, or after `####`."""
     line = text[-TAIL:].rstrip().rpartition("\n")[2].strip()[:LONGEST]
     marked = line.startswith("####")
@@ -276,58 +276,60 @@ _STOP = re.compile(r"[*_`\"'”=$)}\].:,;!>?]|\\\)|\s*$|\s+[-–—(]|です|입
 _REASON = re.compile(r"\s+(?:as|is|and|with|which)(?![a-z])")
 
 
-def letter(text: str, choices: Sequence[str]) -> str | None:
+def chosen_letter(text: str, choices: Sequence[str]) -> str | None:
     r"""Return the letter that a text chooses: `\boxed{C}`, `(c)`, `The answer is C.`; never the A of "Consider A."
 
     A stated answer goes before a mentioned one. The text of one of the `choices` may stand for its letter. Without
     choices all letters count.
     """
-    last = chr(ord("A") + len(choices) - 1) if choices else "Z"
-    boxes = [_leading_letter(box, last, choices) for box in _boxes(text)]
+    last_letter = chr(ord("A") + len(choices) - 1) if choices else "Z"
+    boxes = [_letter_of_box(box, last_letter, choices) for box in _boxes(text)]
     if None not in boxes and len(set(boxes)) == 1:
         return boxes[0]
     tail = text[-TAIL:].translate(_SIGNS)
-    statements = [_announced(tail, last, choices), *_mentioned(tail, last)]
+    statements = [_announced_letter(tail, last_letter, choices), *_mentioned_letters(tail, last_letter)]
     for statement in statements:
         if statement is not None:
             # "" is a statement that no letter is the answer: it ends the search.
             return statement or None
     # Only the last few boxes are searched.
     for match in reversed(list(_BOX.finditer(text))[-DEPTH:]):
-        if found := _leading_letter(_content(text, match.start())[0], last, choices):
+        if found := _letter_of_box(_box_content(text, match.start())[0], last_letter, choices):
             return found
-    return _on_a_line(tail, last, choices)
+    return _letter_on_a_line(tail, last_letter, choices)
 
 
-def _announced(tail: str, last: str, choices: Sequence[str]) -> str | None:
+def _announced_letter(tail: str, last_letter: str, choices: Sequence[str]) -> str | None:
     """Return the letter of the last statement "the answer is ..."; "" for "the answer is not A", None without any."""
-    for rest in reversed(_behind(_LETTER_CUE, tail)):
+    for rest in reversed(_texts_after(_LETTER_CUE, tail)):
         line = rest.partition("\n")[0]
-        if chosen := _choice(unwrapped(_END.split(line, maxsplit=1)[0]), choices):
+        if chosen := _letter_of_choice(without_signs(_END.split(line, maxsplit=1)[0]), choices):
             return chosen
         if other := _NOT_BUT.match(line):
             line = line[other.end() :]
         elif _DENIAL.match(line):
             return ""
-        if found := _option(line, last) or _option(_FILLER.sub("", line, count=1), last, strict=True):
+        if found := _letter_at_start(line, last_letter):
+            return found
+        if found := _letter_at_start(_FILLER.sub("", line, count=1), last_letter, strict=True):
             return found
     return None
 
 
-def _behind(cue: re.Pattern[str], tail: str) -> list[str]:
+def _texts_after(cue: re.Pattern[str], tail: str) -> list[str]:
     """Return what stands behind the last matches of a pattern."""
     matches = list(cue.finditer(tail))[-MOST_CUES:]
-    return [tail[match.end() : match.end() + 2 * SHORT] for match in matches if not _hedged(tail, match.start())]
+    return [tail[match.end() : match.end() + 2 * SHORT] for match in matches if not _is_taken_back(tail, match.start())]
 
 
-def _mentioned(tail: str, last: str) -> list[str | None]:
+def _mentioned_letters(tail: str, last_letter: str) -> list[str | None]:
     """Return the letters that a text chooses in other words, the surest first: of "C is correct", "pick C", "option C".
 
     Of mere mentions there must be one letter alone.
     """
-    correct = [match["letter"] for match in _CORRECT.finditer(tail) if match["letter"] <= last]
-    chosen = [_option(rest, last) for rest in _behind(_CHOSEN, tail)]
-    mentions = {_option(rest, last) for rest in _behind(_MENTION, tail)} - {None}
+    correct = [match["letter"] for match in _CORRECT.finditer(tail) if match["letter"] <= last_letter]
+    chosen = [_letter_at_start(rest, last_letter) for rest in _texts_after(_CHOSEN, tail)]
+    mentions = {_letter_at_start(rest, last_letter) for rest in _texts_after(_MENTION, tail)} - {None}
     found = [letter for letter in chosen if letter]
     return [
         correct[-1] if correct else None,
@@ -336,13 +338,13 @@ def _mentioned(tail: str, last: str) -> list[str | None]:
     ]
 
 
-def _option(text: str, last: str, strict: bool = False) -> str | None:
+def _letter_at_start(text: str, last_letter: str, strict: bool = False) -> str | None:
     """Return the letter at the beginning of a text; None if it is a word of a sentence, or another letter follows.
 
     A small letter, and with `strict` any, has to end the statement. A lone A may be an article, a lone I a pronoun.
     """
     match = _OPTION.match(text)
-    if match is None or match["letter"].upper() > last or _OTHER.match(match["rest"]):
+    if match is None or match["letter"].upper() > last_letter or _OTHER.match(match["rest"]):
         return None
     found = match["letter"]
     rest = match["rest"]
@@ -355,10 +357,10 @@ def _option(text: str, last: str, strict: bool = False) -> str | None:
     return found if is_letter else None
 
 
-def _on_a_line(tail: str, last: str, choices: Sequence[str]) -> str | None:
+def _letter_on_a_line(tail: str, last_letter: str, choices: Sequence[str]) -> str | None:
     """Return the letter that is the last line or the first one."""
     lines = [line for line in tail.splitlines() if line.strip()]
-    alone = [_alone(line, last, choices) for line in lines]
+    alone = [_letter_alone(line, last_letter, choices) for line in lines]
     # Several are a list of the options, unless the last is a letter without its text.
     if len(set(alone) - {None}) > 1 and len(lines[-1].strip(_QUOTES + "$().]}")) > 1:
         return None
@@ -367,22 +369,23 @@ def _on_a_line(tail: str, last: str, choices: Sequence[str]) -> str | None:
     return alone[-1] or alone[0]
 
 
-def _alone(line: str, last: str, choices: Sequence[str]) -> str | None:
+def _letter_alone(line: str, last_letter: str, choices: Sequence[str]) -> str | None:
     """Return the letter that is a line of its own, or stands before the text of its choice: "b. 4"."""
     match = _OPTION.match(line.strip())
-    if match is None or match["letter"].upper() > last:
+    if match is None or match["letter"].upper() > last_letter:
         return None
     found = match["letter"].upper()
     text = match["rest"].strip().lstrip(_QUOTES + ")].:")
     is_alone = not text.strip("$.})\\")
-    return found if is_alone or _choice(text, choices) == found else None
+    return found if is_alone or _letter_of_choice(text, choices) == found else None
 
 
-def _leading_letter(box: str, last: str, choices: Sequence[str]) -> str | None:
+def _letter_of_box(box: str, last_letter: str, choices: Sequence[str]) -> str | None:
+    """Return the letter at the beginning of a box's content, or the one of the choice that the content spells out."""
     inner = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mathsf|operatorname|textit)(?![A-Za-z])\s*", "", box)
-    pattern = rf"[\s{{(\[$*]*(?:(?i:option|choice|answer)[\s:({{\[]*)?([A-{last}a-{last.lower()}])(?![A-Za-z0-9])"
-    match = re.match(pattern, inner)
-    chosen = _choice(box, choices)
+    letter = rf"([A-{last_letter}a-{last_letter.lower()}])(?![A-Za-z0-9])"
+    match = re.match(rf"[\s{{(\[$*]*(?:(?i:option|choice|answer)[\s:({{\[]*)?{letter}", inner)
+    chosen = _letter_of_choice(box, choices)
     if match is None or (chosen and match[1].islower()) or _OTHER.match(inner[match.end() :]):
         return chosen
     rest = inner[match.end() :]
@@ -391,7 +394,7 @@ def _leading_letter(box: str, last: str, choices: Sequence[str]) -> str | None:
     return match[1].upper() if not rest.strip(" })]$*.") or behind else chosen
 
 
-def _choice(text: str, choices: Sequence[str]) -> str | None:
+def _letter_of_choice(text: str, choices: Sequence[str]) -> str | None:
     """Return the letter of the only choice with that text."""
 
     def plain(text: str) -> str:
@@ -401,7 +404,7 @@ def _choice(text: str, choices: Sequence[str]) -> str | None:
     return chr(ord("A") + chosen[0]) if len(chosen) == 1 else None
 
 
-def final(text: str) -> str | None:
+def boxed_or_stated(text: str) -> str | None:
     """Return the boxes of a text, each content once, else its statement."""
-    boxes = (_REMARK.sub("", unwrapped(box)) for box in _boxes(text))
-    return ", ".join(dict.fromkeys(filter(None, boxes))) or stated(text)
+    boxes = (_REMARK.sub("", without_signs(box)) for box in _boxes(text))
+    return ", ".join(dict.fromkeys(filter(None, boxes))) or stated_answer(text)

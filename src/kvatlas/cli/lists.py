@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,27 +34,29 @@ def list_(
     if kind == "benchmarks" and name:
         _print_problem(name, problem, model, column)
     elif kind == "benchmarks":
-        print_rows(_benchmarks(), as_json)
+        print_rows(_benchmark_rows(), as_json)
     elif kind == "models":
-        print_rows(_models(), as_json)
+        print_rows(_model_rows(), as_json)
     elif kind == "recipes":
-        _recipes(name, as_json)
+        _print_recipes(name, as_json)
     elif kind == "policies":
-        _policies(name, as_json)
+        _print_policies(name, as_json)
     else:
         raise KvatlasError(f"list: expected policies, models, recipes or benchmarks, got {kind!r}.")
 
 
-def _policies(name: str | None, as_json: bool) -> None:
+def _print_policies(name: str | None, as_json: bool) -> None:
     from kvatlas.policies import PRESETS, CompressingPolicy, about
     from kvatlas.policies import policies as registry
 
-    rows = [about(chosen) for chosen in ([name] if name else [*dict(registry.items()), *PRESETS])]
+    names = [name] if name else [*dict(registry.items()), *PRESETS]
+    rows = [about(policy_name) for policy_name in names]
     if as_json:
         print_rows(rows, as_json)
     elif not name:
-        short = [{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in rows]
-        print_rows([row for row in short if row["name"] not in PRESETS], one_line=True)
+        methods = [row for row in rows if row["name"] not in PRESETS]
+        short = [{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in methods]
+        print_rows(short, one_line=True)
         typer.echo(f"\nPresets, methods as others ran them: {', '.join(PRESETS)}.\nIn full: kvatlas list policies NAME")
     else:
         row = rows[0]
@@ -68,14 +71,13 @@ def _policies(name: str | None, as_json: bool) -> None:
             typer.echo(f"\nParameters of every policy that compresses:\n{shared}")
 
 
-def _recipes(name: str | None, as_json: bool) -> None:
+def _print_recipes(name: str | None, as_json: bool) -> None:
+    """Print the names of all recipes with what they are about, or the text of one."""
     from kvatlas.sweeps.spec import recipes
 
     texts = recipes()
     if name is None:
-        # The first sentence of the comment at the beginning of each.
-        heads = {recipe: text.partition("\n#\n")[0].replace("\n# ", " ") for recipe, text in texts.items()}
-        rows = [{"name": recipe, "about": head.removeprefix("# ").partition("\n")[0]} for recipe, head in heads.items()]
+        rows = [{"name": recipe, "about": _first_paragraph(text)} for recipe, text in texts.items()]
         print_rows(rows, as_json, one_line=True)
     elif name not in texts:
         raise KvatlasError(f"There is no recipe {name!r}; expected: {', '.join(texts)}.")
@@ -83,13 +85,19 @@ def _recipes(name: str | None, as_json: bool) -> None:
         typer.echo(texts[name], nl=False)
 
 
-def _benchmarks() -> list[dict[str, Any]]:
+def _first_paragraph(recipe: str) -> str:
+    """Return the first paragraph of the comment at the beginning of a recipe, as one line."""
+    lines = takewhile(lambda line: line.startswith("# "), recipe.splitlines())
+    return " ".join(line.removeprefix("# ") for line in lines)
+
+
+def _benchmark_rows() -> list[dict[str, Any]]:
     from kvatlas.benchmarks import families
 
     return [{"name": name, "benchmarks": family.examples, "summary": family.about} for name, family in families.items()]
 
 
-def _models() -> list[dict[str, Any]]:
+def _model_rows() -> list[dict[str, Any]]:
     from kvatlas.models import embedded, find, installed
     from kvatlas.models.checks import Claims
 

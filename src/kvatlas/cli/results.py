@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from kvatlas.cli import options
 from kvatlas.cli.output import note, print_rows
 from kvatlas.core import KvatlasError
 from kvatlas.text import unfiltered
+
+if TYPE_CHECKING:
+    from kvatlas.report.options import ReadOptions
 
 app = typer.Typer()
 
@@ -34,8 +37,8 @@ def describe(
     from kvatlas.report.result import analyse
     from kvatlas.report.text import every_map, one_page
 
-    read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, problems)
-    result = analyse(inputs, read)
+    read_options = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, problems)
+    result = analyse(inputs, read_options)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
@@ -59,31 +62,34 @@ def view(
 
     A page of one run is self-contained. It holds all traces if they fit into 4 MB, else --traces of each cell.
     """
-    held = options.assignments("--fix", fix)
-    if out is not None and out.suffix in (".html", ".htm"):
-        from kvatlas.report.app.page import check_page, write_report
-
-        check_page(out)
-        if len(runs) > 1:
-            raise KvatlasError("--out: a page holds one run; name a folder for several.")
-        from kvatlas.report.options import ReadOptions
-        from kvatlas.report.result import open_result
-
-        result = open_result(runs, ReadOptions(metric, partial, held, lose_at_most=lose_at_most))
-        complete = write_report(result, out, per_cell=traces)
-        typer.echo(out)
-        if traces and not complete:
-            note(f"The page holds up to {traces} traces of each cell; --out FOLDER writes all.")
-        return
     from kvatlas.report.app.page import write_bundle
     from kvatlas.report.app.run import open_runs
     from kvatlas.report.app.server import serve
+    from kvatlas.report.options import ReadOptions
 
-    opened = open_runs([run.absolute() for run in runs], held)
+    fixed_values = options.assignments("--fix", fix)
+    if out is not None and out.suffix in (".html", ".htm"):
+        _write_page(runs, out, ReadOptions(metric, partial, fixed_values, lose_at_most=lose_at_most), traces)
+        return
+    opened = open_runs([run.absolute() for run in runs], fixed_values)
     if out is None:
         serve(opened, port)
     else:
         typer.echo(f"{out}: {write_bundle(opened, out):,} files; any web server can host them.")
+
+
+def _write_page(runs: list[Path], out: Path, read_options: ReadOptions, traces: int) -> None:
+    """Write one page of one run, with up to `traces` traces of each cell if it cannot hold all."""
+    from kvatlas.report.app.page import check_page, write_report
+    from kvatlas.report.result import open_result
+
+    check_page(out)
+    if len(runs) > 1:
+        raise KvatlasError("--out: a page holds one run; name a folder for several.")
+    holds_all = write_report(open_result(runs, read_options), out, per_cell=traces)
+    typer.echo(out)
+    if traces and not holds_all:
+        note(f"The page holds up to {traces} traces of each cell; --out FOLDER writes all.")
 
 
 @app.command()
@@ -105,7 +111,8 @@ def export(
         raise KvatlasError(f"--format {format_} cannot go to standard output; name it with --out.")
     if format_ == "run" and out is not None:
         with Store.open(run) as source:
-            typer.echo(f"{out}: {source.copy(out):,} traces")
+            copied = source.copy(out)
+        typer.echo(f"{out}: {copied:,} traces")
         return
     check_format(format_)
     if out is not None:

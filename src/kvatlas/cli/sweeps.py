@@ -354,14 +354,14 @@ def evaluate(
     work: Work = None,
 ) -> None:
     """Judge a head on other traces than those of its training: rank correlation, overlap of the top 20 %, as JSON."""
-    from kvatlas.sweeps.learning import TrainingData, judge
+    from kvatlas.sweeps.learning import TrainingData, evaluate_head
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
     model_options = options.model_options(model_option, template_values)
     spec = _full_cache(model, benchmarks, model_options, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
     folder = work or head.with_suffix(".eval")
-    quality = judge(head, TrainingData(spec, skip), folder, on_trace=progress_display())
+    quality = evaluate_head(head, TrainingData(spec, skip), folder, on_trace=progress_display())
     typer.echo(json.dumps(quality, indent=2))
 
 

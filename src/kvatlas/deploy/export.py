@@ -38,7 +38,7 @@ class MeasuredCell:
 
     @classmethod
     def from_run(cls, folder: Path, name: str = "") -> MeasuredCell:
-        """Return the cell that words name (as `compare --policy`), else the recommended one.
+        """Return the cell that `name` stands for (words as `compare --policy` takes), else the recommended one.
 
         Raises KvatlasError if there is not exactly one such cell, or if the run is not a sweep.
         """
@@ -93,12 +93,18 @@ class MeasuredCell:
 
 @dataclass(frozen=True)
 class Target:
-    """An engine: its policies, the parameters that it takes, and its configuration.
+    """An engine: what it can express, and its configuration.
 
-    `only` are parameters that have one fixed value there. Parameters that are neither in `only` nor in `takes` must
-    have the default of the policy. `windows` gives, by policy, the parameter that is the local window there, or its
-    length. `text` is filled with the parameters, `presses` are the classes of kvpress; `source` documents the format.
-    `remark` says how the engine differs with all policies, `remarks` with one of them.
+    policies: the names of the policies that it has.
+    takes: the parameters that its configuration sets; others must have the value in `only` or the policy's default.
+    text: the configuration, a template that is filled with the parameters.
+    source: the document or code that defines the format.
+    only: parameters that have one fixed value there.
+    suffix: that of the file.
+    remark: how the engine differs with every policy.
+    remarks: how it differs with one policy, by the policy's name.
+    windows: by policy, the parameter that is the local window there, or its length.
+    presses: by policy, the class of kvpress with its arguments, a template.
     """
 
     policies: tuple[str, ...]
@@ -141,17 +147,22 @@ def export_setting(
     target = TARGETS[name]
     policy = _compressing_policy(setting, name)
     base = _base_name(policy)
-    values, changed = _kept(policy, target.only.get("budget_over"), prompt)
-    able = _expressible_values(target, policy, values)
+    values, changed = _values_with_every(policy, target.only.get("budget_over"), prompt)
+    expressible = _expressible_values(target, policy, values)
     if base in target.windows:
         # The engine keeps its own window anyway.
-        values["local_window"] = max(values["local_window"], able["local_window"])
-    changed += [f"{word} is {value} and can be {able[word]}" for word, value in values.items() if value != able[word]]
+        values["local_window"] = max(values["local_window"], expressible["local_window"])
+    for parameter, value in values.items():
+        if value != expressible[parameter]:
+            changed.append(f"{parameter} is {value} and can be {expressible[parameter]}")
     if changed and not nearest:
         raise KvatlasError(f"{name} cannot express {setting}: {'; '.join(changed)}. --nearest writes that.")
-    values = {word: str(able[word]) if word == "scope" else able[word] for word in values}
-    text = target.text.format(**_words(values, target.presses.get(base, ""), statistics))
-    return Exported(text, policies.from_setting(Setting.from_parameters(base, **values)).setting, tuple(changed))
+    exported = {parameter: expressible[parameter] for parameter in values}
+    if "scope" in exported:
+        exported["scope"] = str(exported["scope"])
+    text = target.text.format(**_template_values(exported, target.presses.get(base, ""), statistics))
+    exported_policy = policies.from_setting(Setting.from_parameters(base, **exported))
+    return Exported(text, exported_policy.setting, tuple(changed))
 
 
 def _compressing_policy(setting: Setting, name: str) -> CompressingPolicy:
@@ -160,9 +171,9 @@ def _compressing_policy(setting: Setting, name: str) -> CompressingPolicy:
     if not isinstance(policy, CompressingPolicy):
         raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
     base = _base_name(policy)
-    has = TARGETS[name].policies
-    if base not in has:
-        raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(has)}. Make a map of those.")
+    supported = TARGETS[name].policies
+    if base not in supported:
+        raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(supported)}. Make a map of those.")
     return policy
 
 
@@ -173,32 +184,39 @@ def _base_name(policy: CompressingPolicy) -> str:
 
 def _expressible_values(target: Target, policy: CompressingPolicy, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values nearest to the given ones that the target can express."""
-    able = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
-    able |= {word: values[word] for word in target.takes if word in values}
+    expressible = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
+    expressible |= {parameter: values[parameter] for parameter in target.takes if parameter in values}
     base = _base_name(policy)
     if base in target.windows:
         window = target.windows[base]
-        able["local_window"] = values[window] if isinstance(window, str) else window
-    return able
+        expressible["local_window"] = values[window] if isinstance(window, str) else window
+    return expressible
 
 
-def _words(values: Mapping[str, Any], press: str, statistics: str) -> dict[str, Any]:
-    """Return the words that fill the text of a target; `press` is the class of kvpress with its arguments."""
-    words = {word: str(value).lower() if isinstance(value, bool) else value for word, value in values.items()}
-    words |= {
+def _template_values(values: Mapping[str, Any], press: str, statistics: str) -> dict[str, Any]:
+    """Return the values that fill the text of a target; `press` is the class of kvpress with its arguments."""
+    filled = {}
+    for parameter, value in values.items():
+        # Configurations write true and false.
+        filled[parameter] = str(value).lower() if isinstance(value, bool) else value
+    filled |= {
         "file": statistics,
         "prompt_counts": str(values["budget_over"] == "cache").lower(),
         "press": press.format(**values),
         "kind": press.partition("(")[0],
         "buffer": max(256, 2 * values.get("queries", 0)),
     }
-    return words
+    return filled
 
 
-def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters with the budget as kept tokens and an interval, and the changes that this means.
+def _values_with_every(
+    policy: CompressingPolicy, only: str | None, prompt: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the parameters without `ratio`, and the changes that this means.
 
-    A ratio is exact if it counts the same tokens as the target's budget; otherwise a typical prompt is assumed.
+    `kv_budget` becomes the tokens that a compression keeps, `every` those until the next one, as engines count. This is
+    exact if the ratio counts the same tokens as the target's budget; otherwise a typical prompt is assumed. `only` is
+    the target's one way of counting its budget, None if it takes both.
     """
     values = {field.name: getattr(policy, field.name) for field in parameters(policy)}
     del values["ratio"], values["ratio_over"]
@@ -207,22 +225,21 @@ def _kept(policy: CompressingPolicy, only: str | None, prompt: int | None) -> tu
     if policy.every:
         return values, []
     excludes_prompt = _target_excludes_prompt(policy, only)
-    exact = (policy.ratio_over == "thinking") == (policy.budget_over == "thinking") == excludes_prompt
-    if exact:
+    # Ratio, budget and target all count the prompt, or none of them does.
+    is_exact = {policy.ratio_over == "thinking", policy.budget_over == "thinking"} == {excludes_prompt}
+    if is_exact:
         assumed_prompt = 0
     elif prompt is None:
         raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
     else:
         assumed_prompt = prompt
     kept, total = _tokens_at_compression(policy, assumed_prompt)
-    kv_budget = kept
-    if excludes_prompt:
-        kv_budget -= assumed_prompt
+    kv_budget = kept - assumed_prompt if excludes_prompt else kept
     every = total - kept
     if kv_budget <= policy.local_window or every < 1:
         raise KvatlasError(f"{kept} of {total} tokens stay, so there is nothing to choose and nothing to export.")
     changed = []
-    if not exact:
+    if not is_exact:
         given = f"kv_budget {budget} with ratio {policy.ratio}"
         counted = f"counts otherwise and is, with prompts of {prompt} tokens, kv_budget {kv_budget} and every {every}"
         changed.append(f"{given} {counted}")
@@ -259,19 +276,19 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     reference = MeasuredCell.from_run(run, cell)
     prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]
     reported = [count for count in prompts if count is not None]
-    typical = int(median(reported)) if reported else None
+    typical_prompt = int(median(reported)) if reported else None
     statistics = folder.absolute() / "statistics.pt"
-    export = export_setting(reference.setting, target, typical, nearest, str(statistics))
+    export = export_setting(reference.setting, target, typical_prompt, nearest, str(statistics))
     engine = TARGETS[target]
     lines = [f"{reference.model} under {reference.setting}", *_measured_values(reference), *_remarks(engine, export)]
     folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / f"{target}{engine.suffix}"]
-    written[0].write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
+    configuration = folder / f"{target}{engine.suffix}"
+    configuration.write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
     policy = policies.from_setting(reference.setting)
-    if isinstance(policy, TriAttention):
-        _write_statistics(reference, policy, statistics)
-        written.append(statistics)
-    return written
+    if not isinstance(policy, TriAttention):
+        return [configuration]
+    _write_statistics(reference, policy, statistics)
+    return [configuration, statistics]
 
 
 def _measured_values(reference: MeasuredCell) -> list[str]:
@@ -280,8 +297,10 @@ def _measured_values(reference: MeasuredCell) -> list[str]:
     for traces in reference.run.cells:
         if traces.expected in reference.cells:
             mean = traces.cell.estimate
-            between = "" if mean.low is None else f" (95 % CI {100 * mean.low:.1f} to {100 * (mean.high or 0):.1f})"
-            lines.append(f"{traces.expected.benchmark}: Pass@1 {100 * mean.value:.1f} %{between}, n = {traces.stored}")
+            limits = ""
+            if mean.low is not None and mean.high is not None:
+                limits = f" (95 % CI {100 * mean.low:.1f} to {100 * mean.high:.1f})"
+            lines.append(f"{traces.expected.benchmark}: Pass@1 {100 * mean.value:.1f} %{limits}, n = {traces.stored}")
     return lines
 
 
@@ -322,7 +341,14 @@ def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     for layer, head in every_head:
         values = {name: ours[source_name][layer, head].float().clone() for name, source_name in names.items()}
         stats[f"layer{layer:02d}_head{head:02d}"] = values
-    text = {"dtype": "float32", "rope_style": "half", "rope_type": "default"}
-    counts = {"num_traces": 1, "head_dim": 2 * planes, "num_attention_heads": heads}
-    counts["num_key_value_heads"] = model.shape.kv_heads
-    return {"metadata": {**counts, **text, "sampled_heads": every_head}, "stats": stats}
+    metadata = {
+        "num_traces": 1,
+        "head_dim": 2 * planes,
+        "num_attention_heads": heads,
+        "num_key_value_heads": model.shape.kv_heads,
+        "dtype": "float32",
+        "rope_style": "half",
+        "rope_type": "default",
+        "sampled_heads": every_head,
+    }
+    return {"metadata": metadata, "stats": stats}

@@ -233,16 +233,22 @@ class ModelFiles:
         if self.repository is not None:
             return self.hash_files()
         self.check_weights()
-        tensors = weights.tensors_digest(self.weight_files())
-        return digest({"config": self.read_json("config.json"), "tensors": tensors, "adapter": self.adapter.content()})
+        contents = {
+            "config": self.read_json("config.json"),
+            "tensors": weights.hash_tensors(self.weight_files()),
+            "adapter": self.adapter.hash_contents(),
+        }
+        return digest(contents)
 
     def hash_files(self) -> str:
         """Return the SHA-256 over the files of config and weights: the key of a model in earlier versions."""
-        sums = {path.name: weights.sha256(path) for path in self.weight_files()}
-        if not sums and self.repository is not None:
+        weight_digests = {path.name: weights.sha256(path) for path in self.weight_files()}
+        if not weight_digests and self.repository is not None:
+            # The hub gives the digests of its files without their contents.
             stored = self.repository.files()
-            sums = {name: stored[name] for name in self._weight_names(stored) if name in stored}
-            if not sums:
+            weight_digests = {name: stored[name] for name in self._weight_names(stored) if name in stored}
+            if not weight_digests:
                 raise self._no_weights()
-        config = weights.sha256(self.folder / "config.json")
-        return weights.combined({"config.json": config, **sums, **self.adapter.digests()})
+        config_digest = weights.sha256(self.folder / "config.json")
+        file_digests = {"config.json": config_digest, **weight_digests, **self.adapter.hash_files()}
+        return weights.combined_sha256(file_digests)

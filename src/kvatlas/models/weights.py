@@ -143,7 +143,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tensors_digest(files: Iterable[Path]) -> str:
+def hash_tensors(files: Iterable[Path]) -> str:
     """Return the SHA-256 over names, types, shapes and data of tensors, however they are split over safetensors files.
 
     Raises KvatlasError for another file.
@@ -176,12 +176,12 @@ def _hash_bytes(file: BinaryIO, count: int) -> str:
     return total.hexdigest()
 
 
-def combined(sums: Mapping[str, str]) -> str:
-    """Return one digest from those of several files, the config first."""
+def combined_sha256(file_digests: Mapping[str, str]) -> str:
+    """Return one SHA-256 from those of several files by their names, the config first."""
     total = hashlib.sha256()
-    for name in sorted(sums, key=lambda file_name: (file_name != "config.json", file_name)):
+    for name in sorted(file_digests, key=lambda file_name: (file_name != "config.json", file_name)):
         total.update(name.encode() + b"\0")
-        total.update(bytes.fromhex(sums[name]))
+        total.update(bytes.fromhex(file_digests[name]))
     return total.hexdigest()
 
 
@@ -199,12 +199,13 @@ class Adapter:
     def folder(self) -> Path:
         return Path(self.address).expanduser()
 
-    def digests(self) -> dict[str, str]:
+    def hash_files(self) -> dict[str, str]:
+        """Return the SHA-256 of each file of the adapter by its name; empty for no adapter."""
         return {name: sha256(self.folder / name) for name in ADAPTER_FILES} if self.address else {}
 
-    def content(self) -> list[Any]:
-        """Return scale and tensors, all that changes the weights, as plain data."""
-        return [*self._terms(), tensors_digest([self.folder / ADAPTER_FILES[1]])] if self.address else []
+    def hash_contents(self) -> list[Any]:
+        """Return rank, factor and the SHA-256 of the tensors, all that changes the weights; empty for no adapter."""
+        return [*self._terms(), hash_tensors([self.folder / ADAPTER_FILES[1]])] if self.address else []
 
     @property
     def templates(self) -> dict[str, Path]:

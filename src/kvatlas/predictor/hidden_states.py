@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -18,44 +18,61 @@ from torch import Tensor
 from kvatlas.core import canonical
 from kvatlas.predictor.labels import Examples
 
-_LARGEST = torch.finfo(torch.float16).max
+_LARGEST_HALF = torch.finfo(torch.float16).max
+
+
+class LabelledTrace(NamedTuple):
+    """Sampled tokens of a trace: `hidden` [tokens, hidden size], `label` [tokens]; its number of thinking tokens."""
+
+    hidden: Tensor
+    label: Tensor
+    thinking_tokens: int
 
 
 def sample_tokens(hidden: Tensor, label: Tensor, tokens: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return `tokens` random tokens of a trace, in order, on the CPU; all tokens if `tokens` is 0 or more than all."""
+    """Return hidden states and labels of `tokens` random tokens of a trace, in the order of the trace, on the CPU.
+
+    All tokens are returned if `tokens` is 0 or more than there are.
+    """
     if tokens and len(label) > tokens:
         generator = torch.Generator().manual_seed(seed)
-        chosen = torch.randperm(len(label), generator=generator)[:tokens].sort().values.to(label.device)
-        hidden = hidden[chosen]
-        label = label[chosen]
-    return hidden.float().clamp(-_LARGEST, _LARGEST).half().cpu(), label.float().cpu()
+        chosen = torch.randperm(len(label), generator=generator)[:tokens]
+        in_order = chosen.sort().values.to(label.device)
+        hidden = hidden[in_order]
+        label = label[in_order]
+    # In float16 larger values would be infinite.
+    storable = hidden.float().clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
+    return storable.cpu(), label.float().cpu()
 
 
-def write(path: Path, parts: Iterable[tuple[Tensor, Tensor, int]], made_from: Mapping[str, Any]) -> None:
-    """Write (hidden states, labels, number of thinking tokens) of traces."""
-    # Without traces one trace without tokens.
-    hidden, label, thinking = zip(*(list(parts) or [(torch.zeros(0, 0).half(), torch.zeros(0), 0)]), strict=True)
-    sizes = torch.tensor([len(labels) for labels in label])
+def write(path: Path, traces: Iterable[LabelledTrace], origin: Mapping[str, Any]) -> None:
+    """Write traces with their origin to a file."""
+    stored = list(traces)
+    if not stored:
+        # Tensors cannot be joined without one: a trace without tokens stands for none.
+        stored = [LabelledTrace(torch.zeros(0, 0).half(), torch.zeros(0), 0)]
+    sizes = torch.tensor([len(trace.label) for trace in stored])
     table = {
-        "hidden": torch.cat(hidden),
-        "label": torch.cat(label),
+        "hidden": torch.cat([trace.hidden for trace in stored]),
+        "label": torch.cat([trace.label for trace in stored]),
+        # The number of each token's trace.
         "trace": torch.arange(len(sizes)).repeat_interleave(sizes),
-        "thinking": torch.tensor(thinking),
+        "thinking": torch.tensor([trace.thinking_tokens for trace in stored]),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".part")
-    save_file(table, unfinished, metadata={"made_from": canonical(dict(made_from))})
+    save_file(table, unfinished, metadata={"made_from": canonical(dict(origin))})
     unfinished.replace(path)
 
 
-def is_made_from(path: Path, made_from: Mapping[str, Any]) -> bool:
-    """Return True if the file is there and has this origin."""
+def has_origin(path: Path, origin: Mapping[str, Any]) -> bool:
+    """Return True if the file exists and has this origin."""
     if not path.is_file():
         return False
     with safe_open(path, "pt") as file:
-        return bool((file.metadata() or {}).get("made_from") == canonical(dict(made_from)))
+        return bool((file.metadata() or {}).get("made_from") == canonical(dict(origin)))
 
 
 def read(path: Path) -> Examples:
-    """Read the hidden states of a file."""
+    """Return the labelled hidden states of a file."""
     return Examples(**load_file(path))

@@ -27,37 +27,40 @@ NO_PAIRS = Note(
 def observed_differences(
     cells: Sequence[CellTraces], orders: Mapping[str, Sequence[str]], sizes: Mapping[str, int], blocks: int
 ) -> tuple[tuple[str, ...], TracesSoFar]:
-    """Return one model's grid settings by id, and their differences to the full cache so far.
+    """Return the ids of one model's grid settings, and their differences to the full cache so far.
 
     A problem counts if setting and full cache have all of its samples. `orders` are the problems of each benchmark as
-    they come, `sizes` how many in all.
+    they come, as far as cells are promised; `sizes` the numbers of all of them.
     """
     problems = {}
     for benchmark, order in orders.items():
-        # Problems that no cell is promised yet have no name.
+        # Problems that no cell is promised yet have no name, and so no grades.
         problems[benchmark] = [*order, *repeat("", sizes[benchmark] - len(order))]
-    by_setting = grouped(select(cells, baseline=False), lambda cell: cell.setting.id)
-    full = _means([cell for cell in cells if is_full(cell)], problems)
-    of_settings = np.reshape([_means(of_setting, problems) for of_setting in by_setting.values()], (-1, len(full)))
+    cells_by_setting = grouped(select(cells, baseline=False), lambda cell: cell.setting.id)
+    full_means = _problem_means([cell for cell in cells if is_full(cell)], problems)
+    # With a shape of its own where no setting has a cell.
+    means = np.empty((len(cells_by_setting), len(full_means)))
+    for row, setting_cells in enumerate(cells_by_setting.values()):
+        means[row] = _problem_means(setting_cells, problems)
     # Costs are those of the first block, so that a later look does not change an earlier decision.
     first_block = {name: names[block_slice(len(names), blocks, 0)] for name, names in problems.items()}
-    costs = np.array([_kept_tokens(of_setting, first_block) for of_setting in by_setting.values()])
+    costs = np.array([_mean_kv_tokens(setting_cells, first_block) for setting_cells in cells_by_setting.values()])
+    # The means lie benchmark by benchmark; a sweep takes their problems in blocks.
     ends = np.cumsum([sizes[benchmark] for benchmark in orders])
-    places = np.split(np.arange(len(full)), ends[:-1])
-    traces, _ = in_order(of_settings - full, places, costs, blocks)
-    return tuple(by_setting), traces
+    benchmark_columns = np.split(np.arange(len(full_means)), ends[:-1])
+    traces, _ = in_order(means - full_means, benchmark_columns, costs, blocks)
+    return tuple(cells_by_setting), traces
 
 
-def _means(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) -> Floats:
-    """Return the mean grade of each benchmark's problems; NaN unless all of its samples are known."""
-    by_benchmark = {}
+def _problem_means(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) -> Floats:
+    """Return the mean grade of every problem, benchmark after benchmark; NaN unless all of its samples are known."""
+    means = {benchmark: np.full(len(names), math.nan) for benchmark, names in problems.items()}
     for cell in cells:
-        by_benchmark[cell.benchmark] = cell.in_order(cell.grades.mean(1), problems[cell.benchmark])
-    unknown = {benchmark: np.full(len(names), math.nan) for benchmark, names in problems.items()}
-    return np.concatenate([by_benchmark.get(benchmark, unknown[benchmark]) for benchmark in problems])
+        means[cell.benchmark] = cell.in_order(cell.grades.mean(1), problems[cell.benchmark])
+    return np.concatenate(list(means.values()))
 
 
-def _kept_tokens(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) -> float:
+def _mean_kv_tokens(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[str]]) -> float:
     """Return the mean KV tokens of a setting on some problems; infinite if it has none of them."""
     kept: list[float] = []
     for cell in cells:
@@ -67,11 +70,14 @@ def _kept_tokens(cells: Iterable[CellTraces], problems: Mapping[str, Sequence[st
 
 
 def losses_of_decision(decision: Decision, settings: Sequence[str]) -> dict[str, SettingLoss]:
-    """Return the loss of each of the settings, as named, that was looked at, with limits that hold at any look."""
-    found = {}
+    """Return the losses by setting id, with limits that hold at any look; `settings` are the ids of the rows.
+
+    A setting that no look has seen yet has none.
+    """
+    losses = {}
     for row, setting in enumerate(settings):
         if not math.isnan(decision.value[row]):
-            found[setting] = SettingLoss(
+            losses[setting] = SettingLoss(
                 float(decision.value[row]),
                 float(decision.low[row]),
                 float(decision.high[row]),
@@ -80,7 +86,7 @@ def losses_of_decision(decision: Decision, settings: Sequence[str]) -> dict[str,
                 is_kept=bool(decision.kept[row]),
                 is_broken=bool(decision.broken[row]),
             )
-    return found
+    return losses
 
 
 #: By model the ids of an adaptive sweep's grid settings, and the last decision on them.
@@ -88,19 +94,19 @@ Standings = Mapping[str, tuple[Sequence[str], Decision]]
 
 
 def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> Standings:
-    """Return the state of each model of an adaptive run."""
+    """Return the grid settings of each model of an adaptive run, and the last decision on them."""
     sizes = manifest.allocation["problems"]
     blocks = manifest.allocation["blocks"]
     orders: dict[str, Sequence[str]] = {}
     for cell in cells:
         # The cells of a benchmark have the first problems of one order; the longest one has them all.
         orders[cell.benchmark] = max(orders.get(cell.benchmark, ()), cell.expected.problems, key=len)
-    found = {}
-    for model, of_model in grouped(cells, lambda cell: cell.model).items():
-        settings, traces = observed_differences(of_model, orders, sizes, blocks)
-        *_, last = decisions(traces, margin)
-        found[model] = settings, last
-    return found
+    by_model = {}
+    for model, model_cells in grouped(cells, lambda cell: cell.model).items():
+        settings, traces = observed_differences(model_cells, orders, sizes, blocks)
+        *_, last_decision = decisions(traces, margin)
+        by_model[model] = settings, last_decision
+    return by_model
 
 
 def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName, Verdict]:
@@ -108,19 +114,22 @@ def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName,
 
     It holds losses against the full cache and nothing else.
     """
-    # A mean replaces the maps of its benchmarks.
-    by_policy = {(map_.model, map_.policy): map_ for map_ in (*maps, *mean_maps(maps)) if map_.model in by_model}
+    # One map for each model and policy: a mean map, which comes last, takes the place of those of its benchmarks.
+    by_policy: dict[tuple[str, str], Map] = {}
+    for map_ in (*maps, *mean_maps(maps)):
+        if map_.model in by_model:
+            by_policy[map_.model, map_.policy] = map_
     by_map: dict[MapName, Verdict] = {}
-    for mean in by_policy.values():
-        settings, decision = by_model[mean.model]
-        coords = {cell.setting.id: coord for coord, cell in mean.cells.items()}
-        values = [cell.estimate.value for cell in mean.cells.values()]
+    for map_ in by_policy.values():
+        settings, decision = by_model[map_.model]
+        coords = {cell.setting.id: coord for coord, cell in map_.cells.items()}
+        values = [cell.estimate.value for cell in map_.cells.values()]
         text = (
             f"adaptive: of {len(settings)} settings of all policies, {int(decision.kept.sum())} are proven to lose at "
             f"most the margin and {int(decision.broken.sum())} to lose more"
         )
         losses = losses_of_decision(decision, settings)
-        by_map[mean.name] = Verdict(
+        by_map[map_.name] = Verdict(
             Basis.GROUP_SEQUENTIAL,
             spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
             notes=(Note(NoteKind.ADAPTIVE, text),),
@@ -134,10 +143,10 @@ def adaptive_choices(by_model: Standings, cells: Sequence[CellTraces], margin: f
 
     The costs of the first block decide which setting keeps least.
     """
-    found = []
+    choices = []
     for model, (settings, decision) in by_model.items():
-        among = [] if decision.recommended is None else [settings[decision.recommended]]
+        recommended = [] if decision.recommended is None else [settings[decision.recommended]]
         grid = select(cells, model=model, baseline=False)
         family = LossFamily(margin, losses_of_decision(decision, settings))
-        found.append(choice_of(model, grid, family, among=among))
-    return found
+        choices.append(choice_of(model, grid, family, among=recommended))
+    return choices

@@ -5,7 +5,6 @@ A work folder keeps the traces as a resumable run, and the hidden states for the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvatlas.predictor import Examples
+    from kvatlas.predictor.hidden_states import LabelledTrace
 
-W = TypeVar("W", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TrainingData:
 
 
 def learn(
-    material: TrainingData,
+    training_data: TrainingData,
     work: Path,
     out: Path,
     *,
@@ -78,28 +78,38 @@ def learn(
     from kvatlas.policies.dynts import Layout
     from kvatlas.predictor import HeadLoss, save_head, train
 
-    form = _word(Layout, "layout", layout)
-    aim = _word(HeadLoss, "loss", loss or ("ranked" if form is Layout.OURS else "scaled"))
-    plan = material.plan()
+    head_layout = _member_named(Layout, "layout", layout)
+    usual_loss = "ranked" if head_layout is Layout.OURS else "scaled"
+    head_loss = _member_named(HeadLoss, "loss", loss or usual_loss)
+    plan = training_data.plan()
     (model,) = plan.models
     sweep(plan, work / "run", replace=True, **options)
-    data, left_out = _examples(material, plan, work, held_out=False)
-    others = _examples(material, plan, work, held_out=True) if material.held_out else None
-    head = train(data, layout=form, loss=aim, steps=steps, seed=material.spec.seed, device=model.device)
-    provenance = _provenance(material, plan) | {
-        "layout": form.value,
-        "loss": aim.value,
+    examples, left_out = _examples(training_data, plan, work, held_out=False)
+    # Before the training, which takes minutes: this refuses held-out traces that cannot be used.
+    held_out = _examples(training_data, plan, work, held_out=True) if training_data.held_out else None
+    head = train(
+        examples,
+        layout=head_layout,
+        loss=head_loss,
+        steps=steps,
+        seed=training_data.spec.seed,
+        device=model.device,
+    )
+    quality = None if held_out is None else _quality(head, *held_out)
+    provenance = _provenance(training_data, plan) | {
+        "layout": head_layout.value,
+        "loss": head_loss.value,
         "steps": steps,
-        "traces": int(data.trace[-1]) + 1,
-        "tokens": data.label.numel(),
+        "traces": int(examples.trace[-1]) + 1,
+        "tokens": examples.label.numel(),
         "left_out": left_out,
-        "held_out": _quality(head, *others) if others else None,
+        "held_out": quality,
     }
     save_head(out, head, provenance)
     return provenance
 
 
-def judge(head: Path, material: TrainingData, work: Path, **options: Any) -> dict[str, Any]:
+def evaluate_head(head: Path, training_data: TrainingData, work: Path, **options: Any) -> dict[str, Any]:
     """Return the quality of a head's ranking of the thinking tokens of correct traces, and the traces left out.
 
     `options` are those of the sweep of these traces.
@@ -107,18 +117,18 @@ def judge(head: Path, material: TrainingData, work: Path, **options: Any) -> dic
     from kvatlas.policies.dynts import load_head
 
     weights = load_head(str(head))
-    plan = material.plan()
+    plan = training_data.plan()
     sweep(plan, work / "run", replace=True, **options)
-    whole = replace(material, tokens_per_trace=0)
-    data, left_out = _examples(whole, plan, work, held_out=False)
-    return _quality(weights, data, left_out)
+    whole_traces = replace(training_data, tokens_per_trace=0)
+    examples, left_out = _examples(whole_traces, plan, work, held_out=False)
+    return _quality(weights, examples, left_out)
 
 
-def _quality(head: dict[str, Tensor], data: Examples, left_out: dict[str, int]) -> dict[str, Any]:
+def _quality(head: dict[str, Tensor], examples: Examples, left_out: dict[str, int]) -> dict[str, Any]:
     """Return the quality of a head, with the traces that were left out before and in the evaluation."""
     from kvatlas.predictor import evaluate
 
-    quality = asdict(evaluate(head, data))
+    quality = asdict(evaluate(head, examples))
     return quality | {"left_out": left_out | {"one_label": quality.pop("one_label")}}
 
 
@@ -134,26 +144,30 @@ def left_out_as_text(left_out: dict[str, int]) -> str:
     return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
 
 
-def _examples(material: TrainingData, plan: Plan, work: Path, *, held_out: bool) -> tuple[Examples, dict[str, int]]:
+def _examples(
+    training_data: TrainingData, plan: Plan, work: Path, *, held_out: bool
+) -> tuple[Examples, dict[str, int]]:
     """Return the labelled tokens of correct traces from a file, which is written if missing, and the traces left out.
 
     Raises KvatlasError if all traces are left out.
     """
     from kvatlas.predictor import REASONS, hidden_states
 
-    tokens = 0 if held_out else material.tokens_per_trace
-    chosen = _chosen_problems(material, plan, held_out=held_out)
-    source = _provenance(material, plan) | {
+    tokens = 0 if held_out else training_data.tokens_per_trace
+    chosen = _chosen_problems(training_data, plan, held_out=held_out)
+    origin = _provenance(training_data, plan) | {
         "tokens_per_trace": tokens,
         "run_keys": sorted(plan.compute_keys().values()),
         "problems": _content_digest(plan, chosen),
     }
     (model,) = plan.models
-    reasons = (why for _, _, why in _traces(plan, work, model, chosen) if why)
-    left_out = dict.fromkeys(REASONS, 0) | Counter(reasons)
+    left_out = dict.fromkeys(REASONS, 0)
+    for _, _, reason in _traces(plan, work, model, chosen):
+        if reason:
+            left_out[reason] += 1
     file = work / ("held-out.safetensors" if held_out else "hidden-states.safetensors")
-    if not hidden_states.is_made_from(file, source):
-        hidden_states.write(file, _labelled(plan, work, chosen, tokens, material.spec.seed), source)
+    if not hidden_states.has_origin(file, origin):
+        hidden_states.write(file, _labelled(plan, work, chosen, tokens, training_data.spec.seed), origin)
     stored = hidden_states.read(file)
     if not stored.label.numel():
         purpose = "evaluation" if held_out else "training"
@@ -164,11 +178,11 @@ def _examples(material: TrainingData, plan: Plan, work: Path, *, held_out: bool)
     return stored, left_out
 
 
-def _chosen_problems(material: TrainingData, plan: Plan, *, held_out: bool) -> set[str]:
+def _chosen_problems(training_data: TrainingData, plan: Plan, *, held_out: bool) -> set[str]:
     """Return the ids of the problems that are held out, or of all others."""
     chosen: set[str] = set()
     for problems in plan.problems.values():
-        first_held_out = len(problems) - material.held_out
+        first_held_out = len(problems) - training_data.held_out
         selected = problems[first_held_out:] if held_out else problems[:first_held_out]
         chosen.update(problem.id for problem in selected)
     return chosen
@@ -182,27 +196,32 @@ def _content_digest(plan: Plan, chosen: set[str]) -> str:
     return digest(sorted(entries))
 
 
-def _word(kind: type[W], option: str, given: str) -> W:
+def _member_named(enumeration: type[E], option: str, given: str) -> E:
     """Return the member of an enumeration that an option names."""
-    words = [word.value for word in kind]
-    if given not in words:
-        raise KvatlasError(f"{option} is {given!r}; expected {', '.join(words)}.")
-    return kind(given)
+    names = [member.value for member in enumeration]
+    if given not in names:
+        raise KvatlasError(f"{option} is {given!r}; expected {', '.join(names)}.")
+    return enumeration(given)
 
 
-def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) -> Iterator[LabelledTrace]:
+    """Yield the hidden states and labels of the traces that are not left out; `tokens` of each, all if it is 0."""
     import torch
 
     from kvatlas.predictor import label_trace
-    from kvatlas.predictor.hidden_states import sample_tokens
+    from kvatlas.predictor.hidden_states import LabelledTrace, sample_tokens
 
     torch.set_num_threads(1)
     (handle,) = plan.models
     model = handle.load()
-    for prompt, trace, why in _traces(plan, work, handle, chosen):
-        labels = None if why else label_trace(handle, model, prompt, trace.tokens)
-        if labels is not None:
-            yield (*sample_tokens(*labels, tokens, seed), len(labels[1]))
+    for prompt, trace, why_left_out in _traces(plan, work, handle, chosen):
+        if why_left_out:
+            continue
+        labelled = label_trace(handle, model, prompt, trace.tokens)
+        if labelled is not None:
+            hidden, label = labelled
+            sampled_hidden, sampled_label = sample_tokens(hidden, label, tokens, seed)
+            yield LabelledTrace(sampled_hidden, sampled_label, thinking_tokens=len(label))
 
 
 def _traces(
@@ -221,7 +240,8 @@ def _traces(
                 yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
 
 
-def _provenance(material: TrainingData, plan: Plan) -> dict[str, Any]:
+def _provenance(training_data: TrainingData, plan: Plan) -> dict[str, Any]:
+    """Return the origin of traces: versions, model, problems and sampling."""
     (model,) = plan.models
     return {
         "kvatlas": __version__,
@@ -230,13 +250,13 @@ def _provenance(material: TrainingData, plan: Plan) -> dict[str, Any]:
         "model_weights": model.weights_digest,
         "dtype": model.dtype,
         "benchmarks": [benchmarks.identity(benchmark) for benchmark in plan.benchmarks],
-        "skip": material.skip,
-        "held_out_problems": material.held_out,
-        "problems": material.spec.problems,
-        "samples": material.spec.samples,
+        "skip": training_data.skip,
+        "held_out_problems": training_data.held_out,
+        "problems": training_data.spec.problems,
+        "samples": training_data.spec.samples,
         "sampling": plan.spec.sampling.model_dump(),
-        "seed": material.spec.seed,
-        "tokens_per_trace": material.tokens_per_trace,
+        "seed": training_data.spec.seed,
+        "tokens_per_trace": training_data.tokens_per_trace,
     }
 
 
@@ -267,8 +287,8 @@ def calibrate(
     prompts: list[tuple[int, ...]] = []
     for name in names:
         benchmark = benchmarks.find(name)
-        form = benchmarks.for_model(benchmark, handle.reads)
-        prompts += [handle.encode(form.prompt(problem)) for problem in benchmark.problems(problems)]
+        model_benchmark = benchmarks.for_model(benchmark, handle.reads)
+        prompts += [handle.encode(model_benchmark.prompt(problem)) for problem in benchmark.problems(problems)]
     loaded = handle.load()
     engine = Engine(handle, loaded, [FULL], Sampling(max_new_tokens=max_new_tokens), 16)
     requests = [Request(index, prompt, index, (FULL,)) for index, prompt in enumerate(prompts)]

@@ -46,13 +46,13 @@ def weights(strata: Ints) -> Floats:
     return np.asarray(1.0 / (len(sizes) * sizes[strata]), float)
 
 
-def groups(strata: Ints) -> list[Ints]:
-    """Return the places of the problems of each benchmark."""
+def problems_by_benchmark(strata: Ints) -> list[Ints]:
+    """Return the indices of the problems of each benchmark."""
     return [np.flatnonzero(strata == stratum) for stratum in range(int(strata.max()) + 1)]
 
 
 def strata_of_sizes(sizes: Sequence[int]) -> Ints:
-    """Return the strata of benchmarks of these sizes, one after the other."""
+    """Return the strata of problems that lie benchmark by benchmark; `sizes` are the numbers of their problems."""
     return np.repeat(np.arange(len(sizes)), sizes)
 
 
@@ -61,25 +61,25 @@ def standard_error(values: Floats, strata: Ints) -> Floats:
 
     Infinite where a benchmark has a single problem, since its variance is unknown.
     """
-    total = np.zeros(values.shape[:-1])
-    benchmarks = groups(strata)
+    variance_of_sum = np.zeros(values.shape[:-1])
+    benchmarks = problems_by_benchmark(strata)
     for problems in benchmarks:
         if len(problems) < 2:
             return np.full(values.shape[:-1], np.inf)
-        total = total + values[..., problems].var(-1, ddof=1) / len(problems)
-    return np.asarray(np.sqrt(total) / len(benchmarks), float)
+        variance_of_sum = variance_of_sum + values[..., problems].var(-1, ddof=1) / len(problems)
+    return np.asarray(np.sqrt(variance_of_sum) / len(benchmarks), float)
 
 
 def complete_groups(values: Floats, strata: Ints) -> Iterator[tuple[list[int], Floats, Ints]]:
-    """Yield the rows of `values` [rows, problems] that have the same problems: their numbers, values and strata.
+    """Yield groups of rows of `values` [rows, problems] that have the same problems, without the missing ones (NaN).
 
-    Values that are NaN are missing. Rows that lack a whole benchmark are left out, since their mean over benchmarks is
-    not known.
+    Each group is given as the indices of its rows, its values [rows of the group, problems that it has], and the strata
+    of these problems. Rows that lack a whole benchmark are in no group: their mean over benchmarks is not known.
     """
     benchmarks = len(np.unique(strata))
     patterns, pattern_of_row = np.unique(~np.isnan(values), axis=0, return_inverse=True)
-    for pattern, has_value in enumerate(patterns):
-        strata_of_values = strata[has_value]
-        if len(np.unique(strata_of_values)) == benchmarks:
+    for pattern, has_problem in enumerate(patterns):
+        group_strata = strata[has_problem]
+        if len(np.unique(group_strata)) == benchmarks:
             rows = np.flatnonzero(pattern_of_row.ravel() == pattern)
-            yield rows.tolist(), values[rows][:, has_value], strata_of_values
+            yield rows.tolist(), values[rows][:, has_problem], group_strata

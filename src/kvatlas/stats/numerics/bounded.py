@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, Z, groups, weights
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, Z, problems_by_benchmark, weights
 
 #: Scores are cut off here; a p-value of 1e-15 is as good as 0.
 LARGEST_SCORE = 8.0
@@ -137,7 +137,7 @@ class _Side:
         rows = np.clip((flat - origin[:, None]) / width[:, None], 0.0, 1.0)
         if strata is None or int(strata.max()) == 0:
             return cls(rows, np.ones(rows.shape[1]), origin, width)
-        benchmarks = groups(strata)
+        benchmarks = problems_by_benchmark(strata)
         sizes = np.array([len(problems) for problems in benchmarks])
         shares = len(strata) / len(benchmarks) / sizes[strata]
         means = np.stack([rows[:, problems].mean(1) for problems in benchmarks], axis=1)

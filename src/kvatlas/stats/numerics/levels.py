@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, groups, normal_quantile
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, normal_quantile, problems_by_benchmark
 from kvatlas.stats.numerics.bounded import interval
 
 #: Random orders of the levels of each problem.
@@ -136,10 +136,10 @@ class _Statistic:
         return total / len(self.sizes), np.sqrt(variances) / len(self.sizes)
 
     def _benchmarks(self) -> list[tuple[int, Ints | slice]]:
-        """Return the size of each benchmark with the places of its varied problems."""
+        """Return the size of each benchmark with the indices of its varied problems."""
         if len(self.sizes) == 1:
             return [(int(self.sizes[0]), slice(None))]
         # A problem of the last benchmark is added for a moment, so that benchmarks without a varied one are there too.
-        places = groups(np.append(self.strata, len(self.sizes) - 1))
-        places[-1] = places[-1][:-1]
-        return list(zip(self.sizes.tolist(), places, strict=True))
+        indices = problems_by_benchmark(np.append(self.strata, len(self.sizes) - 1))
+        indices[-1] = indices[-1][:-1]
+        return list(zip(self.sizes.tolist(), indices, strict=True))

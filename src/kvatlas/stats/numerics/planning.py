@@ -17,8 +17,8 @@ from kvatlas.stats.numerics.arrays import (
     Floats,
     Ints,
     Z,
-    groups,
     normal_quantile,
+    problems_by_benchmark,
     standard_error,
     strata_of_sizes,
     weights,
@@ -82,7 +82,9 @@ def needed_problems(
     sizes = np.bincount(strata).tolist()
     z = normal_quantile(LEVEL / sequences)
     shift = loss - float(pilot @ weights(strata))
-    tilted = [_tilted(pilot[problems], float(pilot[problems].mean()) + shift) for problems in groups(strata)]
+    tilted = [
+        _tilted(pilot[problems], float(pilot[problems].mean()) + shift) for problems in problems_by_benchmark(strata)
+    ]
     generator = np.random.default_rng(seed)
 
     def power(factor: float) -> float:

@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Flags, Floats, Ints, groups, strata_of_sizes, weights
+from kvatlas.stats.numerics.arrays import LEVEL, Flags, Floats, Ints, problems_by_benchmark, strata_of_sizes, weights
 from kvatlas.stats.numerics.bounded import interval, upper_limit
 
 #: A setting is given up where the chance that its last look proves it is less than this.
@@ -139,13 +139,13 @@ def _chance(lost: Floats, strata: Ints, sizes: Sequence[int], final: float, shar
     if share > 1 - 1e-9:
         return np.zeros(len(lost))
     # The problems so far, repeated evenly up to the size of each benchmark.
-    places = []
-    for problems, size in zip(groups(strata), sizes, strict=True):
-        places.append(problems[np.arange(size) * len(problems) // size])
-    like_all = lost[:, np.concatenate(places)]
-    whole = strata_of_sizes(sizes)
-    limit = upper_limit(like_all, -1.0, 1.0, final, whole)
-    error = (limit - like_all @ weights(whole)) / final
+    repeated = []
+    for problems, size in zip(problems_by_benchmark(strata), sizes, strict=True):
+        repeated.append(problems[np.arange(size) * len(problems) // size])
+    expected_losses = lost[:, np.concatenate(repeated)]
+    all_strata = strata_of_sizes(sizes)
+    limit = upper_limit(expected_losses, -1.0, 1.0, final, all_strata)
+    error = (limit - expected_losses @ weights(all_strata)) / final
     spread = error * math.sqrt(1 / share - 1)
     return np.asarray(special.ndtr((margin - limit) / np.maximum(spread, 1e-9)), float)
 
@@ -177,26 +177,27 @@ def _normal_density(x: Floats, deviation: float) -> Floats:
 
 
 def block_slice(problems: int, blocks: int, block: int) -> slice:
-    """Return the places of the problems of one benchmark that come in a block, counted from 0."""
+    """Return which problems of one benchmark, in the order in which they come, are those of a block, counted from 0."""
     return slice(problems * block // blocks, problems * (block + 1) // blocks)
 
 
 def in_order(differences: Floats, orders: Sequence[Ints], costs: Floats, looks: int) -> tuple[TracesSoFar, Ints]:
-    """Return stored differences [settings, problems] as a sweep would see them, and the places of its problems.
+    """Return stored differences [settings, problems] as a sweep would see them, and the indices of its problems.
 
-    `orders` are the places of each benchmark's problems in the order in which they come.
+    `orders` are the indices of each benchmark's problems in the order in which they come. A sweep takes a block of
+    every benchmark before the next block of any.
     """
-    places: list[Ints] = []
+    problems: list[Ints] = []
     strata: list[Ints] = []
     blocks: list[Ints] = []
     for block in range(looks):
         for stratum, order in enumerate(orders):
             in_block = order[block_slice(len(order), looks, block)]
-            places.append(in_block)
+            problems.append(in_block)
             strata.append(np.full(len(in_block), stratum))
             blocks.append(np.full(len(in_block), block))
     sizes = [len(order) for order in orders]
-    order_of_all = np.concatenate(places)
+    order_of_all = np.concatenate(problems)
     traces = TracesSoFar(
         differences[:, order_of_all], np.concatenate(strata), np.concatenate(blocks), sizes, looks, costs
     )
