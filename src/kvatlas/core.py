@@ -187,6 +187,8 @@ def _ceil_div(dividend: int, divisor: int) -> int:
 
 #: Numbers that are packed together.
 CODES = 16
+#: Bytes of the position beside a packed key of a model with key biases.
+POSITION_BYTES = 4
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from kvatlas.benchmarks import find
@@ -287,22 +288,29 @@ def test_a_context_that_is_too_short_is_told_in_numbers(tiny_llama: ModelHandle,
 
 
 @pytest.mark.parametrize(
-    ("norm", "bits", "warned"),
+    ("kind", "norm", "bits", "warned"),
     [
-        (605, {"kv_bits": 4}, True),
-        (605, {"key_bits": 8, "value_bits": 16}, True),
-        (605, {"key_bits": 16, "value_bits": 4}, False),
-        (605, {}, False),
-        (22, {"kv_bits": 4}, False),
+        ("llama", 605, {"kv_bits": 4}, True),
+        ("llama", 605, {"key_bits": 8, "value_bits": 16}, True),
+        ("llama", 605, {"key_bits": 16, "value_bits": 4}, False),
+        ("llama", 605, {}, False),
+        ("llama", 22, {"kv_bits": 4}, False),
+        # Its packed keys are without their biases.
+        ("qwen2", 605, {"kv_bits": 4}, False),
     ],
 )
 def test_large_key_biases_are_named_where_keys_have_few_bits(
-    random_models: dict[str, ModelHandle], spec_data: Build, tmp_path: Path, norm: float, bits: Any, warned: bool
+    random_models: dict[str, ModelHandle],
+    spec_data: Build,
+    tmp_path: Path,
+    kind: str,
+    norm: float,
+    bits: Any,
+    warned: bool,
 ) -> None:
-    model = copied(random_models["qwen2"], tmp_path / "model")
+    model = copied(random_models[kind], tmp_path / "model")
     weights = load_file(model.folder / "model.safetensors")
-    bias = weights["model.layers.0.self_attn.k_proj.bias"]
-    bias.fill_(norm / bias.numel() ** 0.5)
+    weights["model.layers.0.self_attn.k_proj.bias"] = torch.full((16,), norm / 4)
     save_file(weights, model.folder / "model.safetensors", metadata={"format": "pt"})
     data = spec_data(models=[model.name], settings=[], axes={}, baseline=[{"policy": "full", **bits}])
     said = [

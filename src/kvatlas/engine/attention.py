@@ -69,6 +69,8 @@ class ForwardBatch:
         self.input_ids, self.positions = torch.tensor([token_ids, positions]).to(device)
         self.length, self.row = torch.tensor([self.lengths, self.rows]).to(device)
         self.longest = max(map(add, self.lengths, self.counts))
+        if self.cache.key_biases is not None:
+            self.cache.key_biases.angles(max(positions) + 1)
         shape = self.cache.shape
         watched_width = self.longest if self.watched else 0
         self.attention = torch.zeros(shape.layers, len(self.watched), shape.kv_heads, watched_width, device=device)
@@ -268,6 +270,7 @@ class CpuBackend:
         cache = batch.cache
         place = layer.place
         window = layer.window
+        biases = cache.key_biases
         out = self.native.attention(
             batch.paged,
             _dense(query),
@@ -285,6 +288,8 @@ class CpuBackend:
             bits=cache.bits,
             group=cache.storage.group,
             recent=cache.recent[place],
+            bias=None if biases is None else biases.layers[place],
+            angles=None if biases is None else biases.angles(0),
         )
         if cache.packed:
             batch.keep_recent(place, key, value)
@@ -305,7 +310,7 @@ class ReferenceBackend:
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = batch.cache
         entered = batch.entered_slots
-        cache.write(layer.place, entered, key, value)
+        cache.write(layer.place, entered, key, value, batch.positions)
         if layer.window is not None:
             cache.watch_window(layer.place)[:, entered] = batch.positions32
         out = query.new_empty(*query.shape[:2], value.shape[2])

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kvatlas.core import Storage
-from kvatlas.engine.storage import pack, unpack
+from kvatlas.core import POSITION_BYTES, Storage
+from kvatlas.engine.storage import pack, pack_keys, split_positions, turn, unpack
 from kvatlas.models import Shape
 from kvatlas.models.attention import RowStates
+from kvatlas.models.key_biases import KeyBiases
 
 #: Tokens of a page.
 PAGE = 64
@@ -117,6 +118,7 @@ class KVCache:
         page_size: int = PAGE,
         states: RowStates | None = None,
         storage: Storage = Storage(),  # noqa: B008
+        key_biases: KeyBiases | None = None,
     ) -> None:
         self.shape = shape
         self.rows = rows
@@ -130,9 +132,11 @@ class KVCache:
         #: Bits of a number in keys and in values.
         self.bits = (storage.key_bits, storage.value_bits)
         self.packed = storage.packed
+        #: The biases that packed keys are without.
+        self.key_biases = key_biases if storage.key_bits < 16 else None
         key_sizes = [layer.key for layer in shape.cached_layers]
         value_sizes = [layer.value for layer in shape.cached_layers]
-        self.keys = self._empty_pools(storage.key_bits, key_sizes)
+        self.keys = self._empty_pools(storage.key_bits, key_sizes, 0 if self.key_biases is None else POSITION_BYTES)
         self.values = self._empty_pools(storage.value_bits, value_sizes)
         recent_keys = self._recent_rings(storage.key_bits, key_sizes)
         recent_values = self._recent_rings(storage.value_bits, value_sizes)
@@ -156,11 +160,14 @@ class KVCache:
         self.holders = [1]
         self.reset()
 
-    def _empty_pools(self, bits: int, sizes: Sequence[int]) -> list[Tensor]:
-        """Return pools without pages for keys or values of these sizes, one for each layer."""
+    def _empty_pools(self, bits: int, sizes: Sequence[int], more_bytes: int = 0) -> list[Tensor]:
+        """Return pools without pages for keys or values of these sizes, one for each layer.
+
+        Packed rows have room for `more_bytes`.
+        """
         if bits == 16:
             return [self._pool(0, size, self.dtype) for size in sizes]
-        return [self._pool(0, self.storage.row_bytes(bits, size), torch.uint8) for size in sizes]
+        return [self._pool(0, self.storage.row_bytes(bits, size) + more_bytes, torch.uint8) for size in sizes]
 
     def _recent_rings(self, bits: int, sizes: Sequence[int]) -> list[Tensor | None]:
         """Return the rings of unpacked tokens of each layer, None where they are not needed."""
@@ -193,14 +200,24 @@ class KVCache:
         unpacked = itertools.chain.from_iterable(self.recent)
         return [*self.queries, *(ring for ring in unpacked if ring is not None)]
 
-    def write(self, layer: int, slots: Tensor, *new: Tensor) -> None:
-        """Write new keys and values [tokens, KV heads, size] into their slots, packed as the storage is."""
-        for pool, bits, numbers in zip((self.keys[layer], self.values[layer]), self.bits, new, strict=True):
-            numbers = numbers if bits == 16 else pack(numbers, bits, self.storage.group)
-            pool[:, slots] = numbers.transpose(0, 1)
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor, positions: Tensor | None = None) -> None:
+        """Write new keys and values [tokens, KV heads, size] into their slots, packed as the storage is.
+
+        Keys with biases need their `positions` [tokens].
+        """
+        storage = self.storage
+        if self.key_biases is not None and positions is not None:
+            biases = self.key_biases.rotated(layer, positions)
+            key = pack_keys(key, biases, positions, storage.key_bits, storage.group)
+        elif storage.key_bits < 16:
+            key = pack(key, storage.key_bits, storage.group)
+        if storage.value_bits < 16:
+            value = pack(value, storage.value_bits, storage.group)
+        self.keys[layer][:, slots] = key.transpose(0, 1)
+        self.values[layer][:, slots] = value.transpose(0, 1)
 
     def read(self, side: int, layer: int, slots: Tensor) -> Tensor:
-        """Return the keys (side 0) or the values (side 1) of slots [...] as they are stored: [KV heads, ..., size]."""
+        """Return the keys (side 0) or the values (side 1) of slots [...] as they are read: [KV heads, ..., size]."""
         is_keys = side == 0
         pool = self.keys[layer] if is_keys else self.values[layer]
         rows = pool[:, slots]
@@ -209,6 +226,10 @@ class KVCache:
             return rows
         cached_layer = self.shape.cached_layers[layer]
         size = cached_layer.key if is_keys else cached_layer.value
+        if is_keys and self.key_biases is not None:
+            rows, positions = split_positions(rows)
+            biases = self.key_biases.rotated(layer, positions, by_head=True)
+            return (turn(unpack(rows, size, bits, self.storage.group)) + biases).to(self.dtype)
         return unpack(rows, size, bits, self.storage.group).to(self.dtype)
 
     def reset(self) -> None:

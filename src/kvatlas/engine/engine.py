@@ -36,6 +36,7 @@ from kvatlas.engine.signals import SignalCollector
 from kvatlas.machine import out_of_memory
 from kvatlas.models import CachedLayer, ModelHandle, Shape
 from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
+from kvatlas.models.key_biases import KeyBiases, find_key_biases
 from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
 
@@ -50,6 +51,8 @@ ROUNDING_SHORT = 0.15
 _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
 #: The true shapes of models, by their layers.
 _shapes: WeakKeyDictionary[PreTrainedModel, Shape] = WeakKeyDictionary()
+#: The key biases of models; None for models without any.
+_key_biases: WeakKeyDictionary[PreTrainedModel, KeyBiases | None] = WeakKeyDictionary()
 
 
 def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
@@ -113,7 +116,7 @@ class Engine:
         #: True if layers keep a state beside the KV cache.
         self.stateful = split_rows(model)
         if model not in _shapes:
-            _shapes[model] = self._measure_shape()
+            _shapes[model], _key_biases[model] = self._measure_shape()
         # The config.json may differ.
         handle.keep_shape(_shapes[model])
         self._allocate()
@@ -136,11 +139,12 @@ class Engine:
         self, rows: int, token_state: dict[str, tuple[int, int]], query_window: int, storage: Storage
     ) -> KVCache:
         states = RowStates(self.model) if self.stateful else None
-        return KVCache(self.handle.shape, rows, token_state, query_window, *self._place, states, storage)
+        biases = _key_biases[self.model]
+        return KVCache(self.handle.shape, rows, token_state, query_window, *self._place, states, storage, biases)
 
     @torch.inference_mode()
-    def _measure_shape(self) -> Shape:
-        """Return the shape of the model by the calls of attention of its layers."""
+    def _measure_shape(self) -> tuple[Shape, KeyBiases | None]:
+        """Return the shape of the model by the calls of attention of its layers, and the biases of their keys."""
         found: dict[int, tuple[int, int, CachedLayer]] = {}
 
         def record(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
@@ -159,7 +163,18 @@ class Engine:
         ((query, key),) = heads
         layers = tuple(layer for _, (_, _, layer) in sorted(found.items()))
         planned = self.handle.shape
-        return replace(planned, layers=len(layers), heads=query, kv_heads=key, head_dim=layers[0].key, by_layer=layers)
+        # Rows of keys are as long as they were planned.
+        biases = find_key_biases(self.model, sorted(found)) if planned.key_biases else None
+        measured = replace(
+            planned,
+            layers=len(layers),
+            heads=query,
+            kv_heads=key,
+            head_dim=layers[0].key,
+            by_layer=layers,
+            key_biases=biases is not None,
+        )
+        return measured, biases
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 A token's row depends on the token alone, so it is written once, and a compression copies it as it is. KIVI (arXiv
 2402.02750) shares the scales of keys among neighbouring tokens; docs/bytes.md says why they are not shared here.
+Keys with biases are packed without them (`pack_keys`).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvatlas.core import CODES
+from kvatlas.core import CODES, POSITION_BYTES
 
 
 def pack(numbers: Tensor, bits: int, group: int) -> Tensor:
@@ -60,6 +61,35 @@ def unpack(rows: Tensor, size: int, bits: int, group: int) -> Tensor:
     scale, zero = (each.repeat_interleave(group, -1)[..., :size] for each in scales.unbind(-1))
     numbers: Tensor = codes[..., :size] * scale + zero
     return numbers
+
+
+def turn(numbers: Tensor) -> Tensor:
+    """Return numbers times the orthonormal Hadamard matrix, in blocks of the largest power of two that divides [size].
+
+    It spreads a large channel over all of them. Turning twice gives the numbers back.
+    """
+    size = numbers.shape[-1]
+    block = size & -size
+    half = 1
+    while half < block:
+        # The kernels add in the same order.
+        first, second = numbers.reshape(*numbers.shape[:-1], -1, 2, half).unbind(-2)
+        numbers = torch.stack([first + second, first - second], -2).flatten(-3)
+        half *= 2
+    return numbers * (1 / numbers.new_tensor(block).sqrt())
+
+
+def pack_keys(keys: Tensor, biases: Tensor, positions: Tensor, bits: int, group: int) -> Tensor:
+    """Return keys [tokens, KV heads, size] without their rotated `biases`, turned, as rows that end with positions."""
+    rows = pack(turn(keys.float() - biases), bits, group)
+    stored = positions.int()[:, None, None].expand(*rows.shape[:-1], 1).contiguous()
+    return torch.cat([rows, stored.view(torch.uint8)], -1)
+
+
+def split_positions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of `pack_keys` without their positions, and these [...]."""
+    stored = rows[..., -POSITION_BYTES:].contiguous()
+    return rows[..., :-POSITION_BYTES], stored.view(torch.int32)[..., 0]
 
 
 def _join_codes(codes: Tensor, bits: int) -> Tensor:

@@ -17,8 +17,8 @@ from kvatlas.models.handle import ModelHandle
 
 CLAIMS = "kvatlas_claims.json"
 
-#: The largest norm of a layer's key bias that few bits hold. Simulated, attention at 4 bits departs by .010 nats at a
-#: norm of 22 and by 1.16 at 605; the layers of Qwen2.5 have up to 393.
+#: The largest norm of a layer's key bias that few bits hold together with the rest of the key. Simulated, attention at
+#: 4 bits departs by .010 nats at a norm of 22 and by 1.16 at 605; the layers of Qwen2.5 have up to 393.
 KEY_BIAS = 50
 # Shares from which a tokenizer is surely not the model's.
 #: Of unknown tokens among the prompts' tokens.
@@ -99,9 +99,13 @@ def _sides(value: Any) -> list[float]:
 def key_bias_warning(model: ModelHandle) -> str:
     """Return a sentence on key biases of a local model that few bits do not hold; "" for a model without such.
 
-    A channel with a large bias takes the whole range of the codes of its group.
+    A channel with a large bias takes the whole range of the codes of its group. Models whose biases are known from
+    their config are packed without them.
     """
     from safetensors import safe_open
+
+    if model.shape.key_biases:
+        return ""
 
     norms: dict[str, float] = {}
     for path in sorted(model.folder.glob("model*.safetensors")):

@@ -29,6 +29,8 @@ MAX_LAYERS = 10_000
 #: Kinds of layers that the engine decodes: with a KV cache, with a state, or with neither.
 CACHED_KINDS = ("full_attention", "sliding_attention", "attention", "hybrid")
 _KINDS = (*CACHED_KINDS, "linear_attention", "conv", "mamba", "moe", "mlp")
+#: Types of models whose keys have biases though their config does not say so.
+BIASED = ("qwen2", "qwen2_moe")
 #: Rotations of positions with frequencies that do not depend on the length of the text.
 STEADY = ("default", "linear", "llama3", "yarn", "proportional")
 
@@ -109,7 +111,8 @@ class ModelFiles:
         kv_heads = self._size(config, "num_key_value_heads", heads)
         head_dim = self._size(config, "head_dim", hidden // heads)
         layers = tuple(CachedLayer(layer, head_dim, head_dim) for layer in self._cached_layers(config))
-        return Shape(len(layers), heads, kv_heads, head_dim, hidden, layers)
+        biased = bool(config.get("attention_bias")) or config.get("model_type") in BIASED
+        return Shape(len(layers), heads, kv_heads, head_dim, hidden, layers, key_biases=biased)
 
     def _size(self, config: Mapping[str, Any], name: str, default: int | None = None) -> int:
         """Return a size of a config. Raises KvatlasError unless it is an integer >= 1."""

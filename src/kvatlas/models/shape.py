@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from kvatlas.core import Storage
+from kvatlas.core import POSITION_BYTES, Storage
 
 
 class CachedLayer(NamedTuple):
@@ -23,7 +23,7 @@ class Shape:
 
     `layers` counts the layers with a KV cache, `head_dim` is the size of their keys: those of config.json until the
     model is loaded, then the true ones. `by_layer` are the cached layers if they are not all alike, `state_bytes` is
-    the size of the states of one row.
+    the size of the states of one row. With `key_biases`, packed keys have their position beside them.
     """
 
     layers: int
@@ -33,6 +33,7 @@ class Shape:
     hidden: int
     by_layer: tuple[CachedLayer, ...] = ()
     state_bytes: int = 0
+    key_biases: bool = False
 
     @cached_property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
@@ -62,4 +63,6 @@ class Shape:
                     sequence_bytes += storage.residual * size * bytes_per_value
                 else:
                     token_bytes += size * bytes_per_value
+            if self.key_biases and storage.key_bits < 16:
+                token_bytes += POSITION_BYTES
         return self.kv_heads * token_bytes, self.kv_heads * sequence_bytes

@@ -112,6 +112,8 @@ class _Layer(ctypes.Structure):
         *((name, c_void_p) for name in ("out", "places", "positions", "mass", "sinks")),
         ("window", c_int64),
         *((name, c_double) for name in ("scaling", "softcap")),
+        *((name, c_void_p) for name in ("bias", "angles")),
+        ("positions_known", c_int64),
     ]
 
 
@@ -250,6 +252,8 @@ class Native:
         bits: tuple[int, int] = (16, 16),
         group: int = 0,
         recent: Sequence[Tensor | None] = (None, None),
+        bias: Tensor | None = None,
+        angles: Tensor | None = None,
     ) -> Tensor:
         """Write new keys and values into the pages of one layer, then return the attention [tokens, heads, value size].
 
@@ -261,7 +265,8 @@ class Native:
         are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the mean of
         a group's heads, is added to `mass` [watched, kv_heads, watched_width].
         Pools of fewer `bits` than 16 (of keys, of values) hold rows of `engine.storage.pack`; `recent` [rows, kv_heads,
-        residual, size] has the newest tokens before the new ones unpacked.
+        residual, size] has the newest tokens before the new ones unpacked. With a `bias` [kv_heads, size], rows of keys
+        are those of `engine.storage.pack_keys`, and `angles` [positions, size] has a row for each position.
         """
         tokens, heads, size = query.shape
         kv_heads, slots, _ = keys.shape
@@ -284,6 +289,7 @@ class Native:
             *(value_size, value.stride(0), value.data_ptr(), values.data_ptr(), *packed_values),
             *(out.data_ptr(), _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
             *(window, scaling, softcap),
+            *(_pointer(bias), _pointer(angles), 0 if angles is None else len(angles)),
         )
         self._attend(batch.address, ctypes.addressof(layer))
         return out

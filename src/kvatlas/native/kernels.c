@@ -284,12 +284,18 @@ struct layer {
     const float *sinks; /* [heads]: logits that take a share and have no value; null without */
     int64_t window;
     double scaling, softcap; /* scores become softcap tanh(score / softcap); 0 without */
+    /* The biases of keys, null without: packed keys are without theirs, turned by `hadamard`, and end with the token's
+     * position, whose row of `angles` rotates the bias. */
+    const float *bias;   /* [kv_heads][key size] */
+    const float *angles; /* [positions][key size]: cosines of the first half of the channels, then sines */
+    int64_t positions_known;
 };
 
 /* One tile of queries of a KV head. `padded` and `chunks` are a key's floats and vectors, `wide` a value's floats. */
 struct tile {
     int64_t count, padded, chunks, wide;
     float *queries /* [TILE][padded] */, *sums /* [TILE][wide] */, *shares /* [TILE][BLOCK] */, *parts /* [TILE][LANES] */;
+    float *packed_queries /* [TILE][padded]: for packed keys */, *bias_queries /* [TILE][padded]: for rows of `angles` */;
     float *query_sums /* [TILE][chunks] */, *weights /* [TILE][wide / LANES][2 * LANES] */;
     float *turned /* [padded][BLOCK] */, *key_copy /* [BLOCK][padded] */, *value_copy /* [BLOCK][wide] */;
     float *scores /* [TILE][limit] */, softcap;
@@ -303,7 +309,7 @@ struct tile {
 /* Floats of scratch for keys and values of at most `size` and sequences of at most `longest` tokens, new ones included. */
 API int64_t kvatlas_attention_scratch(int64_t size, int64_t longest, int64_t with_mass) {
     int64_t padded = (size + LANES - 1) / LANES * LANES;
-    int64_t floats = 2 * TILE * padded + TILE * BLOCK + TILE * LANES + 3 * BLOCK * padded + 3 * TILE * padded;
+    int64_t floats = 4 * TILE * padded + TILE * BLOCK + TILE * LANES + 3 * BLOCK * padded + 3 * TILE * padded;
     return floats + (with_mass ? TILE * ((longest + BLOCK - 1) / BLOCK * BLOCK) : 0);
 }
 
@@ -618,7 +624,7 @@ INLINE vec turned_codes(const int bits, const int32_t *words, int64_t chunks, in
 /* Scores of `n` queries with 16 packed keys: for each group scale (q codes) + zero (sum of q). */
 INLINE void score_packed(const int n, const int bits, struct tile *t, const struct side *s, const int32_t *words,
                          int64_t first, float *to) {
-    const float *queries = t->queries + first * t->padded, *sums = t->query_sums + first * t->chunks;
+    const float *queries = t->packed_queries + first * t->padded, *sums = t->query_sums + first * t->chunks;
     const int32_t *scales = words + scales_at(s) * LANES;
     vec total[3] = {splat(0.0f), splat(0.0f), splat(0.0f)};
     for (int64_t c = 0; c < t->chunks; scales += LANES) {
@@ -687,6 +693,60 @@ INLINE const float *unpacked(const struct batch *b, const struct layer *l, const
     return s->recent + ((b->rows[t->sequence] * l->kv_heads + head) * s->residual + place) * s->size;
 }
 
+/* Multiply x by the orthonormal Hadamard matrix, in blocks of the largest power of two that divides its size. */
+static void hadamard(float *x, int64_t size) {
+    int64_t block = size & -size;
+    float scale = 1.0f / __builtin_sqrtf((float)block);
+    for (int64_t half = 1; half < block; half *= 2)
+        for (int64_t first = 0; first < size; first += 2 * half)
+            for (int64_t d = first; d < first + half; d++) {
+                float a = x[d], b = x[d + half];
+                x[d] = a + b, x[d + half] = a - b;
+            }
+    for (int64_t d = 0; d < size; d++) x[d] *= scale;
+}
+
+/* The queries for packed keys: turned as they are, and one whose product with a row of `angles` is that of the query with
+ * the rotated bias. */
+static void turn_query(const struct layer *l, struct tile *t, int64_t i, int64_t head) {
+    int64_t half = l->key.size / 2;
+    const float *query = t->queries + i * t->padded, *bias = l->bias + head * l->key.size;
+    float *turned = t->packed_queries + i * t->padded, *of_bias = t->bias_queries + i * t->padded;
+    for (int64_t d = 0; d < t->padded; d++) turned[d] = query[d], of_bias[d] = 0.0f;
+    hadamard(turned, l->key.size);
+    for (int64_t d = 0; d < half; d++) {
+        of_bias[d] = query[d] * bias[d] + query[half + d] * bias[half + d];
+        of_bias[half + d] = query[half + d] * bias[d] - query[d] * bias[half + d];
+    }
+}
+
+/* Add the products of the tile's queries with the biases of 16 keys at these positions to their scores. */
+static void add_biases(const struct layer *l, struct tile *t, const int32_t *positions, float *to) {
+    const float *rows[LANES];
+    int64_t size = l->key.size;
+    for (int j = 0; j < LANES; j++) {
+        /* Slots behind the last token hold anything. */
+        int64_t known = positions[j] >= 0 && positions[j] < l->positions_known ? positions[j] : 0;
+        rows[j] = l->angles + known * size;
+    }
+    for (int64_t i = 0; i < t->count; i++) {
+        vec quad[4];
+        for (int f = 0; f < 4; f++) {
+            vec dot[4];
+            for (int j = 0; j < 4; j++) {
+                dot[j] = splat(0.0f);
+                for (int64_t c = 0; c < size; c += LANES) {
+                    const float *at = rows[4 * f + j] + c;
+                    vec part = c + LANES <= size ? load(at) : load_part(at, size - c);
+                    dot[j] = FMA(load(t->bias_queries + i * t->padded + c), part, dot[j]);
+                }
+            }
+            quad[f] = merge2(merge1(dot[0], dot[1]), merge1(dot[2], dot[3]));
+        }
+        store(to + i * BLOCK, load(to + i * BLOCK) + merge4(merge3(quad[0], quad[1]), merge3(quad[2], quad[3])));
+    }
+}
+
 /* Scores of the tile's queries with 16 keys of a packed pool, from `token` on. */
 static void packed_keys(const struct batch *b, const struct layer *l, struct tile *t, int64_t head, int64_t token,
                         const uint8_t *rows, const uint8_t *next, float *to) {
@@ -699,6 +759,7 @@ static void packed_keys(const struct batch *b, const struct layer *l, struct til
     for (; i < t->count; i++) score_packed(1, bits, t, s, words, i, to + i * BLOCK);
     FOR_BITS(SCORES)
 #undef SCORES
+    if (l->bias) add_biases(l, t, words + (s->bytes / 4 - 1) * LANES, to);
     int64_t limit = t->visible[t->count - 1], end = token + LANES < limit ? token + LANES : limit;
     for (int64_t k = token < t->recent ? t->recent : token; k < end; k++) {
         const float *key = unpacked(b, l, s, t, head, k);
@@ -868,6 +929,19 @@ static void pack_row(const struct side *s, const float *from, uint8_t *to) {
     }
 }
 
+/* A row for a key without its bias: the arithmetic of `engine.storage.pack_keys`. `spare` has room for a key. */
+static void pack_unbiased(const struct layer *l, const float *from, int64_t head, int32_t position, float *spare, uint8_t *to) {
+    int64_t size = l->key.size, half = size / 2;
+    const float *bias = l->bias + head * size, *cos = l->angles + position * size, *sin = cos + half;
+    for (int64_t d = 0; d < half; d++) {
+        spare[d] = from[d] - (bias[d] * cos[d] - bias[half + d] * sin[d]);
+        spare[half + d] = from[half + d] - (bias[half + d] * cos[d] + bias[d] * sin[d]);
+    }
+    hadamard(spare, size);
+    pack_row(&l->key, spare, to);
+    *(word_at *)(to + l->key.bytes - 4) = (uint32_t)position;
+}
+
 /* Write a new token's key or value of one head into row `at` of the pool. */
 INLINE void write_row(const struct side *s, int64_t token, int64_t head, int64_t at) {
     const float *from = s->fresh + token * s->stride + head * s->size;
@@ -887,7 +961,11 @@ static void write_tokens(const struct batch *b, const struct layer *l, int64_t s
         int64_t slot = slot_of(b, pages, b->lengths[sequence] + token - b->starts[sequence]);
         for (int64_t head = 0; head < l->kv_heads; head++) {
             int64_t at = head * l->slots + slot;
-            write_row(&l->key, token, head, at);
+            if (l->bias) {
+                const float *key = l->key.fresh + token * l->key.stride + head * l->key.size;
+                int32_t position = b->first[sequence] + (int32_t)(token - b->starts[sequence]);
+                pack_unbiased(l, key, head, position, b->scratch, (uint8_t *)l->key.pool + at * l->key.bytes);
+            } else write_row(&l->key, token, head, at);
             write_row(&l->value, token, head, at);
             if (l->places) l->places[at] = l->positions[token];
         }
@@ -909,6 +987,11 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
     t.value_copy = scratch, scratch += BLOCK * t.wide;
     t.query_sums = scratch, scratch += TILE * t.chunks;
     t.weights = scratch, scratch += 2 * TILE * t.wide;
+    t.bias_queries = scratch, scratch += TILE * t.padded;
+    /* Without biases the same queries are for packed keys as for others. */
+    t.packed_queries = t.queries;
+    if (l->bias) t.packed_queries = scratch;
+    scratch += TILE * t.padded;
     vec scaling = splat((float)l->scaling);
     for (int64_t sequence = 0; sequence < b->sequences; sequence++) {
         int64_t start = b->starts[sequence], queries = (b->starts[sequence + 1] - start) * group;
@@ -934,8 +1017,9 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
                         vec own = c + LANES <= l->key.size ? load(query + c) : load_part(query + c, l->key.size - c);
                         store(t.queries + i * t.padded + c, own * scaling);
                     }
+                    if (l->bias) turn_query(l, &t, i, head);
                     for (int64_t c = 0; c < t.chunks && l->key.bits; c++)
-                        t.query_sums[i * t.chunks + c] = sum(load(t.queries + i * t.padded + c * LANES));
+                        t.query_sums[i * t.chunks + c] = sum(load(t.packed_queries + i * t.padded + c * LANES));
                     for (int64_t c = 0; c < t.wide; c += LANES) store(t.sums + i * t.wide + c, splat(0.0f));
                     /* The sink is a score that has been seen. */
                     store(t.parts + i * LANES, splat(0.0f));

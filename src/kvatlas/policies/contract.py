@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
 
 #: Rises with every change of packed numbers: part of the run keys of such settings.
-STORAGE_VERSION = 1
+STORAGE_VERSION = 2
 
 
 class Signal(StrEnum):
