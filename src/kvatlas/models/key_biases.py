@@ -53,12 +53,11 @@ class KeyBiases:
         """
         biases = self.layers[layer]
         # Slots without a token hold any position.
-        known = positions.long().clamp(0, len(self._angles) - 1)
+        angles = self._angles[positions.long().clamp(0, len(self._angles) - 1)]
         if by_head:
-            angles = self._angles[known]
             biases = biases.view(len(biases), *[1] * (positions.dim() - 1), -1)
         else:
-            angles = self._angles[known][:, None]
+            angles = angles[:, None]
         cos, sin = angles.chunk(2, -1)
         low, high = biases.chunk(2, -1)
         return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
