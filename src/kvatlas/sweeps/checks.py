@@ -341,8 +341,8 @@ def _few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]
     texts = []
     for bits, by_layer in losses.items():
         layer = by_layer.index(max(by_layer))
-        number = handle.shape.cached_layers[layer].layer_number
-        texts.append(f"{max(by_layer):.3f} nats at {bits} bits (layer {number})")
+        layer_number = handle.shape.cached_layers[layer].layer_number
+        texts.append(f"{max(by_layer):.3f} nats at {bits} bits (layer {layer_number})")
     message = f"keys alone change attention by at most {' and '.join(texts)}"
     lost = [bits for bits, by_layer in losses.items() if not max(by_layer) <= KEY_LOSS]
     if not lost:
