@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+import warnings
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: The environment variable with the folder of kvatlas' caches.
 CACHE = "KVATLAS_CACHE"
@@ -27,6 +33,30 @@ def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+@cache
+def compiles() -> bool:
+    """Return True if torch compiles for the GPU, which takes a C compiler; otherwise warn once in a process."""
+    import torch
+
+    try:
+        torch.compile(_successor)(torch.zeros(2, device="cuda"))
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        warnings.warn(
+            f"torch cannot compile for this GPU ({why}): decoding goes on in plain torch, several times slower. Triton "
+            "needs a C compiler (gcc) and Python's headers.",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def _successor(number: Tensor) -> Tensor:
+    return number + 1
 
 
 def free_memory(device: str = "cpu") -> int | None:

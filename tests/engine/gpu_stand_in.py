@@ -21,6 +21,7 @@ from weakref import WeakSet
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama  # noqa: F401 (asks for GPUs when it is imported)
 
@@ -245,7 +246,9 @@ def _crosses(func: Any, flat: list[Any]) -> bool:
     return len(places | asked) > 1
 
 
-def paged_attention(query: Any, key: Any, value: Any, block_mask: Any, scale: float) -> Any:
+def paged_attention(
+    query: Any, key: Any, value: Any, block_mask: Any, scale: float, return_aux: Any, **_options: Any
+) -> Any:
     """Compute FlexAttention: of the blocks that its mask lists, the slots that its mask sees."""
     count, slots, size = len(query), key.shape[2], block_mask.BLOCK_SIZE[1]
     number = torch.arange(slots // size, device=query.device)
@@ -257,7 +260,12 @@ def paged_attention(query: Any, key: Any, value: Any, block_mask: Any, scale: fl
     visible = block_mask.mask_mod(row, zero, zero, slot) & blocks[:, :-1].repeat_interleave(size, 1, output_size=slots)
     weights = (query @ key.transpose(-1, -2) * scale).masked_fill(~visible[:, None, None], float("-inf"))
     # Sequences that see nothing get zeros, as there.
-    return torch._safe_softmax(weights, -1) @ value
+    lse = weights.logsumexp(-1) if return_aux.lse else None
+    return torch._safe_softmax(weights, -1) @ value, SimpleNamespace(lse=lse)
+
+
+def compiled(function: Any, **_: Any) -> Any:
+    return paged_attention if function is flex_attention else function
 
 
 def install(patch: pytest.MonkeyPatch, gpu: Gpu) -> None:
@@ -285,7 +293,7 @@ def install(patch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     for name, stand_in in names.items():
         patch.setattr(torch.cuda, name, stand_in)
     patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", gpu.clear_workspaces, raising=False)
-    patch.setattr(torch, "compile", lambda _kernel: paged_attention)
+    patch.setattr(torch, "compile", compiled)
     patch.setattr(Options, "resolved_device", lambda self: "cpu" if self.device == "cpu" else str(DEVICE))
     patch.setattr("kvatlas.models.weights.load_weights", loaded_there)
 

@@ -76,11 +76,18 @@ def redundancy_by_matrix(key: Tensor, threshold: float, spare_first: bool) -> Te
 @pytest.mark.parametrize("keys", ["alike", "random", "equal", "one"])
 @pytest.mark.parametrize("threshold", [0.5, -0.1, 1.0])
 @pytest.mark.parametrize("spare_first", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
 def test_redundancy_is_that_of_the_matrix(
-    keys: str, threshold: float, spare_first: bool, monkeypatch: pytest.MonkeyPatch
+    keys: str, threshold: float, spare_first: bool, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over several blocks: where most keys repeat another soon, where hardly one does, and at the edges."""
+    """Over several blocks: where most keys repeat another soon, where hardly one does, and at the edges.
+
+    Head by head as on CPUs, and all heads at once as on GPUs.
+    """
     monkeypatch.setattr(rkv, "BLOCK", 64)
+    monkeypatch.setattr(rkv, "BLOCK_OF_ALL", 64)
+    if at_once:
+        monkeypatch.setattr(rkv, "newest_similar", rkv._newest_similar_of_all)
     random = torch.Generator().manual_seed(0)
     noise = torch.randn(2, 1 if keys == "one" else 500, 16, generator=random)
     key = {
@@ -194,7 +201,10 @@ def test_similarities_about_the_threshold_are_told_apart(apart: float, monkeypat
     share = (0.5 + apart * torch.tensor([-3.0, -1.0, 2.0])[torch.randint(3, (300,), generator=random)]).sqrt()
     beside = centres[16 + torch.arange(300) % 48]
     unit = share[:, None] * centres[which] + (1 - share**2).sqrt()[:, None] * beside
-    assert torch.equal(rkv.newest_similar(unit, 0.5), newest_by_matrix(unit.double(), 0.5)[1])
+    wanted = newest_by_matrix(unit.double(), 0.5)[1][None]
+    assert torch.equal(rkv.newest_similar(unit[None], 0.5), wanted)
+    monkeypatch.setattr(rkv, "BLOCK_OF_ALL", 32)
+    assert torch.equal(rkv._newest_similar_of_all(unit[None], 0.5), wanted)
 
 
 #: What the authors' own code keeps for fixed inputs, with its origin.

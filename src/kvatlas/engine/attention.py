@@ -43,7 +43,8 @@ class ForwardBatch:
     Sequence i gets `tokens[i]` at the true positions from `first_positions[i]` on, behind its cached tokens. The cache
     must have room for them. `watched` are the sequences whose policies observe attention: `attention` [layers, watched,
     KV heads, slots] gets the weights of their new tokens, summed over these and averaged over the query heads of each
-    KV head. `remembered` are those whose recent queries are stored. Other sequences have no extra cost.
+    KV head; it has `watched_width` slots, or as many as the longest sequence. `remembered` are those whose recent
+    queries are stored. Other sequences have no extra cost.
     """
 
     cache: KVCache
@@ -52,6 +53,7 @@ class ForwardBatch:
     first_positions: Sequence[int]
     watched: tuple[int, ...] = ()
     remembered: tuple[int, ...] = ()
+    watched_width: int | None = None
 
     def __post_init__(self) -> None:
         #: The number of new tokens of each sequence, and the first of them among those of the batch.
@@ -71,9 +73,21 @@ class ForwardBatch:
         self.longest = max(map(add, self.lengths, self.counts))
         if self.cache.key_biases is not None:
             self.cache.key_biases.angles(max(positions) + 1)
+
+    @cached_property
+    def attention(self) -> Tensor:
+        """Weights of watched sequences [layers, watched, KV heads, slots], 0 until layers add theirs."""
         shape = self.cache.shape
-        watched_width = self.longest if self.watched else 0
-        self.attention = torch.zeros(shape.layers, len(self.watched), shape.kv_heads, watched_width, device=device)
+        width = self.longest if self.watched_width is None else self.watched_width
+        size = (shape.layers, len(self.watched), shape.kv_heads, width if self.watched else 0)
+        return torch.zeros(size, device=self.positions.device)
+
+    def take_attention(self, padded: ForwardBatch) -> None:
+        """Take the weights of the watched sequences from a batch that watches all of these and has padding."""
+        attention = padded.attention[:, : len(self.rows), :, : self.longest]
+        if len(self.watched) < len(self.rows):
+            attention = attention[:, torch.tensor(self.watched, device=attention.device)]
+        vars(self)["attention"] = attention
 
     @property
     def decoding(self) -> bool:
@@ -101,7 +115,7 @@ class ForwardBatch:
 
     def forget(self) -> None:
         """Drop all that was derived from the tensors, before another pass."""
-        for name in ("paged", "positions32", "groups", "newest_queries", "newest_tokens", "derived"):
+        for name in ("attention", "paged", "positions32", "groups", "newest_queries", "newest_tokens", "derived"):
             vars(self).pop(name, None)
 
     @cached_property
@@ -136,11 +150,11 @@ class ForwardBatch:
     @property
     def entered_slots(self) -> Tensor:
         if self.decoding:
-            return self._slots(self.row, self.length)
+            return self.slots(self.row, self.length)
         counts = torch.tensor(self.counts, device=self.length.device)
         shift = self.length - torch.tensor(self.starts[:-1], device=counts.device)
         logical = torch.arange(self.starts[-1], device=counts.device) + shift.repeat_interleave(counts)
-        return self._slots(self.row.repeat_interleave(counts), logical)
+        return self.slots(self.row.repeat_interleave(counts), logical)
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -157,11 +171,11 @@ class ForwardBatch:
             logical = torch.arange(longest, device=device)
             # A new token sees all earlier ones and itself.
             visible = logical <= (self.length[column] + new)[..., None]
-            slots = self._slots(self.row[column], logical)
+            slots = self.slots(self.row[column], logical)
             groups.append(Group(members, starts[column] + new, slots, visible))
         return groups
 
-    def _slots(self, rows: Tensor, logical: Tensor) -> Tensor:
+    def slots(self, rows: Tensor, logical: Tensor) -> Tensor:
         """Return the slots of tokens by their place in their sequence's pages, `logical`."""
         size = self.cache.page_size
         slots: Tensor = self.cache.table[rows, logical // size].long() * size + logical % size

@@ -33,9 +33,10 @@ from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
 from kvatlas.engine.scheduler import Scheduler
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.machine import out_of_memory
+from kvatlas.machine import compiles, out_of_memory
 from kvatlas.models import CachedLayer, ModelHandle, Shape
 from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
+from kvatlas.models.compiled import compile_layers
 from kvatlas.models.key_biases import KeyBiases, find_key_biases
 from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
@@ -58,7 +59,7 @@ _key_biases: WeakKeyDictionary[PreTrainedModel, KeyBiases | None] = WeakKeyDicti
 def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
     """Return the backend `name` (cpu, flex, reference), or the fastest one for this device and type."""
     native = load() if device.type == "cpu" and dtype is torch.float32 else None
-    if name is None and device.type == "cuda":
+    if name is None and device.type == "cuda" and compiles():
         name = "flex"
     if name is None:
         name = "reference" if native is None else "cpu"
@@ -115,6 +116,8 @@ class Engine:
         self._hidden: Tensor | None = None
         #: True if layers keep a state beside the KV cache.
         self.stateful = split_rows(model)
+        if self.backend.name == "flex":
+            compile_layers(model)
         if model not in _shapes:
             _shapes[model], _key_biases[model] = self._measure_shape()
         # The config.json may differ.
@@ -133,7 +136,9 @@ class Engine:
             ) from error
         captured = self.backend.name == "flex" and not self.stateful and not self.storage.packed
         self.graphs = CudaGraphRunner(self.cache, self.sampling) if captured else None
-        self.scheduler = Scheduler(self.handle, self.cache, self.collector, self.sampling, self.batch_size)
+        self.scheduler = Scheduler(
+            self.handle, self.cache, self.collector, self.sampling, self.batch_size, prompts_alone=captured
+        )
 
     def _new_cache(
         self, rows: int, token_state: dict[str, tuple[int, int]], query_window: int, storage: Storage
@@ -281,10 +286,12 @@ class Engine:
     def _rehearse(self) -> None:
         """Raise KvatlasError if the engine computes other logits than the model on its own.
 
-        Two short texts are read side by side in one batch, each in two chunks.
+        Two short texts are read side by side in one batch, each in two chunks and a last token, by the kernels of
+        prompts and of decoding.
         """
         tokens = (torch.arange(21) * 7 % self.handle.vocabulary).tolist()
         texts = [tokens[:12], tokens[12:]]
+        lengths = [len(text) - 5 for text in texts]
         cache = self._new_cache(len(texts), {}, 0, Storage())
         rows = [cache.begin() for _ in texts]
         with self._refusing():
@@ -292,7 +299,10 @@ class Engine:
             expected = torch.cat([self.model(input_ids=row, use_cache=False).logits[0, 4:].float() for row in ids])
             with self._attention():
                 self._read_chunk(cache, rows, [text[:4] for text in texts])
-                logits = self._read_chunk(cache, rows, [text[4:] for text in texts])
+                chunk = self._read_chunk(cache, rows, [text[4:-1] for text in texts])
+                last = self._read_chunk(cache, rows, [text[-1:] for text in texts])
+        # In the order of the texts.
+        logits = torch.cat([*itertools.chain(*zip(torch.split(chunk, lengths), torch.split(last, 1), strict=True))])
         if cache.states is not None:
             _shapes[self.model] = replace(self.handle.shape, state_bytes=cache.states.bytes(rows[0].row))
             self.handle.keep_shape(_shapes[self.model])
@@ -338,7 +348,7 @@ class Engine:
 
     @torch.inference_mode()
     def _step(self) -> None:
-        began = time.perf_counter()
+        began = time.perf_counter() - self._capturing_seconds
         rows, new_tokens = self.scheduler.next_step()
         batch = self._batch(rows, new_tokens)
         prompts = [len(row.request.prompt) if row.prompt_left else None for row in rows]
@@ -346,7 +356,7 @@ class Engine:
         self.collector.notify(self.handle, batch, [row.signals for row in rows], prompts, hidden)
         sampled = self._sample(rows, batch, logits, ready)
         self.passes += 1
-        share = (time.perf_counter() - began) / batch.starts[-1]
+        share = (time.perf_counter() - self._capturing_seconds - began) / batch.starts[-1]
         for row, count, prompt, tokens in zip(rows, batch.counts, prompts, sampled, strict=True):
             row.seconds += share * count
             ended = self._take(row, count, tokens, prompt is not None)
@@ -355,6 +365,11 @@ class Engine:
                 self.scheduler.finish(row)
             elif prompt is None and (due := row.due()):
                 self.scheduler.fork(row, due)
+
+    @property
+    def _capturing_seconds(self) -> float:
+        """Seconds of compiling and capturing so far, which are no part of a row's."""
+        return self.graphs.seconds if self.graphs is not None else 0.0
 
     def _batch(self, rows: Sequence[Row[Any]], new_tokens: Sequence[Sequence[int]]) -> ForwardBatch:
         for row, tokens in zip(rows, new_tokens, strict=True):

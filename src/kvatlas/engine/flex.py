@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
 from kvatlas.engine.attention import ForwardBatch, ReferenceBackend
@@ -17,23 +18,36 @@ from kvatlas.engine.cache import Layer
 
 #: Tokens of a page: the block that the kernel reads at a time.
 BLOCK = 128
+#: Parts of all sequences and KV heads together that keep the processors of a GPU busy: eight for each of an H100's.
+PARTS = 1056
+#: The most parts of one sequence.
+MOST_PARTS = 64
 
 
 class FlexBackend(ReferenceBackend):
-    """FlexAttention if every sequence has one new token.
+    """FlexAttention if every sequence has one new token, fused attention for prompts.
 
-    Plain torch for chunks, windows, soft caps, sinks and watched attention.
+    Plain torch for windows, soft caps, sinks, packed storage and watched attention of prompts.
     """
 
     name = "flex"
     page_size = BLOCK
 
     def __init__(self, compiled: bool) -> None:
-        self.kernel = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
+        self.kernel: Any = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
+        self.weights: Any = torch.compile(_weights) if compiled else _weights
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        if not layer.plain or batch.watched or not batch.decoding or batch.cache.packed:
+        if not layer.plain or batch.cache.packed:
             return super().attend(batch, layer, query, key, value)
+        if batch.decoding:
+            return self._decode(batch, layer, query, key, value)
+        if batch.watched:
+            return super().attend(batch, layer, query, key, value)
+        return _read_prompts(batch, layer, query, key, value)
+
+    def _decode(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the attention of one new token for each sequence."""
         if not batch.derived:
             batch.derived.update(_paged(batch))
         entered = batch.derived["entered"]
@@ -45,14 +59,90 @@ class FlexBackend(ReferenceBackend):
         grouped = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
         # The kernel that splits sequences supports one number of them; for a dynamic number torch takes another kernel.
         torch._dynamo.mark_static(grouped, 0)
-        out: Tensor = self.kernel(
-            grouped, keys[None], values[None], block_mask=batch.derived["mask"], scale=layer.scaling
+        out: Tensor
+        out, extra = self.kernel(
+            grouped,
+            keys[None],
+            values[None],
+            block_mask=batch.derived["mask"],
+            scale=layer.scaling,
+            kernel_options=_kernel_options(grouped),
+            return_aux=flex.AuxRequest(lse=bool(batch.watched)),
         )
+        if batch.watched:
+            watched = batch.derived["watched"]
+            batch.attention[layer.place] = self.weights(
+                grouped[watched], keys, extra.lse[watched], *batch.derived["readable"], layer.scaling
+            )
         return out.reshape(*query.shape[:2], -1)
 
 
+def _kernel_options(grouped: Tensor) -> dict[str, int]:
+    """Return the options of the kernel for queries [sequences, KV heads, query heads of each, size]."""
+    parts = 1
+    while parts < MOST_PARTS and parts * len(grouped) * grouped.shape[1] < PARTS:
+        parts *= 2
+    options = {"SPLIT_KV": parts}
+    if grouped.is_cuda and grouped.element_size() == 2 and torch.cuda.get_device_properties(grouped.device).major == 9:
+        # Loads ahead of their use, as Hopper needs them: torch's own choice for it has a single stage.
+        options |= {"num_stages": 3, "num_warps": 4}
+    return options
+
+
+def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return the attention of several new tokens for each sequence, one sequence after the other.
+
+    The kernels of torch that keep no table of all weights take no mask and heads in groups, or a mask and no groups.
+    """
+    cache = batch.cache
+    cache.write(layer.place, batch.entered_slots, key, value)
+    out = query.new_empty(*query.shape[:2], value.shape[2])
+    for index, row in enumerate(batch.rows):
+        cached = batch.lengths[index]
+        count = batch.counts[index]
+        new = slice(batch.starts[index], batch.starts[index] + count)
+        keys = key[new].transpose(0, 1)
+        values = value[new].transpose(0, 1)
+        visible = None
+        if cached:
+            logical = torch.arange(cached + count, device=query.device)
+            slots = batch.slots(torch.full_like(logical, row), logical)
+            heads_per_kv_head = query.shape[1] // key.shape[1]
+            keys = cache.keys[layer.place][:, slots].repeat_interleave(heads_per_kv_head, 0)
+            values = cache.values[layer.place][:, slots].repeat_interleave(heads_per_kv_head, 0)
+            visible = logical <= logical[cached:, None]
+        output = F.scaled_dot_product_attention(
+            query[new].transpose(0, 1)[None],
+            keys[None],
+            values[None],
+            attn_mask=visible,
+            is_causal=visible is None,
+            scale=layer.scaling,
+            enable_gqa=len(keys) != query.shape[1],
+        )
+        out[new] = output[0].transpose(0, 1)
+    return out
+
+
+def _weights(query: Tensor, keys: Tensor, log_sums: Tensor, slots: Tensor, readable: Tensor, scaling: float) -> Tensor:
+    """Return the attention weights [watched, KV heads, tokens], the mean over the query heads of each KV head.
+
+    query [watched, KV heads, query heads of each, size]; keys [KV heads, slots, size]; `log_sums` [watched, KV heads,
+    query heads of each] are logarithms of the sums of exponentials; `slots` [watched, tokens] the slot of each token,
+    `readable` which of them are a sequence's.
+    """
+    cached = keys[:, slots].transpose(0, 1)
+    scores = (query[:, :, :, None].float() * cached[:, :, None].float()).sum(-1) * scaling
+    weights = (scores - log_sums[..., None].float()).exp().mean(2)
+    return weights.masked_fill(~readable[:, None], 0.0)
+
+
 def _paged(batch: ForwardBatch) -> dict[str, Any]:
-    """Return the slots of the new tokens, and the mask of each sequence page by page, without transfers to the host."""
+    """Return what all layers need to read the pages of a batch, without transfers to the host.
+
+    `entered` are the slots of the new tokens, `mask` is the mask of each sequence page by page; for watched attention
+    `watched` are the indices of these sequences, `readable` the slots of their tokens and which of them are filled.
+    """
     cache = batch.cache
     device = batch.length.device
     slots = cache.keys[0].shape[1]
@@ -78,8 +168,16 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
         return visible
 
     blocks = used.sum(1, dtype=torch.int32)[:, None, None]
-    indices = torch.nn.functional.pad(table, (0, pages - table.shape[1]))[:, None, None].contiguous()
+    indices = F.pad(table, (0, pages - table.shape[1]))[:, None, None].contiguous()
     mask = flex.BlockMask.from_kv_blocks(
         blocks, indices, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(heads_per_kv_head, slots), compute_q_blocks=False
     )
-    return {"entered": batch.entered_slots, "mask": mask}
+    derived = {"entered": batch.entered_slots, "mask": mask}
+    if batch.watched:
+        # A step for all sequences is captured, one for some of them is not.
+        whole = batch.watched == tuple(range(len(batch.rows)))
+        watched = slice(None) if whole else torch.tensor(batch.watched, device=device)
+        logical = torch.arange(batch.attention.shape[-1], device=device)
+        token_slots = used_pages[watched][:, logical // BLOCK] * BLOCK + logical % BLOCK
+        derived |= {"watched": watched, "readable": (token_slots, logical <= length[watched, None])}
+    return derived

@@ -5,6 +5,7 @@ A captured step has its own batch, whose tensors never move; the numbers of each
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,14 +18,21 @@ from kvatlas.core import Sampling
 from kvatlas.engine.attention import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.sampling import UNSAMPLED, sample
+from kvatlas.machine import out_of_memory
 
-#: Captured batches have a multiple of so many sequences, with idle ones as padding.
-BUCKET = 16
+#: Captured batches have so many sequences, or a multiple of the last number, with idle ones as padding.
+BUCKETS = (1, 2, 4, 8, 16)
 #: The most compilations of FlexAttention: one or two for each number of sequences of each model. Beyond that torch runs
 #: without a compiler, slower.
 COMPILED = 4096
 
 Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
+
+
+def bucket(rows: int) -> int:
+    """Return the number of sequences of the captured batch for so many rows."""
+    largest = BUCKETS[-1]
+    return next((size for size in BUCKETS if rows <= size), -(-rows // largest) * largest)
 
 
 class CapturedStep:
@@ -64,7 +72,10 @@ class CudaGraphRunner:
         self.broken = ""
         #: The number of steps in the shapes of a captured one.
         self.steps = 0
-        self._captured: dict[int, CapturedStep] = {}
+        #: Seconds of compiling and capturing.
+        self.seconds = 0.0
+        #: By the number of sequences, and whether their attention is watched.
+        self._captured: dict[tuple[int, bool], CapturedStep] = {}
         self._moves = -1
 
     def run(self, batch: ForwardBatch, streams: Sequence[int], forward: Forward) -> CapturedStep | None:
@@ -73,33 +84,38 @@ class CudaGraphRunner:
         The cache must have room. `forward` returns logits and last hidden states of a batch. A step that cannot be
         captured is computed in the same sizes: FlexAttention is compiled for each number of sequences.
         """
-        # The size of watched weights changes with the slots in use.
-        if batch.watched or not batch.decoding:
+        if not batch.decoding:
             return None
         self._drop_moved()
-        size = -(-len(streams) // BUCKET) * BUCKET
+        size = bucket(len(streams))
         missing = size - len(streams)
+        watching = bool(batch.watched)
         padded = ForwardBatch(
             self.cache,
             [*batch.sequences, *[self.cache.idle] * missing],
             [*batch.tokens, *[[0]] * missing],
             [*batch.first_positions, *[0] * missing],
+            watched=tuple(range(size)) if watching else (),
             remembered=tuple(range(size)) if self.cache.query_window else (),
+            # All slots that a table has: sizes of a captured step never change.
+            watched_width=self.cache.table.shape[1] * self.cache.page_size,
         )
-        step = self._captured.get(size) or CapturedStep(padded, self.sampling)
+        step = self._captured.get((size, watching)) or CapturedStep(padded, self.sampling)
         step.batch.load(padded)
         step.streams.copy_(torch.tensor([*streams, *[0] * missing]), non_blocking=True)
         # Other layers attend in plain torch, in shapes that depend on the lengths.
         plain = all(layer.plain for layer in self.cache.layers.values())
-        if size not in self._captured and plain and self._capture(step, forward):
-            self._captured[size] = step
-        if size in self._captured:
+        if (size, watching) not in self._captured and plain and self._capture(step, forward):
+            self._captured[size, watching] = step
+        if (size, watching) in self._captured:
             self.steps += 1
         if step.graph is None:
             self._work(step, forward)
         else:
             with torch.cuda.device(self.cache.device):
                 step.graph.replay()
+        if watching:
+            batch.take_attention(step.batch)
         return step
 
     def _work(self, step: CapturedStep, forward: Forward) -> None:
@@ -119,15 +135,18 @@ class CudaGraphRunner:
             self._pool = torch.cuda.graph_pool_handle()
 
     def _capture(self, step: CapturedStep, forward: Forward) -> bool:
+        began = time.perf_counter()
         try:
             if self.cuda and not self.broken:
                 self._record(step, forward)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            # A smaller batch may be captured: torch names its own error, CUDA's within a capture says so in words.
+            if out_of_memory(error):
+                raise
             self._captured.clear()
             self.broken = str(error).strip().splitlines()[0]
             warnings.warn(f"CUDA graphs are off, decoding goes on step by step: {self.broken}", stacklevel=2)
+        self.seconds += time.perf_counter() - began
         return not self.broken
 
     def _record(self, step: CapturedStep, forward: Forward) -> None:

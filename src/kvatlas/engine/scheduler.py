@@ -27,6 +27,8 @@ OPEN_SETTINGS = 2
 ROWS_PER_REQUEST = 8
 #: The most prompt tokens of one pass: further prompts wait, rows in decoding do not.
 PROMPT_TOKENS = 1024
+#: The most passes of prompts alone in a row, while others are in decoding.
+PROMPT_PASSES = 16
 #: The most logits of one pass over scripts, in numbers.
 SCRIPT_LOGITS = 2**26
 #: The most tokens of one pass over scripts.
@@ -34,16 +36,26 @@ SCRIPT_TOKENS = 2048
 
 
 class Scheduler:
-    """The rows of an engine, and the requests and branches that wait for them."""
+    """The rows of an engine, and the requests and branches that wait for them.
+
+    With `prompts_alone` no pass has prompts beside rows in decoding, whose steps are captured.
+    """
 
     def __init__(
-        self, model: ModelHandle, cache: KVCache, collector: SignalCollector, sampling: Sampling, batch_size: int
+        self,
+        model: ModelHandle,
+        cache: KVCache,
+        collector: SignalCollector,
+        sampling: Sampling,
+        batch_size: int,
+        prompts_alone: bool = False,
     ) -> None:
         self.model = model
         self.cache = cache
         self.collector = collector
         self.sampling = sampling
         self.batch_size = batch_size
+        self.prompts_alone = prompts_alone
         self.evicted_tokens = 0
         self.samplings: dict[Sampling, Sampling] = {}
         self.begin(())
@@ -55,6 +67,8 @@ class Scheduler:
         self.branches: list[tuple[Snapshot, Row[Any]]] = []
         #: The number of unfinished settings of each started request.
         self.open: Counter[int] = Counter()
+        #: The number of passes of prompts alone since the last one in decoding.
+        self.prompt_passes = 0
         self.cache.reset()
 
     def unfinished(self) -> list[Request[Any]]:
@@ -139,7 +153,7 @@ class Scheduler:
         prompt_tokens = 0
         rows = []
         tokens = []
-        for row in self.rows:
+        for row in self._candidates():
             new = row.next_tokens(ahead)
             if row.prompt_left:
                 if prompt_tokens and prompt_tokens + len(new) > PROMPT_TOKENS:
@@ -148,6 +162,18 @@ class Scheduler:
             rows.append(row)
             tokens.append(new)
         return rows, tokens
+
+    def _candidates(self) -> list[Row[Any]]:
+        """Return the rows of which the next pass may consist: all, or prompts alone, or those in decoding."""
+        prompts = [row for row in self.rows if row.prompt_left]
+        if not self.prompts_alone or not 0 < len(prompts) < len(self.rows):
+            return self.rows
+        # New rows join the others soon, and no stream of new prompts stops the others.
+        if self.prompt_passes < PROMPT_PASSES:
+            self.prompt_passes += 1
+            return prompts
+        self.prompt_passes = 0
+        return [row for row in self.rows if not row.prompt_left]
 
     def _ahead(self) -> int:
         """Return the number of script tokens behind the newest one in the next pass: up to the next compression."""

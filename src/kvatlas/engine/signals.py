@@ -96,7 +96,10 @@ class SignalCollector:
         attention = None
         if places:
             layers, heads = policy.scope.width(batch.cache.shape)
-            attention = batch.attention[:, places].transpose(0, 1)
+            attention = batch.attention
+            if len(places) < attention.shape[1]:
+                attention = attention[:, places]
+            attention = attention.transpose(0, 1)
             if layers == 1:
                 attention = attention.mean(1, keepdim=True)
             if heads == 1:

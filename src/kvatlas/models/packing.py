@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from inspect import unwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakMethod
 
 import torch
@@ -176,10 +176,20 @@ class FusedLayer:
         return out
 
 
+class ShortLayer(Protocol):
+    """A decoder layer of few calls, with heads of `size`."""
+
+    size: int
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
+        ...
+
+
 class FusedDecoder:
     """The `forward` of a decoder of fused layers, for one row of tokens under `own_attention`; otherwise its own."""
 
-    def __init__(self, decoder: Any, layers: Sequence[FusedLayer]) -> None:
+    def __init__(self, decoder: Any, layers: Sequence[ShortLayer]) -> None:
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
         self.unfused: Any = WeakMethod(decoder.forward)
@@ -284,7 +294,7 @@ def pack(model: PreTrainedModel) -> ExitStack:
         return undo
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         return undo
-    if any(map(_has_hooks, model.modules())):
+    if any(map(has_hooks, model.modules())):
         _pack_linear(native, model, undo)
         return undo
     before = _numbers(model)
@@ -297,7 +307,8 @@ def pack(model: PreTrainedModel) -> ExitStack:
     return undo
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if calls of a module are observed, or its `forward` is replaced."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
@@ -383,7 +394,7 @@ def _weighted(layer: nn.Module | None) -> bool:
 
 
 def _plain(layer: nn.Module | None) -> bool:
-    return type(layer) is nn.Linear and _weighted(layer) and not _has_hooks(layer)
+    return type(layer) is nn.Linear and _weighted(layer) and not has_hooks(layer)
 
 
 def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
@@ -433,15 +444,15 @@ def _pack_forms(native: Native, model: nn.Module, undo: ExitStack) -> None:
     curves = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if _computes_as(child, NORMS):
+            if computes_as(child, NORMS):
                 _replace(parent, name, PackedNorm(native, child), undo)
-            elif _computes_as(child, GATES) and isinstance(child.act_fn, silu):
+            elif computes_as(child, GATES) and isinstance(child.act_fn, silu):
                 _replace(parent, name, PackedGate(native, child), undo)
             elif isinstance(child, curves):
                 _replace(parent, name, PackedCurve(child), undo)
 
 
-def _computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
+def computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
     """Return True if a layer's `forward` has the code of one of these classes."""
     classes = (name.split(".") for name in names)
     modules = ((import_module(f"transformers.models.{module}.modeling_{module}"), name) for module, name in classes)
@@ -466,7 +477,7 @@ def _fuse(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
 
 def _fusable(layer: Any) -> bool:
     """Return True if a layer has Llama's form, and all its parts are packed."""
-    if not (_computes_as(layer, LAYERS) and _computes_as(layer.self_attn, ATTENTIONS)):
+    if not (computes_as(layer, LAYERS) and computes_as(layer.self_attn, ATTENTIONS)):
         return False
     attention = layer.self_attn
     if type(layer.mlp) is not PackedGate:

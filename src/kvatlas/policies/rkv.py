@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 BLOCK = 512
 #: Similarities in memory at a time.
 PAIRS = 2**19
+#: Keys in a block where all keys of all heads are compared with it.
+BLOCK_OF_ALL = 1024
 
 
 @dataclass(frozen=True)
@@ -86,37 +88,62 @@ def redundancy(key: Tensor, threshold: float, spare_first: bool = False) -> Tens
     unit = F.normalize(key, dim=-1, eps=1e-8)
     exact = unit.double()
     total = exact @ exact.sum(1).unsqueeze(-1) - exact.square().sum(-1, keepdim=True)
-    total = total.squeeze(-1)
-    slots = torch.arange(key.shape[1], device=key.device)
-    for head in range(key.shape[0]):
-        newest = newest_similar(unit[head], threshold)
-        if spare_first:
-            newest = newest.clamp(min=0)
-        # A key's similarity to itself is not in the sum.
-        spared = ((newest >= 0) & (newest != slots)).nonzero().squeeze(1)
-        similarity = (exact[head, spared] * exact[head, newest[spared]]).sum(-1)
-        total[head].index_add_(0, newest[spared], -similarity)
+    newest = newest_similar(unit, threshold)
+    if spare_first:
+        newest = newest.clamp(min=0)
+    # A key's similarity to itself is not in the sum.
+    spared = (newest >= 0) & (newest != torch.arange(key.shape[1], device=key.device))
+    newest = newest.clamp(min=0)
+    similarity = (exact * exact.gather(1, newest[..., None].expand_as(exact))).sum(-1)
+    total = total.squeeze(-1).scatter_add(1, newest, -similarity * spared)
     return (total / key.shape[1]).softmax(-1).to(key.dtype)
 
 
 def newest_similar(unit: Tensor, threshold: float) -> Tensor:
-    """Return for each of the keys [cached, head size] of norm 1 the index of the newest key with a similarity above the
-    threshold; -1 without one. A key's similarity to itself counts as 0.
+    """Return for each of the keys [KV heads, cached, head size] of norm 1 the index of the newest key of its head with
+    a similarity above the threshold; -1 without one. A key's similarity to itself counts as 0."""
+    import torch
+
+    if unit.is_cpu:
+        return torch.stack([_newest_similar_of_head(head, threshold) for head in unit])
+    return _newest_similar_of_all(unit, threshold)
+
+
+def _newest_similar_of_head(unit: Tensor, threshold: float) -> Tensor:
+    """Compute `newest_similar` for one head with the fewest products.
 
     Keys without a result are compared with blocks of keys from the newest on: most have one after the first blocks.
     """
     import torch
 
     # Numbers of 32 bits: half the memory of the table that is searched.
-    newest = torch.full((len(unit),), -1, dtype=torch.int32, device=unit.device)
-    pending = torch.arange(len(unit), device=unit.device)
+    newest = torch.full((len(unit),), -1, dtype=torch.int32)
+    pending = torch.arange(len(unit))
     for stop in range(len(unit), 0, -BLOCK):
         start = max(0, stop - BLOCK)
-        columns = torch.arange(start, stop, dtype=torch.int32, device=unit.device)
+        columns = torch.arange(start, stop, dtype=torch.int32)
         for rows in torch.split(pending, PAIRS // BLOCK):
             similarity = unit[rows] @ unit[start:stop].T
             inside = ((rows >= start) & (rows < stop)).nonzero().squeeze(1)
             similarity[inside, rows[inside] - start] = 0.0
             newest[rows] = torch.where(similarity > threshold, columns, -1).amax(-1)
         pending = pending[newest[pending] < 0]
+    return newest.long()
+
+
+def _newest_similar_of_all(unit: Tensor, threshold: float) -> Tensor:
+    """Compute `newest_similar` for all heads at once with the fewest operations, none of which the host waits for.
+
+    A GPU computes all products sooner than it starts the operations that would leave some out.
+    """
+    import torch
+
+    heads, cached, _ = unit.shape
+    rows = torch.arange(cached, dtype=torch.int32, device=unit.device)[:, None]
+    newest = unit.new_full((heads, cached), -1, dtype=torch.int32)
+    for start in range(0, cached, BLOCK_OF_ALL):
+        stop = min(cached, start + BLOCK_OF_ALL)
+        columns = torch.arange(start, stop, dtype=torch.int32, device=unit.device)
+        similarity = (unit @ unit[:, start:stop].transpose(1, 2)).masked_fill(rows == columns, 0.0)
+        newest = torch.where(similarity > threshold, columns, newest[..., None]).amax(-1)
     return newest.long()

@@ -1,0 +1,167 @@
+"""Decoder layers of Llama's form on GPUs: compiled parts before and after attention instead of some forty kernels.
+
+The kernels of one decoding step are so short that starting them takes a quarter of its time. Weights that read the same
+input (queries, keys and values; gate and up) lie side by side in one table, of which the model's own are views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from kvatlas.machine import compiles
+from kvatlas.models.attention import attend
+from kvatlas.models.packing import (
+    ATTENTIONS,
+    DECODER,
+    GATES,
+    JOINED,
+    LAYERS,
+    NORMS,
+    FusedDecoder,
+    computes_as,
+    has_hooks,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Give a shorter `forward` to a decoder on a GPU that consists of layers of Llama's form alone.
+
+    It is used under `own_attention`; other calls compute as before.
+    """
+    decoder = model.get_decoder()
+    if model.device.type != "cuda" or "forward" in vars(decoder) or not compiles():
+        return
+    if any(map(has_hooks, decoder.modules())) or set(dict(decoder.named_children())) != DECODER:
+        return
+    if all(map(_is_llama, decoder.layers)) and _turns_whole_heads(decoder):
+        decoder.forward = FusedDecoder(decoder, [CompiledLayer(layer) for layer in decoder.layers])
+
+
+def _is_llama(layer: Any) -> bool:
+    """Return True if a layer has Llama's form, and plain weights."""
+    attention = layer.self_attn
+    gated = layer.mlp
+    if not (computes_as(layer, LAYERS) and computes_as(attention, ATTENTIONS) and computes_as(gated, GATES)):
+        return False
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    linear = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]
+    return (
+        all(computes_as(norm, NORMS[:1]) for norm in norms)
+        and all(type(each) is nn.Linear for each in (*linear, attention.o_proj, gated.down_proj))
+        and isinstance(gated.act_fn, nn.SiLU | type(ACT2FN["silu"]))
+    )
+
+
+@torch.inference_mode()
+def _turns_whole_heads(decoder: Any) -> bool:
+    place = torch.zeros(1, 1, dtype=torch.long, device=decoder.embed_tokens.weight.device)
+    cos, _ = decoder.rotary_emb(decoder.embed_tokens(place), position_ids=place)
+    return bool(cos.shape == (1, 1, decoder.layers[0].self_attn.head_dim))
+
+
+class CompiledLayer:
+    """A decoder layer of Llama's form whose parts before and after attention are compiled."""
+
+    def __init__(self, layer: Any) -> None:
+        attention = layer.self_attn
+        self.attention = attention
+        self.size = attention.head_dim
+        self.scaling = attention.scaling
+        self.window: int | None = getattr(attention, "sliding_window", None)
+        projections = [getattr(attention, name) for name in JOINED[0]]
+        self.heads = [projection.out_features // self.size for projection in projections]
+        turned = sum(self.heads[:2]) if getattr(attention, "use_rope", True) else 0
+        first_norm = layer.input_layernorm
+        second_norm = layer.post_attention_layernorm
+        down = layer.mlp.down_proj
+        self.before = (first_norm.weight, first_norm.variance_epsilon, *_join(projections), self.size, turned)
+        self.after = (
+            *(attention.o_proj.weight, attention.o_proj.bias, second_norm.weight, second_norm.variance_epsilon),
+            *(*_join([getattr(layer.mlp, name) for name in JOINED[1]]), down.weight, down.bias),
+        )
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
+        # Compiled once for all numbers of tokens but one.
+        for tensor, dimension in ((x, 0), (cos, 1), (sin, 1)):
+            torch._dynamo.maybe_mark_dynamic(tensor, dimension)
+        table = _compiled(_before)(x, cos, sin, *self.before)
+        query, key, value = torch.split(table.transpose(0, 1)[None], self.heads, 1)
+        seen, _ = attend(self.attention, query, key, value, None, scaling=self.scaling, sliding_window=self.window)
+        seen = seen.reshape(len(x), -1)
+        torch._dynamo.maybe_mark_dynamic(seen, 0)
+        out: Tensor = _compiled(_after)(x, seen, *self.after)
+        return out
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return torch.compile(function)
+
+
+def _join(layers: list[Any]) -> tuple[Tensor, Tensor | None]:
+    """Return weights and biases of layers side by side, and make those of the layers views of them."""
+    weight = torch.cat([layer.weight.data for layer in layers])
+    start = 0
+    for layer in layers:
+        layer.weight.data = weight[start : start + layer.out_features]
+        start += layer.out_features
+    if all(layer.bias is None for layer in layers):
+        return weight, None
+    biases = [weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.data for layer in layers]
+    return weight, torch.cat(biases)
+
+
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + epsilon) * weight over the last dimension."""
+    exact = x.float()
+    scaled = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + epsilon)
+    return weight * scaled.to(x.dtype)
+
+
+def _before(  # noqa: PLR0913
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norm: Tensor,
+    epsilon: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    size: int,
+    turned: int,
+) -> Tensor:
+    """Return queries, keys and values [tokens, heads, size]; the first `turned` heads are rotated."""
+    heads = F.linear(_norm(x, norm, epsilon), weight, bias).view(len(x), -1, size)
+    rotary = heads[:, :turned]
+    half = size // 2
+    crossed = torch.cat((-rotary[..., half:], rotary[..., :half]), -1)
+    rotated = rotary * cos[0, :, None] + crossed * sin[0, :, None]
+    return torch.cat((rotated, heads[:, turned:]), 1)
+
+
+def _after(  # noqa: PLR0913
+    x: Tensor,
+    seen: Tensor,
+    output: Tensor,
+    output_bias: Tensor | None,
+    norm: Tensor,
+    epsilon: float,
+    inner: Tensor,
+    inner_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+) -> Tensor:
+    """Return the output of a layer for its input x and what its heads have seen, both [tokens, hidden size]."""
+    x = x + F.linear(seen, output, output_bias)
+    gate, up = F.linear(_norm(x, norm, epsilon), inner, inner_bias).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, down, down_bias)
