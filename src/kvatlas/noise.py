@@ -7,13 +7,10 @@ that the numbers are the same on every device, for any batch and any order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING
 
 from kvatlas import native
 from kvatlas.core import canonical
-from kvatlas.machine import compiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,23 +69,14 @@ def gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
     # On a CPU the arithmetic on tensors of int64 costs more than the layers of a small model.
     if kernels and token.is_cpu and stream.shape == position.shape == (rows, 1) and token.stride(1) == 1:
         numbers = kernels.uniform(stream.flatten(), position.flatten(), token)
-    elif token.is_cuda and compiles():
-        # One kernel instead of 190, and none of their tables of 64-bit numbers.
-        return _compiled()(stream, position, token)
     else:
-        return _gumbel(stream, position, token)
+        return gumbel_in_torch(stream, position, token)
     return -torch.log(-torch.log(numbers))
 
 
-def _gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
+def gumbel_in_torch(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
+    """Return what `gumbel` returns, by operations of torch alone, which can be compiled."""
     import torch
 
     # The choice 0, which `uniform` never gets from policies.
     return -torch.log(-torch.log(uniform(stream, position, token, 0)))
-
-
-@cache
-def _compiled() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    import torch
-
-    return torch.compile(_gumbel, dynamic=True)

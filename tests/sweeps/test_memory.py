@@ -24,7 +24,7 @@ from kvatlas.sweeps import run as driver
 from kvatlas.sweeps import worker as jobs
 from kvatlas.sweeps.executors import WorkerPool
 from kvatlas.sweeps.learning import TrainingData, learn
-from kvatlas.sweeps.worker import Job, decode, largest_batch
+from kvatlas.sweeps.worker import Job, decode, fitting_batch
 from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu
 from tests.sweeps.conftest import Build, contents, job
@@ -46,14 +46,14 @@ def test_the_cache_is_as_large_as_predicted(random_models: dict[str, ModelHandle
 def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     work = job(spec_data())
     settings = grid()
-    assert largest_batch(work, settings) == 64
-    assert largest_batch(work.shared_by(40), settings) == 3
-    for size in (32, 8, 1):
+    assert fitting_batch(work, settings) == 64
+    assert fitting_batch(work.shared_by(40), settings) == 3
+    for size in (48, 32, 8, 1):
         taken = peak(work.model, settings, size, len(work.units), work.prompt, work.sampling.max_new_tokens)
-        monkeypatch.setattr(jobs, "free_memory", lambda _, taken=taken: int((taken.total - taken.weights) / 0.8) + 1)
-        assert largest_batch(work, settings) == size
+        monkeypatch.setattr(jobs, "free_memory", lambda _, taken=taken: int(taken.total / 0.9 - taken.weights) + 1)
+        assert fitting_batch(work, settings) == size
     monkeypatch.setattr(jobs, "free_memory", lambda _: None)
-    assert largest_batch(work, settings) == 64
+    assert fitting_batch(work, settings) == 64
 
 
 @pytest.mark.parametrize(

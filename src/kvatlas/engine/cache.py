@@ -251,11 +251,16 @@ class KVCache:
         if tokens > len(sequence.pages) * self.page_size:
             missing = pages_for(tokens, self.page_size) - len(sequence.pages)
             self._give(sequence, self._take(missing))
-        if tokens > self.capacity and self.token_state:
-            self.moves += 1
-            more = pages_for(tokens + self.capacity // GROWTH, self.page_size) * self.page_size - self.capacity
-            self.capacity += more
-            self.token_state = {name: torch.nn.functional.pad(old, (0, more)) for name, old in self.token_state.items()}
+        if tokens > self.capacity:
+            self._widen_states(tokens + self.capacity // GROWTH)
+
+    def make_room(self, tokens: int, longest: int) -> None:
+        """Take the memory for so many tokens of all sequences at once, and for notes of the `longest` one."""
+        missing = pages_for(tokens, self.page_size) + 1 - len(self.holders)
+        if missing > 0:
+            self._grow(missing)
+        self._widen_table(pages_for(longest, self.page_size))
+        self._widen_states(longest)
 
     def end(self, sequence: CachedSequence) -> None:
         self._release(sequence.pages)
@@ -337,9 +342,21 @@ class KVCache:
         stop = start + len(pages)
         sequence.pages.extend(pages)
         if stop > self.table.shape[1]:
-            self.table = torch.nn.functional.pad(self.table, (0, stop + stop // GROWTH - self.table.shape[1]))
-            self.moves += 1
+            self._widen_table(stop + stop // GROWTH)
         self.table[sequence.row, start:stop] = torch.tensor(pages, dtype=torch.int32)
+
+    def _widen_table(self, pages: int) -> None:
+        more = pages - self.table.shape[1]
+        if more > 0:
+            self.table = torch.nn.functional.pad(self.table, (0, more))
+            self.moves += 1
+
+    def _widen_states(self, tokens: int) -> None:
+        more = pages_for(tokens, self.page_size) * self.page_size - self.capacity
+        if more > 0 and self.token_state:
+            self.capacity += more
+            self.token_state = {name: torch.nn.functional.pad(old, (0, more)) for name, old in self.token_state.items()}
+            self.moves += 1
 
     def _take(self, pages: int) -> list[int]:
         if pages > len(self._free_pages):

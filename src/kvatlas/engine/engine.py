@@ -31,7 +31,7 @@ from kvatlas.engine.flex import FlexBackend
 from kvatlas.engine.graphs import CudaGraphRunner
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
-from kvatlas.engine.scheduler import Scheduler
+from kvatlas.engine.scheduler import Peak, Scheduler
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.machine import compiles, out_of_memory
 from kvatlas.models import CachedLayer, ModelHandle, Shape
@@ -140,6 +140,11 @@ class Engine:
             self.handle, self.cache, self.collector, self.sampling, self.batch_size, prompts_alone=captured
         )
 
+    def reserve(self, planned: Peak) -> None:
+        """Take the cache's memory of a plan at once on a GPU, where growth costs the captured steps."""
+        if self.cache.device.type == "cuda":
+            self.cache.make_room(planned.tokens, planned.longest)
+
     def _new_cache(
         self, rows: int, token_state: dict[str, tuple[int, int]], query_window: int, storage: Storage
     ) -> KVCache:
@@ -191,6 +196,41 @@ class Engine:
                 raise
             name = type(error).__name__
             raise self._refusal(f"does not run under the engine ({name}: {reason(error)})") from error
+
+    def time_steps(self, policies: Sequence[Policy], cached: int, steps: int) -> tuple[float, int]:
+        """Return the seconds and the tokens of so many decoding steps of a full batch with `cached` tokens each.
+
+        The steps were captured before. The numbers in the cache are zeros: no policy compresses, and what is decoded
+        is dropped. The model must never end a trace.
+        """
+        self.scheduler.begin(())
+        limited = replace(self.sampling, max_new_tokens=0)
+        for index in range(self.batch_size):
+            sequence = self.cache.begin()
+            self.cache.reserve(sequence, cached + 2 * steps)
+            sequence.length = cached
+            policy = policies[index % len(policies)]
+            signals = self.collector.signals((policy,))
+            request = Request(index, (0,), index, (policy,))
+            row = Row(request, (policy,), signals, limited, cached + 2 * steps, sequence, tokens=[0], position=cached)
+            self.scheduler.rows.append(row)
+        with self._attention():
+            for _ in range(steps):
+                self._step()
+            self._synchronize()
+            began = time.perf_counter()
+            before = self.decoded_tokens
+            for _ in range(steps):
+                self._step()
+            self._synchronize()
+            seconds = time.perf_counter() - began
+        self._finished = []
+        self.scheduler.begin(())
+        return seconds, self.decoded_tokens - before
+
+    def _synchronize(self) -> None:
+        if self.cache.device.type == "cuda":
+            torch.cuda.synchronize(self.cache.device)
 
     @property
     def active_rows(self) -> int:

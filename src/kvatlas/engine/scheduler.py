@@ -7,8 +7,8 @@ forked into one branch for each setting that compresses.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,14 @@ PROMPT_PASSES = 16
 SCRIPT_LOGITS = 2**26
 #: The most tokens of one pass over scripts.
 SCRIPT_TOKENS = 2048
+#: The largest default batch of a CPU, where larger ones are not faster.
+CPU_BATCH = 64
+#: The largest default batch of a GPU.
+GPU_BATCH = 256
+#: The share of a memory that weights and batch may fill.
+MARGIN = 0.9
+#: Bytes of cuBLAS on a GPU: its workspaces for usual steps and for captured ones.
+WORKSPACES = 2**26
 
 
 class Scheduler:
@@ -223,21 +231,35 @@ class Peak:
     """Bytes at the peak of decoding, without the interpreter and its libraries.
 
     `slots`: pages, token states and recent queries of all rows; `snapshots`: pages of waiting branches that no trunk
-    shares; `workspace`: the logits with their copies in double precision and the states of a pass of prompts, or one
-    layer of a growing cache, whichever is more.
+    shares; `workspace`: the logits with their copies in double precision, the states of a pass of prompts and watched
+    attention, or one layer of a growing cache, whichever is more. `tokens` is the number of tokens with a slot, and
+    `longest` that of the longest sequence.
     """
 
     weights: int
     slots: int
     snapshots: int
     workspace: int
+    tokens: int
+    longest: int
 
     @property
     def total(self) -> int:
         return self.weights + self.slots + self.snapshots + self.workspace
 
     def to_json(self) -> dict[str, int]:
-        return {**asdict(self), "total": self.total}
+        parts = ("weights", "slots", "snapshots", "workspace", "total")
+        return {name: getattr(self, name) for name in parts}
+
+
+def largest_batch(memory: float, most: int, peak_of: Callable[[int], Peak]) -> int:
+    """Return the largest batch of at most `most` rows that fits into so many bytes with the weights; 0 without one.
+
+    `peak_of` has the peak of each size. Sizes below `most` are those of captured steps (`graphs.BUCKETS`).
+    """
+    sizes = [most, *range((most - 1) // 16 * 16, 0, -16), 8, 4, 2, 1]
+    fitting = (size for size in sizes if size <= most and peak_of(size).total <= MARGIN * memory)
+    return next(fitting, 0)
 
 
 def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
@@ -300,9 +322,16 @@ def _peak(
     growing_bytes = pages * page_bytes // (2 * shape.layers)
     prompt_state_bytes = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * element_bytes
     logit_bytes = rows * model.vocabulary * (element_bytes + 2 * 8)
+    # The weights of a pass, and their sums with earlier ones.
+    watches = any(Signal.ATTENTION in policy.observes for policy in policies)
+    watched_bytes = 2 * 4 * rows * shape.layers * shape.kv_heads * noted_tokens if watches else 0
+    snapshots = max(0, forked_trees - unbounded_rows) * snapshot_pages
     return Peak(
         weights=model.weight_bytes or 0,
         slots=int(pages * page_bytes * (1 + 1 / (2 * GROWTH))) + rows * row_bytes,
-        snapshots=max(0, forked_trees - unbounded_rows) * snapshot_pages * page_bytes,
-        workspace=max(logit_bytes + prompt_state_bytes, growing_bytes),
+        snapshots=snapshots * page_bytes,
+        workspace=max(logit_bytes + prompt_state_bytes + watched_bytes, growing_bytes)
+        + (0 if model.device == "cpu" else WORKSPACES),
+        tokens=(pages + snapshots) * PAGE,
+        longest=noted_tokens,
     )

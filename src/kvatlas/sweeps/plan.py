@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import platform
+import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,6 @@ RUN_KEY_VERSION = 4
 PROMPT_FORMAT = "chat-1"
 #: Part of the run keys of screening records; rises with every change of their measures.
 SCREEN_VERSION = 2
-#: The largest batch that an estimate considers.
-LARGEST_BATCH = 4096
 FULL = policies.from_setting(Setting.from_parameters("full"))
 
 
@@ -226,12 +225,9 @@ class Plan:
 
     def _largest_batch(self, memory: int) -> int:
         """Return the largest batch that fits into so many bytes with every model; 0 if no sequence does."""
-        # A tenth of the memory is left for other uses.
-        usable = 0.9 * memory
-        size = 0
-        while size < LARGEST_BATCH and all(self._peak(model, size + 1).total <= usable for model in self.models):
-            size += 1
-        return size
+        from kvatlas.engine.scheduler import GPU_BATCH, largest_batch
+
+        return min(largest_batch(memory, GPU_BATCH, partial(self._peak, model)) for model in self.models)
 
     @cached_property
     def audit(self) -> tuple[AuditedCell, ...]:
@@ -286,6 +282,23 @@ class Plan:
         expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
         return min(expected, self.spec.sampling.max_new_tokens)
 
+    def mean_cached(self, model: ModelHandle) -> int:
+        """Return the mean number of cached tokens of a row, from the expected lengths of traces.
+
+        Between two compressions a cache grows evenly from what was kept to the budget.
+        """
+        prompt = self.longest_prompt(model)
+        longest = prompt + max(map(self._output, self.benchmarks))
+        means = []
+        for policy in self.policies_on(model):
+            first = prompt
+            last = longest
+            if isinstance(policy, CompressingPolicy) and policy.budget.most(prompt) < longest:
+                last = policy.budget.most(prompt)
+                first = policy.local_window + round(policy.ratio * max(0, last - policy.local_window))
+            means.append((first + last) / 2)
+        return round(statistics.mean(means))
+
     def longest_prompt(self, model: ModelHandle) -> int:
         """Return the length of the longest prompt of a model in tokens."""
         return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
@@ -303,11 +316,15 @@ class Plan:
             sizes.append(tokens * token_bytes + tail_bytes)
         return max(sizes)
 
+    def trees(self, model: ModelHandle) -> int:
+        """Return the number of pairs of problem and sample, each decoded as one tree of settings."""
+        problems = sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
+        return self.spec.samples * problems
+
     def _peak(self, model: ModelHandle, batch_size: int) -> Peak:
         from kvatlas.engine.scheduler import peak
 
-        problems = sum(len(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
-        trees = self.spec.samples * problems
+        trees = self.trees(model)
         output = self.spec.sampling.max_new_tokens
         return peak(model, self.policies_on(model), batch_size, trees, self.longest_prompt(model), output)
 

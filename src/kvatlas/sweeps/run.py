@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas import policies
+from kvatlas import models, policies
 from kvatlas.benchmarks import Benchmark, for_model
 from kvatlas.core import KvatlasError, Setting, Trace, digest
 from kvatlas.models import ModelHandle
@@ -19,14 +19,14 @@ from kvatlas.policies import Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, local
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
-from kvatlas.sweeps.worker import CPU_BATCH, Job, largest_batch
+from kvatlas.sweeps.worker import Job, fitting_batch
 
 if TYPE_CHECKING:
     from kvatlas.engine import Engine
 
 #: Steps that a plan times.
 TIMED_STEPS = 32
-#: Rows of the timed batch.
+#: Rows of the timed batch on a CPU.
 TIMED_ROWS = 32
 
 #: New traces, or a quarter of all, from which on the time left is estimated.
@@ -64,11 +64,10 @@ class Progress:
 def measure(plan: Plan) -> float | None:
     """Return the tokens per second that all workers of this machine decode, from a few timed steps of each model.
 
-    The rows are prompts of the plan under its policies. Returns None for models of the hub, which may need a download.
+    The rows are prompts of the plan under its policies; on a GPU a worker's batch with as many cached tokens as rows
+    have on average. Returns None for models of the hub, which may need a download.
     """
     import torch
-
-    from kvatlas.engine import Engine
 
     torch.set_num_threads(1)
     seconds_per_token = 0.0
@@ -77,21 +76,44 @@ def measure(plan: Plan) -> float | None:
             return None
         chosen = [policy for policy in plan.policies_on(model) if Signal.ANSWER not in policy.observes] or [FULL]
         sampling = plan.spec.sampling.sampling()
-        prompt = plan.longest_prompt(model)
-        job = Job(model, "", plan.benchmarks, (), sampling, plan.spec.seed, prompt=prompt)
-        benchmark = for_model(plan.benchmarks[0], model.reads)
-        problems = plan.problems[benchmark.name][:TIMED_ROWS]
-        texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
-        engine = Engine(model, model.load(), chosen, sampling, min(largest_batch(job, chosen), TIMED_ROWS))
-        _timed(engine, chosen, texts, 1)
-        # Both read the prompts, the second one decodes more steps.
-        prefill_seconds, prefill_tokens = _timed(engine, chosen, texts, 1)
-        all_seconds, all_tokens = _timed(engine, chosen, texts, 1 + TIMED_STEPS)
-        workers = cores() if model.device == "cpu" else len(devices(job))
-        seconds = max(all_seconds - prefill_seconds, 1e-9)
-        tokens = max(1, all_tokens - prefill_tokens)
-        seconds_per_token += seconds / tokens / workers / len(plan.models)
+        job = Job(model, "", plan.benchmarks, (), sampling, plan.spec.seed, prompt=plan.longest_prompt(model))
+        if model.device == "cpu":
+            seconds_per_token += _seconds_on_cpu(plan, job, chosen) / cores() / len(plan.models)
+        else:
+            seconds_per_token += _seconds_on_gpu(plan, job, chosen) / len(devices(job)) / len(plan.models)
     return 1 / seconds_per_token
+
+
+def _seconds_on_cpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
+    """Return the seconds for one token of a worker, without those for prompts."""
+    from kvatlas.engine import Engine
+
+    model = job.model
+    benchmark = for_model(plan.benchmarks[0], model.reads)
+    problems = plan.problems[benchmark.name][:TIMED_ROWS]
+    texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
+    rows = min(fitting_batch(job, chosen, plan.trees(model)), TIMED_ROWS)
+    engine = Engine(model, model.load(), chosen, job.sampling, rows)
+    _timed(engine, chosen, texts, 1)
+    # Both read the prompts, the second one decodes more steps.
+    prefill_seconds, prefill_tokens = _timed(engine, chosen, texts, 1)
+    all_seconds, all_tokens = _timed(engine, chosen, texts, 1 + TIMED_STEPS)
+    seconds = max(all_seconds - prefill_seconds, 1e-9)
+    return seconds / max(1, all_tokens - prefill_tokens)
+
+
+def _seconds_on_gpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
+    """Return the seconds for one token of a worker, without those for prompts, compressions and compilers."""
+    from kvatlas.engine import Engine
+
+    # A batch stays full, since no trace ends.
+    model = replace(job.model, overrides=models.ENDLESS)
+    loaded = model.load()
+    traces = plan.trees(model) * len(chosen)
+    rows = min(fitting_batch(job, chosen, plan.trees(model)), traces)
+    engine = Engine(model, loaded, chosen, job.sampling, rows)
+    seconds, tokens = engine.time_steps(chosen, plan.mean_cached(model), TIMED_STEPS)
+    return seconds / tokens
 
 
 def _timed(
@@ -282,6 +304,11 @@ class Driver:
     def _missing(self, model: ModelHandle, cells: Iterable[Expected]) -> list[WorkItem]:
         return self.plan.units([cell for cell in cells if cell.model == model.name], self.store.samples())
 
+    def _can_halve(self) -> bool:
+        from kvatlas.engine.scheduler import GPU_BATCH
+
+        return (self.batch_size or GPU_BATCH) >> self.halvings > 1
+
     def decode(self, model: ModelHandle, cells: Iterable[Expected]) -> None:
         """Decode and store until no trace of a model's promised `cells` is missing."""
         plan = self.plan
@@ -299,7 +326,7 @@ class Driver:
             units = self._missing(model, cells)
             if not units:
                 return
-            if self.finished == before and (self.batch_size or CPU_BATCH) >> self.halvings <= 1:
+            if self.finished == before and not self._can_halve():
                 raise KvatlasError(
                     f"The workers ended without a result even with one sequence at a time; {len(units)} problems are "
                     "missing, finished traces are kept."

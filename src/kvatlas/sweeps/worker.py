@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
     from kvatlas.engine import Generation, Likeness, Request
 
-#: The share of the free memory that a batch may fill.
-MARGIN = 0.8
-#: The largest default batch of a CPU, where larger ones are not faster.
-CPU_BATCH = 64
-#: The largest default batch of a GPU.
-GPU_BATCH = 256
 #: A trace with the number of tokens decoded for it alone.
 Finished = tuple[Trace, int]
 
@@ -79,20 +73,26 @@ class Job:
         return by_setting
 
 
-def largest_batch(job: Job, policies: Sequence[Policy]) -> int:
-    """Return the largest batch that fits into the free memory, by halving the default; workers on a CPU share it."""
-    from kvatlas.engine.scheduler import peak
+def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None) -> int:
+    """Return the batch that fits into the free memory, which workers on a CPU share.
 
-    free = free_memory(job.model.device)
-    cpu = job.model.device == "cpu"
-    size = min(CPU_BATCH if cpu else GPU_BATCH, job.most)
-    while free is not None and size > 1:
-        taken = peak(job.model, policies, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
-        # The weights are loaded already.
-        if taken.total - taken.weights <= MARGIN * free / (job.workers if cpu else 1):
-            break
-        size //= 2
-    return size
+    It has to hold as many `trees` as the job has units, unless they are given.
+    """
+    from kvatlas.engine.scheduler import CPU_BATCH, GPU_BATCH, Peak, largest_batch, peak
+
+    model = job.model
+    on_cpu = model.device == "cpu"
+    most = min(CPU_BATCH if on_cpu else GPU_BATCH, job.most)
+    free = free_memory(model.device)
+    if free is None:
+        return most
+
+    def peak_of(size: int) -> Peak:
+        return peak(model, policies, size, trees or len(job.units), job.prompt, job.sampling.max_new_tokens)
+
+    # The weights are loaded already.
+    memory = free / (job.workers if on_cpu else 1) + (model.weight_bytes or 0)
+    return max(1, largest_batch(memory, most, peak_of))
 
 
 def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
@@ -105,13 +105,17 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     import torch
 
     from kvatlas.engine import Engine
+    from kvatlas.engine.scheduler import peak
 
     # Workers with one thread each are much faster than workers that share cores.
     torch.set_num_threads(1)
     model = job.model.load()
     settings = job.policies()
     chosen = tuple(dict.fromkeys([*settings.values(), FULL]))
-    engine = Engine(job.model, model, chosen, job.sampling, _batch_size(job, chosen))
+    size = _batch_size(job, chosen)
+    engine = Engine(job.model, model, chosen, job.sampling, size)
+    if len({policy.storage for policy in chosen}) == 1:
+        engine.reserve(peak(job.model, chosen, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
     source = _Source(job, model, settings)
     if job.screened:
         for generation in engine.run(source.screens(claims, engine.batch_size)):
@@ -131,7 +135,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
 def _batch_size(job: Job, chosen: Sequence[Policy]) -> int:
     # A larger batch than all rows that there are would be allocated for nothing.
     rows = sum(len(unit.settings) + 1 for unit in job.units)
-    size = max(1, min(job.batch_size or largest_batch(job, chosen), rows) >> job.halvings)
+    size = max(1, min(job.batch_size or fitting_batch(job, chosen), rows) >> job.halvings)
     # A screen reads each setting beside the full cache.
     return max(2, size) if job.screened else size
 
