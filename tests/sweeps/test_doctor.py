@@ -37,16 +37,29 @@ def test_a_gpu_is_examined(examined: Callable[[], dict[str, Finding]], gpu: Gpu)
     assert gpu.captured
 
 
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (1, "would compute other logits than in transformers"),
+        # Right for the two texts that a model reads first.
+        (3, " of 9 sequences differ, the first from new token 2 on (flex against"),
+    ],
+)
 def test_wrong_tokens_are_a_failure(
-    examined: Callable[[], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch
+    examined: Callable[[], dict[str, Finding]], monkeypatch: pytest.MonkeyPatch, rows: int, sentence: str
 ) -> None:
     from tests.engine import gpu_stand_in
 
     paged = gpu_stand_in.paged_attention
-    monkeypatch.setattr(gpu_stand_in, "paged_attention", lambda *given, **named: paged(*given, **named) * 0.5)
+
+    def wrong(query: Any, *given: Any, **named: Any) -> Any:
+        out, extra = paged(query, *given, **named)
+        return out * (0.5 if len(query) >= rows else 1), extra
+
+    monkeypatch.setattr(gpu_stand_in, "paged_attention", wrong)
     result = examined()
     assert result["tokens"].status is Check.FAILED
-    assert " of 9 sequences differ, the first from new token 2 on (flex against" in result["tokens"].message
+    assert sentence in result["tokens"].message
 
 
 def test_weights_larger_than_a_gpu_are_refused(
