@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import platformdirs
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,6 +23,8 @@ def cache_folder() -> Path:
     named = os.environ.get(CACHE)
     if named:
         return Path(named).expanduser()
+    import platformdirs
+
     return platformdirs.user_cache_path("kvatlas", appauthor=False)
 
 
