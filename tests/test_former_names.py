@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from kvatlas.core import EvictionTrace, Setting
+from kvatlas.core import Costs, EvictionTrace, Grade, Setting, Status, Trace
 from kvatlas.models.options import Options
 
 
@@ -38,6 +38,11 @@ def test_former_constructors_and_fields_give_what_the_present_ones_give() -> Non
         assert Setting.of("window", ratio=0.3) == Setting.from_parameters("window", ratio=0.3)
     with pytest.warns(DeprecationWarning, match="Options.from_values"):
         assert Options.of({"dtype": "float32"}) == Options(dtype="float32")
+    grade = Grade(True, 1.0, "5", Status.OK)
+    costs = Costs(*(None,) * 7)
+    trace = Trace("m", "b", "p", 0, Setting("full"), (), "", grade, costs, token_digest="ab")
+    with pytest.warns(DeprecationWarning, match="Trace.token_digest"):
+        assert trace.written == "ab"
     evictions = EvictionTrace(1, (0, 5), (1, 0))
     with pytest.warns(DeprecationWarning, match="EvictionTrace.evicted_at"):
         assert evictions.left == evictions.evicted_at

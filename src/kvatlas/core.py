@@ -278,9 +278,9 @@ class EvictionTrace:
 class Trace:
     """One generation: its new tokens (prompt excluded, end token included), text, grade and cost.
 
-    `eviction_trace` is None for traces of remote models and for traces that were read without their tokens. `written`
-    is a digest of the tokens; a store also gives it for traces without tokens. `made_with` names the versions that
-    decoded the trace, as JSON; it is empty if they are unknown.
+    `eviction_trace` is None for traces of remote models and for traces that were read without their tokens.
+    `token_digest` is a digest of the tokens; a store also gives it for traces without tokens. `made_with` names the
+    versions that decoded the trace, as JSON; it is empty if they are unknown.
     """
 
     model: str
@@ -293,8 +293,14 @@ class Trace:
     grade: Grade
     usage: Costs
     eviction_trace: EvictionTrace | None = None
-    written: str = field(default="", compare=False)
+    token_digest: str = field(default="", compare=False)
     made_with: str = field(default="", compare=False)
+
+    @property
+    def written(self) -> str:
+        """The former name of `token_digest`."""
+        warn_of_former_name("Trace.written", "Trace.token_digest")
+        return self.token_digest
 
 
 def percent(share: float | None) -> float | None:

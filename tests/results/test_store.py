@@ -70,9 +70,9 @@ def test_equal_tokens_have_equal_digests_even_unread(tmp_path: Path) -> None:
     with Store.create(tmp_path / "run") as store:
         for sample, tokens in enumerate([(5, 6), (5, 6), (5, 7)]):
             store.add("key", replace(TRACE, sample=sample, tokens=tokens))
-        first, same, other = (trace.written for _, trace in store.traces(texts=False))
-        assert [trace.written for _, trace in store.traces()] == [first, same, other]
-        assert store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 2)).written == other
+        first, same, other = (trace.token_digest for _, trace in store.traces(texts=False))
+        assert [trace.token_digest for _, trace in store.traces()] == [first, same, other]
+        assert store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 2)).token_digest == other
     assert first == same != other
 
 

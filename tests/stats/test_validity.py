@@ -24,7 +24,7 @@ def cells(change: Any = lambda trace: trace, **plan: Any) -> Any:
 def texts(trace: Any, per: str) -> Any:
     """With a digest that differs by setting, by policy, or not at all."""
     told = {"setting": trace.setting.id, "policy": trace.setting.policy, "": ""}[per]
-    return replace(trace, written=digest(f"{told} {trace.problem} {trace.sample}".encode()))
+    return replace(trace, token_digest=digest(f"{told} {trace.problem} {trace.sample}".encode()))
 
 
 def uncompressed(trace: Any) -> Any:

@@ -171,7 +171,7 @@ def _token_digests(folder: Path) -> dict[tuple[Any, ...], str]:
     with Store.open(folder) as store:
         for _, trace in store.traces(texts=False):
             name = (trace.model, trace.benchmark, trace.setting, trace.problem, trace.sample)
-            digests[name] = trace.written
+            digests[name] = trace.token_digest
     return digests
 
 

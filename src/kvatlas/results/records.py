@@ -30,7 +30,7 @@ COSTS = tuple(field.name for field in fields(Costs))
 
 
 def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
-    """Return the values of `COLUMNS`.
+    """Return the values of `COLUMNS` of a trace.
 
     The eviction trace is packed as the number of holders, then `evicted_at`, then `kept_by` unless there is one holder.
     """
@@ -46,7 +46,7 @@ def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
 
 
 def small_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
-    """Return the values of `COLUMNS` without the large ones."""
+    """Return the values of `COLUMNS` of a trace without the large ones."""
     grade = trace.grade
     return (
         run_key,
@@ -64,7 +64,7 @@ def small_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
     )
 
 
-def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
+def trace_of(row: tuple[Any, ...], token_digest: str, made_with: str) -> Trace:
     """Return the trace that `row_of` was given; ValueError, KeyError, TypeError or zlib.error for other rows."""
     _, setting_id, model, benchmark, problem, sample, *grade, usage, tokens, text, eviction_trace = row
     correct, progress, answer, status, metrics = grade
@@ -83,7 +83,7 @@ def trace_of(row: tuple[Any, ...], written: str, made_with: str) -> Trace:
         grade=Grade(bool(correct), progress, answer, Status(status), finite_object(metrics)),
         usage=Costs(**costs) if None in costs.values() else Usage(**costs),
         eviction_trace=_unpacked(eviction_trace),
-        written=written,
+        token_digest=token_digest,
         made_with=sys.intern(made_with),
     )
 
@@ -133,6 +133,7 @@ def digest(tokens: bytes) -> str:
 
 
 def _unpacked(packed: bytes) -> EvictionTrace | None:
+    """Return the eviction trace that `row_of` packed; None for one that is not known."""
     if not packed:
         return None
     numbers = array("i")
@@ -142,8 +143,8 @@ def _unpacked(packed: bytes) -> EvictionTrace | None:
         evicted_at = tuple(numbers[1:])
         # A single holder kept the tokens that it did not evict.
         return EvictionTrace(holders, evicted_at, tuple(int(step == 0) for step in evicted_at))
-    end = 1 + (len(numbers) - 1) // 2
-    return EvictionTrace(holders, tuple(numbers[1:end]), tuple(numbers[end:]))
+    tokens = (len(numbers) - 1) // 2
+    return EvictionTrace(holders, tuple(numbers[1 : 1 + tokens]), tuple(numbers[1 + tokens :]))
 
 
 Floats = NDArray[np.float64]
@@ -157,7 +158,7 @@ Row = tuple[int, bytes, bytes]
 STATUS = {status: code for code, status in enumerate(Status, 1)}
 _NAMES = ("run_key", "setting", "model", "benchmark", "problem", "made_with", "metrics")
 #: One trace. Names are indices into a list of texts, `metrics` that of its metrics' names. Unknown costs are NaN.
-#: `answer` is a digest of the answer, 0 without one; `written` is the digest of the tokens, 0 if unknown.
+#: `answer` is a digest of the answer, 0 without one; `token_digest` is that of its tokens, 0 if unknown.
 RECORD = np.dtype(
     [
         *[(name, "<i4") for name in _NAMES],
@@ -167,18 +168,20 @@ RECORD = np.dtype(
         ("progress", "<f8"),
         *[(name, "<f8") for name in COSTS],
         ("answer", "<u8"),
-        ("written", "V16"),
+        ("token_digest", "V16"),
         ("check", "<u4"),
     ]
 )
 #: The fields of `RECORD` without the checksum.
 _PACKED = Struct("<8i2B8dQ16s")
-_UNKNOWN = bytes(16)
+_UNKNOWN_DIGEST = bytes(16)
 #: Records joined at a time.
 _CHUNK = 10_000
 
 
-def record(small: Sequence[Any], written: bytes, made_with: str, name_id: Callable[[str], int]) -> tuple[bytes, bytes]:
+def record(
+    small: Sequence[Any], token_digest: bytes, made_with: str, name_id: Callable[[str], int]
+) -> tuple[bytes, bytes]:
     """Return a trace as bytes: its `RECORD`, and the values of its metrics.
 
     `small` are the columns of a row without the large ones, `name_id` returns the index of a text.
@@ -198,7 +201,7 @@ def record(small: Sequence[Any], written: bytes, made_with: str, name_id: Callab
         progress,
         *(math.nan if costs[name] is None else costs[name] for name in COSTS),
         _answer_code(answer),
-        written or _UNKNOWN,
+        token_digest or _UNKNOWN_DIGEST,
     )
     measured = np.array(values, "<f8").tobytes()
     return body + zlib.crc32(measured, zlib.crc32(body)).to_bytes(4, "little"), measured
@@ -236,8 +239,9 @@ class TraceColumns:
 
         def row(run_key: str, trace: Trace) -> Row:
             small = small_of(run_key, trace)
-            written = bytes.fromhex(trace.written)
-            return (0, *record(small, written, trace.made_with, name_id))
+            body, measured = record(small, bytes.fromhex(trace.token_digest), trace.made_with, name_id)
+            # Traces that are in no store have no row number.
+            return 0, body, measured
 
         _, records, measured = join(row(*each) for each in traces)
         return cls(records, measured, tuple(name_ids))
@@ -263,22 +267,26 @@ class TraceColumns:
 
     def metrics(self) -> dict[str, Floats]:
         """Return the metrics by name: a number for each trace, NaN for missing values and texts."""
-        codes, which = np.unique(self.records["metrics"], return_inverse=True)
+        # Traces may have different metrics: a kind of trace has the names of its metrics, and whether each is a text.
+        codes, kind_of_trace = np.unique(self.records["metrics"], return_inverse=True)
         kinds: list[dict[str, bool]] = [json.loads(self.names[code]) for code in codes]
-        # The metrics of all traces lie one behind the other; traces may have different metrics.
-        widths = np.array([len(is_text_by_name) for is_text_by_name in kinds], int)[which]
-        begins = np.cumsum(widths) - widths
-        found: dict[str, Floats] = {}
-        for group, is_text_by_name in enumerate(kinds):
-            rows = np.flatnonzero(which == group)
-            for place, (name, is_text) in enumerate(is_text_by_name.items()):
-                if not is_text:
-                    found.setdefault(name, np.full(len(self), math.nan))[rows] = self.measured[begins[rows] + place]
-        return found
+        # The values of all traces lie one behind the other, those of a trace in the order of its kind's names.
+        counts = np.array([len(kind) for kind in kinds], int)[kind_of_trace]
+        begins = np.cumsum(counts) - counts
+        values_by_name: dict[str, Floats] = {}
+        for kind_index, kind in enumerate(kinds):
+            rows = np.flatnonzero(kind_of_trace == kind_index)
+            for offset, (name, is_text) in enumerate(kind.items()):
+                if is_text:
+                    continue
+                if name not in values_by_name:
+                    values_by_name[name] = np.full(len(self), math.nan)
+                values_by_name[name][rows] = self.measured[begins[rows] + offset]
+        return values_by_name
 
 
 def check_values(columns: TraceColumns) -> None:
-    """Raise ValueError for values that no trace has, whose checksums are right."""
+    """Raise ValueError for values that no trace has: a checksum may belong to wrong values, too."""
     records = columns.records
     statuses = np.isin(records["status"], list(STATUS.values()))
     progress = (records["progress"] >= 0) & (records["progress"] <= 1)
@@ -292,13 +300,17 @@ def check_values(columns: TraceColumns) -> None:
 
 
 def join(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
-    """Return the last row number, the records and the values; ValueError for a row that fails its checksum."""
+    """Return the number of the last row, the records of all, and the values of their metrics, one behind the other.
+
+    Raises ValueError for a row that fails its checksum.
+    """
     last = 0
     joined = bytearray()
     measured = bytearray()
     rows = iter(rows)
     while chunk := list(islice(rows, _CHUNK)):
         bodies = b"".join([body for _, body, _ in chunk])
+        # The last four bytes of a body are its checksum, over the others and the values.
         sums = [zlib.crc32(values, zlib.crc32(body[:-4])) for _, body, values in chunk]
         wrong = np.flatnonzero(np.frombuffer(bodies, RECORD)["check"] != np.array(sums, np.uint32))
         if len(wrong):

@@ -30,7 +30,7 @@ ProblemKey = tuple[str, str]
 #: The estimates of all cells of a table by one metric, computed when one is first asked for.
 Estimates = Callable[[], list[Estimate | None]]
 #: The numbers of a trace that a table copies from its record, and their type with the codes that follow them.
-_COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "written")
+_COPIED = ("status", "correct", "progress", *TRACE_COSTS, "answer", "token_digest")
 _PLACE = np.dtype([*((name, RECORD[name]) for name in _COPIED), ("made_with", "<i4"), ("metrics", "<i4")])
 _STATUSES = {code: status for status, code in STATUS.items()}
 
@@ -226,7 +226,7 @@ class CellTraces:
     @property
     def token_digest(self) -> NDArray[np.void]:
         """The digest of the tokens of each trace; zeros where they are unknown."""
-        return self.traces["written"]
+        return self.traces["token_digest"]
 
     @property
     def stored(self) -> int:
