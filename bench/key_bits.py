@@ -116,7 +116,7 @@ def measured(name: str, benchmark: str, options: Any) -> dict[str, Any]:
     handle = models.find(name)
     asked = find(benchmark)
     model = handle.load()
-    by_bits = {bits: policies.from_setting(Setting.of("full", kv_bits=bits)) for bits in (16, *BITS)}
+    by_bits = {bits: policies.from_setting(Setting.from_parameters("full", kv_bits=bits)) for bits in (16, *BITS)}
     requests = []
     prompts: dict[str, tuple[int, ...]] = {}
     for problem in asked.problems(options.problems):

@@ -166,7 +166,7 @@ def logits_after(model: ModelHandle, prompt: tuple[int, ...], backend: str | Non
         found.append(logits.clone())
         return logits
 
-    policy = policies.from_setting(Setting.of("full", **values))
+    policy = policies.from_setting(Setting.from_parameters("full", **values))
     request = Request(0, prompt, 0, (policy,), logits_processor=keep)
     run(model, [request], 1, backend, temperature=0.0, max_new_tokens=2)
     return torch.stack(found[:2])
