@@ -61,8 +61,14 @@ def attention(kernels: native.Native, case: tuple[int, ...], layers: int) -> Cal
         [pool.view(kv_heads, rows, -1, size).transpose(0, 1)[:, :, : cached + new] for pool in both] for both in pools
     ]
     mask = torch.ones(new, cached + new, dtype=torch.bool).tril(cached) if new > 1 else None
+
+    def native_attention() -> None:
+        for keys, values in pools:
+            layer = kernels.paged_layer(batch, heads, (size, size), keys, values, size**-0.5)
+            kernels.attention(batch, layer, query, key, value)
+
     return {
-        "native": lambda: [kernels.attention(batch, query, key, value, *both, size**-0.5) for both in pools],
+        "native": native_attention,
         "sdpa": lambda: [
             F.scaled_dot_product_attention(asked, *both, attn_mask=mask, enable_gqa=heads > kv_heads) for both in stored
         ],

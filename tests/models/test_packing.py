@@ -1,5 +1,6 @@
 """Packed layers against the model's own."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kvatlas.models.attention import own_attention
 from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import FusedDecoder, PackedLinear, pack
 from kvatlas.models.weights import check_finite
+from kvatlas.native.decoder import DecoderLayer
 from kvatlas.policies import from_setting
 from kvatlas.predictor import answer_attention
 from tests.models.every_model import small_config
@@ -116,6 +118,29 @@ def test_a_fused_decoder_computes_the_bits_of_its_own(kind: str, tiny_llama: Mod
     (expected, own), *_ = decode(model, tiny_llama.tokenizer)
     assert tokens == expected
     assert torch.equal(logits, own)
+
+
+def test_a_fused_layer_is_one_call_of_native_code(tiny_llama: ModelHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama", vocab_size=len(tiny_llama.tokenizer))
+    pack(model)
+    decode(model, tiny_llama.tokenizer)
+    calls: Counter[str] = Counter()
+
+    def count(owner: type, name: str) -> None:
+        method = getattr(owner, name)
+
+        def counted(*values: Any) -> Any:
+            calls[name] += 1
+            return method(*values)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(DecoderLayer, "attend")
+    count(native.Native, "attention")
+    count(native.Native, "rms_norm")
+    ((new, _),) = decode(model, tiny_llama.tokenizer)
+    # The last token does not go through the model; the norm behind the layers is a call of its own.
+    assert calls == {"attend": 2 * len(new), "rms_norm": len(new)}
 
 
 def test_a_model_that_is_looked_into_is_not_run() -> None:

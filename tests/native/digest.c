@@ -77,6 +77,27 @@ static void attention(int64_t size, int64_t group, int64_t window, int64_t bits)
     digest("attention", out, TOKENS * KV * group * size * 4), digest("mass", mass, 2 * KV * 240 * 4);
 }
 
+static struct linear linear(int64_t inputs, int64_t outputs) {
+    int64_t panels = (outputs + LANES - 1) / LANES;
+    return (struct linear){numbers(panels * inputs * LANES), numbers(panels * LANES), inputs, outputs};
+}
+
+/* The parts of a decoder layer beside attention, and a compaction of a pool of its states. */
+static void decoder_layer(void) {
+    enum { ROWS = 5, HIDDEN = 40, HEAD = 12, HEADS = 4, INNER = 20 };
+    struct decoder_layer d = {linear(HIDDEN, HEADS * HEAD), linear(2 * HEAD, HIDDEN), linear(HIDDEN, 2 * INNER),
+                              linear(INNER, HIDDEN), numbers(HIDDEN), numbers(HIDDEN), 1e-6, 1e-5, 3, HEAD};
+    struct pass p = {ROWS, numbers(ROWS * HEAD), numbers(ROWS * HEAD), numbers(ROWS * HIDDEN)};
+    p.normed = zeros(4 * ROWS * HIDDEN), p.heads = zeros(4 * ROWS * HEADS * HEAD), p.seen = numbers(ROWS * 2 * HEAD);
+    p.inner = zeros(4 * ROWS * 2 * INNER), p.gated = zeros(4 * ROWS * INNER);
+    kvatlas_project(&d, &p), digest("projections", p.heads, 4 * ROWS * HEADS * HEAD);
+    kvatlas_feed_forward(&d, &p), digest("states", p.states, 4 * ROWS * HIDDEN);
+    int64_t kept[] = {0, 2, 3}, before[] = {4, 3, 2, 1}, after[] = {3, 4, 0};
+    struct kept_pool pool = {(uint8_t *)p.states, 4 * HIDDEN, ROWS, kept, 0};
+    kvatlas_compact(&pool, 1, 1, 3, before, after, zeros(3 * 4 * HIDDEN));
+    digest("compaction", p.states, 4 * ROWS * HIDDEN);
+}
+
 #if defined(__x86_64__)
 __attribute__((force_align_arg_pointer))
 #endif
@@ -91,6 +112,7 @@ void _start(void) {
         kvatlas_silu_mul(x, 75, x + 30, 75, y, rows, 45), digest("gate", y, rows * 180);
         kvatlas_rotate(x, 75, numbers(rows * 36), numbers(rows * 36), rows, 2, 36), digest("rotation", x, rows * 300);
     }
+    decoder_layer();
     int64_t streams[] = {5, 1ll << 61}, places[] = {7, 1 << 30};
     double noise[2 * 21];
     kvatlas_uniform(streams, places, 0, 0, noise, 2, 21), digest("noise", noise, sizeof noise);

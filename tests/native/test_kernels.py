@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from kvatlas import native, noise
+from kvatlas.native.decoder import DecoderLayer, DecoderPass, Products
 from tests.native.targets import ALL, BEST, FILES, ROOT
 
 QUICK = settings(max_examples=25, derandomize=True)
@@ -71,6 +72,44 @@ def test_rotation_is_that_of_transformers_to_the_bit(seed: int, rows: int, heads
         kernels.rotate(turned, cos, sin, heads, size)
         assert torch.equal(turned[:, : heads * size].view(rows, heads, size), expected)
         assert torch.equal(turned[:, heads * size :], table[:, heads * size :])
+
+
+@QUICK
+@given(st.integers(0, 2**31), st.integers(1, 9), st.sampled_from((1, 2)), st.sampled_from((6, 16, 36)), st.booleans())
+def test_a_decoder_layer_is_its_parts_to_the_bit(seed: int, rows: int, group: int, size: int, rotary: bool) -> None:
+    source = torch.Generator().manual_seed(seed)
+    hidden, inner, kv_heads, cached = 40, 48, 2, 30
+    heads = group * kv_heads
+    shapes = [((heads + 2 * kv_heads) * size, hidden), (hidden, heads * size), (2 * inner, hidden), (hidden, inner)]
+    weights = [torch.randn(shape, generator=source) for shape in shapes]
+    norms = tuple((torch.rand(hidden, generator=source), eps) for eps in (1e-6, 1e-5))
+    states = torch.randn(rows, hidden, generator=source)
+    cos, sin = (torch.randn(1, rows, size, generator=source) for _ in range(2))
+    pools = [torch.randn(kv_heads, (rows + 1) * 64, size, generator=source) for _ in range(2)]
+    table = torch.arange(1, rows + 1, dtype=torch.int32)[:, None]
+    counts = torch.arange(rows + 1, dtype=torch.int32), torch.full((rows,), cached, dtype=torch.int32)
+    rotary_heads = heads + kv_heads if rotary else 0
+    results = []
+    for kernels in ALL:
+        products = Products(*(kernels.linear(weight) for weight in weights))
+        own = [pool.clone() for pool in pools]
+        batch = native.PagedBatch(table, *counts, page_size=64, longest=cached + 1)
+        paged = kernels.paged_layer(batch, heads, (size, size), *own, 0.3)
+        tokens = DecoderPass(states, cos, sin, products)
+        DecoderLayer(kernels, norms, products, rotary_heads, size).attend(tokens, batch, paged)
+        results.append([tokens.states, *own])
+
+        parts = [pool.clone() for pool in pools]
+        table_of_heads = products.projections(kernels.rms_norm(states, *norms[0]))
+        kernels.rotate(table_of_heads, cos, sin, rotary_heads, size)
+        query, key, value = table_of_heads.view(rows, -1, size).split((heads, kv_heads, kv_heads), 1)
+        paged = kernels.paged_layer(batch, heads, (size, size), *parts, 0.3)
+        seen = kernels.attention(batch, paged, query, key, value)
+        x = states + products.output(seen.flatten(1))
+        gate, up = products.inner(kernels.rms_norm(x, *norms[1])).chunk(2, 1)
+        results.append([x + products.down(kernels.silu_mul(gate, up)), *parts])
+    for result in results:
+        assert all(torch.equal(*pair) for pair in zip(result, results[0], strict=True))
 
 
 def test_gate_at_the_ends() -> None:

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
 from kvatlas.engine.cache import PAGE, CachedSequence, KVCache, Layer
-from kvatlas.native import Native, PagedBatch
+from kvatlas.native import Native, PagedBatch, PagedLayer
+from kvatlas.native.decoder import DecoderLayer, DecoderPass
 
 #: Queries whose observed attention weights are in memory at a time.
 CHUNK = 256
@@ -267,6 +268,36 @@ def attend(  # noqa: PLR0913
     return backend.attend(batch, layer, query, key, value)[None], None
 
 
+class PassAttention:
+    """The attention of a model in one pass, for `models.attention.attention_function`."""
+
+    def __init__(self, backend: AttentionBackend, batch: ForwardBatch) -> None:
+        self.backend = backend
+        self.batch = batch
+        #: True if `compute_layer` may be called.
+        self.computes_layers = isinstance(backend, CpuBackend)
+
+    def __call__(
+        self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **others: Any
+    ) -> tuple[Tensor, None]:
+        return attend(module, query, key, value, mask, kvatlas=(self.backend, self.batch), **others)
+
+    def compute_layer(
+        self,
+        layer_number: int,
+        scaling: float,
+        window: int | None,
+        decoder_layer: DecoderLayer,
+        tokens: DecoderPass,
+    ) -> None:
+        """Compute a decoder layer of Llama's form, attention included; `layer_number` is that in the model."""
+        assert isinstance(self.backend, CpuBackend)
+        cache = self.batch.cache
+        layer = Layer(cache.shape.place[layer_number], scaling, window)
+        cache.layers[layer.place] = layer
+        self.backend.compute_layer(self.batch, layer, decoder_layer, tokens)
+
+
 def _shapes_text(shapes: Iterable[tuple[int, ...]]) -> str:
     return ", ".join(str(tuple(shape)) for shape in shapes) or "no cache"
 
@@ -281,15 +312,38 @@ class CpuBackend:
         self.native = native
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        paged_layer = self._paged_layer(batch, layer)
+        out = self.native.attention(batch.paged, paged_layer, _dense(query), _dense(key), _dense(value))
+        if batch.cache.packed:
+            batch.keep_recent(layer.place, key, value)
+        return out
+
+    def compute_layer(
+        self, batch: ForwardBatch, layer: Layer, decoder_layer: DecoderLayer, tokens: DecoderPass
+    ) -> None:
+        """Compute a whole decoder layer of Llama's form for the new tokens of a batch."""
+        decoder_layer.attend(tokens, batch.paged, self._paged_layer(batch, layer))
+        if not batch.remembered and not batch.cache.packed:
+            return
+        shape = batch.cache.shape
+        size = shape.cached_layers[layer.place].key
+        # Queries, then keys, then values.
+        heads = tokens.heads.view(len(tokens.heads), -1, size)
+        first_value = shape.heads + shape.kv_heads
+        batch.remember(layer.place, heads[:, : shape.heads])
+        if batch.cache.packed:
+            batch.keep_recent(layer.place, heads[:, shape.heads : first_value], heads[:, first_value:])
+
+    def _paged_layer(self, batch: ForwardBatch, layer: Layer) -> PagedLayer:
         cache = batch.cache
         place = layer.place
         window = layer.window
         biases = cache.key_biases
-        out = self.native.attention(
+        cached_layer = cache.shape.cached_layers[place]
+        return self.native.paged_layer(
             batch.paged,
-            _dense(query),
-            _dense(key),
-            _dense(value),
+            cache.shape.heads,
+            (cached_layer.key, cached_layer.value),
             cache.keys[place],
             cache.values[place],
             layer.scaling,
@@ -305,9 +359,6 @@ class CpuBackend:
             bias=None if biases is None else biases.layers[place],
             angles=None if biases is None else biases.angles(0),
         )
-        if cache.packed:
-            batch.keep_recent(place, key, value)
-        return out
 
 
 def _dense(heads: Tensor) -> Tensor:

@@ -23,11 +23,15 @@ from kvatlas.engine.storage import pack, pack_keys, split_positions, turn, unpac
 from kvatlas.models import Shape
 from kvatlas.models.attention import RowStates
 from kvatlas.models.key_biases import KeyBiases
+from kvatlas.native import load
 
 #: Tokens of a page.
 PAGE = 64
 #: The cache grows by at least one part in so many of its size, because growth copies it.
 GROWTH = 16
+#: The same on CPUs while the cache has fewer bytes than `SMALL`: it would be copied every few steps.
+SMALL_GROWTH = 2
+SMALL = 2**27
 
 
 class Layer(NamedTuple):
@@ -68,6 +72,11 @@ class Layer(NamedTuple):
 def pages_for(tokens: int, page_size: int = PAGE) -> int:
     """Return the number of pages for so many tokens."""
     return -(-tokens // page_size)
+
+
+def growth(cached_bytes: int, device: str) -> int:
+    """Return the `GROWTH` of a cache with so many bytes of keys and values on a device of this type."""
+    return SMALL_GROWTH if device == "cpu" and cached_bytes < SMALL else GROWTH
 
 
 @dataclass(eq=False)
@@ -296,29 +305,41 @@ class KVCache:
         `names` are the token states of its policy; the notes of other policies are no longer aligned.
         """
         count = kept.shape[-1]
-        kv_heads = self.shape.kv_heads
         before = self.slots(sequence)
         self._release(sequence.pages)
         sequence.pages = []
         # Its unshared pages may be taken again: each layer is read as a whole before it is written.
         self._give(sequence, self._take(pages_for(count, self.page_size)))
         sequence.length = count
-        after = self.slots(sequence)
-        heads = torch.arange(kv_heads, device=self.device)[:, None]
-        for layer in range(self.shape.layers):
-            # A selection for all layers has a single one.
-            chosen = before[kept[min(layer, kept.shape[0] - 1)]].expand(kv_heads, count)
-            if layer in self.positions:
-                self.positions[layer][:, after] = self.positions[layer].gather(1, chosen)
-            # Rows of the pool with its heads one after the other: whole rows are copied faster than single numbers.
-            rows = (chosen + heads * self.keys[layer].shape[1]).flatten()
-            for pool in (self.keys[layer], self.values[layer]):
-                kept_rows = pool.flatten(0, 1).index_select(0, rows).view(*chosen.shape, -1)
-                pool.index_copy_(1, after, kept_rows)
+        self._move_tokens(kept, before, self.slots(sequence))
         for name in names:
             state = self.token_state[name][sequence.row]
             state[..., :count] = state.gather(-1, kept)
             state[..., count:] = 0
+
+    def _move_tokens(self, kept: Tensor, before: Tensor, after: Tensor) -> None:
+        """Move a sequence's tokens `kept` [layers or 1, KV heads or 1, kept] from their slots `before` to `after`."""
+        kept = kept.contiguous()
+        pools = []
+        # A selection for all layers has a single one.
+        chosen = []
+        for layer in range(self.shape.layers):
+            layer_pools = [self.keys[layer], self.values[layer]]
+            if layer in self.positions:
+                layer_pools.append(self.positions[layer])
+            pools += layer_pools
+            chosen += [kept[min(layer, kept.shape[0] - 1)]] * len(layer_pools)
+        native = load() if self.device.type == "cpu" else None
+        kv_heads = self.shape.kv_heads
+        if native is not None:
+            native.compact(pools, chosen, before, after, kv_heads)
+            return
+        heads = torch.arange(kv_heads, device=self.device)[:, None]
+        for pool, slots in zip(pools, chosen, strict=True):
+            # Rows of the pool with its heads one after the other: whole rows are copied faster than single numbers.
+            rows = before[slots] + heads * pool.shape[1]
+            kept_rows = pool.flatten(0, 1).index_select(0, rows.flatten())
+            pool.index_copy_(1, after, kept_rows.view(kv_heads, -1, *pool.shape[2:]))
 
     def slots(self, sequence: CachedSequence) -> Tensor:
         pages = torch.tensor(sequence.pages, dtype=torch.long, device=self.device)
@@ -375,7 +396,8 @@ class KVCache:
     def _grow(self, missing: int) -> None:
         self.moves += 1
         used = self.keys[0].shape[1]
-        pages = len(self.holders) + max(missing, len(self.holders) // GROWTH)
+        cached_bytes = sum(pool.numel() * pool.element_size() for pool in (*self.keys, *self.values))
+        pages = len(self.holders) + max(missing, len(self.holders) // growth(cached_bytes, self.device.type))
         for pools in (self.keys, self.values):
             for layer, old in enumerate(pools):
                 pools[layer] = self._pool(pages, old.shape[-1], old.dtype)

@@ -17,7 +17,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.core import KvatlasError, Sampling, Storage, reason
-from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend, attend
+from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, PassAttention, ReferenceBackend
 from kvatlas.engine.cache import CachedSequence, KVCache
 from kvatlas.engine.flex import FlexBackend
 from kvatlas.engine.graphs import CudaGraphRunner
@@ -443,7 +442,7 @@ class Engine:
     def _forward(self, batch: ForwardBatch, needed: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Return logits [needed tokens or all, vocabulary] and last hidden states [tokens, hidden size]."""
         every = needed is None or len(needed) == batch.starts[-1]
-        with attention_function(partial(attend, kvatlas=(self.backend, batch))), reading(batch):
+        with attention_function(PassAttention(self.backend, batch)), reading(batch):
             output = self.model(
                 input_ids=batch.input_ids[None],
                 position_ids=batch.positions[None],

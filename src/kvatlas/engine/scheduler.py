@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kvatlas.core import KvatlasError, Sampling, Storage
-from kvatlas.engine.cache import GROWTH, PAGE, KVCache, Snapshot, pages_for
+from kvatlas.engine.cache import PAGE, KVCache, Snapshot, growth, pages_for
 from kvatlas.engine.rows import Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle
@@ -319,7 +319,8 @@ def _peak(
     row_bytes = 4 * noted * noted_tokens + query_bytes + tail_bytes + shape.state_bytes
 
     # While one layer grows, its old pages stand beside the new ones; logits and states of a pass come after that.
-    growing_bytes = pages * page_bytes // (2 * shape.layers)
+    cached_bytes = pages * page_bytes
+    growing_bytes = cached_bytes // (2 * shape.layers)
     prompt_state_bytes = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * element_bytes
     logit_bytes = rows * model.vocabulary * (element_bytes + 2 * 8)
     # The weights of a pass, and their sums with earlier ones.
@@ -328,7 +329,7 @@ def _peak(
     snapshots = max(0, forked_trees - unbounded_rows) * snapshot_pages
     return Peak(
         weights=model.weight_bytes or 0,
-        slots=int(pages * page_bytes * (1 + 1 / (2 * GROWTH))) + rows * row_bytes,
+        slots=int(cached_bytes * (1 + 1 / (2 * growth(cached_bytes, model.device)))) + rows * row_bytes,
         snapshots=snapshots * page_bytes,
         workspace=max(logit_bytes + prompt_state_bytes + watched_bytes, growing_bytes)
         + (0 if model.device == "cpu" else WORKSPACES),

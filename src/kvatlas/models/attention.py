@@ -65,6 +65,12 @@ def attend(*tensors: Any, **others: Any) -> Any:
     return function(*tensors, **others)
 
 
+def layer_attention() -> Any:
+    """Return the function of `attention_function` if it computes whole decoder layers by `compute_layer`, else None."""
+    function = _function.get()
+    return function if getattr(function, "computes_layers", False) else None
+
+
 class RowStates:
     """The states of all rows: one cache of transformers for each row with tokens."""
 

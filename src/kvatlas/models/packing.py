@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from kvatlas.models.attention import ATTENTION, attend, attention_function, own_attention
+from kvatlas.models.attention import ATTENTION, attend, attention_function, layer_attention, own_attention
 from kvatlas.native import LANES, Linear, Native, load
+from kvatlas.native.decoder import DecoderLayer, DecoderPass, Products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -140,49 +141,66 @@ class PackedCurve(nn.Module):
 
 
 class FusedLayer:
-    """A decoder layer of Llama's form in twelve calls instead of sixty.
+    """A decoder layer of Llama's form in one call of native code, or in two with another attention between them.
 
     Its linear layers are packed, queries, keys and values side by side, gate and up, too.
     """
 
     def __init__(self, native: Native, layer: Any) -> None:
-        self.native = native
         self.attention = layer.self_attn
         gate = layer.mlp.layer
-        # Looked up once: the children of a module take as long to find as a small layer to compute.
-        self.norms = [(norm.weight, norm.eps) for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-        self.inputs = self.attention.q_proj.packed.whole
-        self.output = self.attention.o_proj.packed
-        self.inner = gate.gate_proj.packed.whole
-        self.down = gate.down_proj.packed
+        products = Products(
+            self.attention.q_proj.packed.whole,
+            self.attention.o_proj.packed,
+            gate.gate_proj.packed.whole,
+            gate.down_proj.packed,
+        )
         self.size = self.attention.head_dim
         self.scaling = self.attention.scaling
         projections = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
         self.heads = [projection.out_features // self.size for projection in projections]
         window = getattr(self.attention.config, "sliding_window", None)
         self.window: int | None = getattr(self.attention, "sliding_window", window)
-        self.rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
+        rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
+        norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        first, second = ((norm.weight, norm.eps) for norm in norms)
+        self.native_layer = DecoderLayer(native, (first, second), products, rotary_heads, self.size)
+
+    def __call__(self, tokens: DecoderPass) -> None:
+        """Replace the states of `tokens` by the output of this layer."""
+        whole = layer_attention()
+        if whole is not None:
+            whole.compute_layer(self.attention.layer_idx, self.scaling, self.window, self.native_layer, tokens)
+            return
+        self.native_layer.project(tokens)
+        heads = tokens.heads.view(1, len(tokens.heads), -1, self.size).transpose(1, 2)
+        query, key, value = torch.split(heads, self.heads, 1)
+        seen, _ = attend(self.attention, query, key, value, None, scaling=self.scaling, sliding_window=self.window)
+        tokens.seen.copy_(seen.reshape(tokens.seen.shape))
+        self.native_layer.feed_forward(tokens)
+
+
+class FusedLayers:
+    """All layers of a decoder, which share working memory: their products have the same sizes."""
+
+    def __init__(self, layers: Sequence[FusedLayer]) -> None:
+        self.layers = layers
+        self.size = layers[0].size
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return the layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
-        native = self.native
-        table = self.inputs(native.rms_norm(x, *self.norms[0]))
-        native.rotate(table, cos, sin, self.rotary_heads, self.size)
-        heads = table.view(1, len(x), -1, self.size).transpose(1, 2).split(self.heads, 1)
-        seen, _ = attend(self.attention, *heads, None, scaling=self.scaling, sliding_window=self.window)
-        x = x + self.output(seen.reshape(len(x), -1))
-        gate, up = self.inner(native.rms_norm(x, *self.norms[1])).chunk(2, 1)
-        out: Tensor = x + self.down(native.silu_mul(gate, up))
-        return out
+        tokens = DecoderPass(x, cos, sin, self.layers[0].native_layer.products)
+        for layer in self.layers:
+            layer(tokens)
+        return tokens.states
 
 
 class ShortLayer(Protocol):
-    """A decoder layer of few calls, with heads of `size`."""
+    """One or several decoder layers of few calls, with heads of `size`."""
 
     size: int
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return the layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
+        """Return the last layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
         ...
 
 
@@ -470,8 +488,12 @@ def _code(layer: type[nn.Module]) -> Any:
 def _fuse(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
     """Give a shorter `forward` to a decoder that consists of layers of Llama's form alone."""
     decoder = model.get_decoder()
-    if set(dict(decoder.named_children())) == DECODER and all(map(_fusable, decoder.layers)):
-        decoder.forward = FusedDecoder(decoder, [FusedLayer(native, layer) for layer in decoder.layers])
+    if set(dict(decoder.named_children())) != DECODER or not all(map(_fusable, decoder.layers)):
+        return
+    layers = [FusedLayer(native, layer) for layer in decoder.layers]
+    products = [layer.native_layer.products for layer in layers]
+    if len({each.widths for each in products}) == 1 and all(each.fits for each in products):
+        decoder.forward = FusedDecoder(decoder, [FusedLayers(layers)])
         undo.callback(delattr, decoder, "forward")
 
 

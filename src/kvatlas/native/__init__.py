@@ -101,7 +101,9 @@ _SIDE: dict[str, Any] = {
 _UNPACKED: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
 
 
-class _Layer(ctypes.Structure):
+class PagedLayer(ctypes.Structure):
+    """A layer's pages and its rule of attention, made by `Native.paged_layer`; a call adds the new tokens."""
+
     # Both sides are in it as single fields: a structure for each would take the interpreter as long as the rest.
     _fields_ = [
         *((name, c_int64) for name in ("heads", "kv_heads", "slots")),
@@ -114,6 +116,15 @@ class _Layer(ctypes.Structure):
         *((name, c_double) for name in ("scaling", "softcap")),
         *((name, c_void_p) for name in ("bias", "angles")),
         ("positions_known", c_int64),
+    ]
+
+
+class _KeptPool(ctypes.Structure):
+    _fields_ = [
+        ("rows", c_void_p),
+        *((name, c_int64) for name in ("bytes", "slots")),
+        ("kept", c_void_p),
+        ("head_stride", c_int64),
     ]
 
 
@@ -163,8 +174,8 @@ class Linear:
         self.whole = whole
         self.inputs = weight.shape[1]
         self.outputs = outputs
-        self._weight = weight.data_ptr()
-        self._bias = _pointer(bias)
+        #: Of the weights and the bias.
+        self.addresses = (weight.data_ptr(), _pointer(bias))
         # Looked up once: a small layer takes less time than the interpreter around it.
         self._call = library.kvatlas_linear
 
@@ -185,12 +196,12 @@ class Linear:
         rows = x.numel() // inputs
         x_stride = x.stride(-2)
         y_stride = y.stride(-2)
-        self._call(x.data_ptr(), x_stride, self._weight, self._bias, y.data_ptr(), y_stride, rows, inputs, outputs)
+        self._call(x.data_ptr(), x_stride, *self.addresses, y.data_ptr(), y_stride, rows, inputs, outputs)
         return y
 
 
 def _packed_side(bits: int, pool: Tensor, group: int, recent: Tensor | None) -> tuple[int, int, int, int, int | None]:
-    """Return bits, bytes of a row, group, residual and recent tokens of keys or values for `_Layer`."""
+    """Return bits, bytes of a row, group, residual and recent tokens of keys or values for `PagedLayer`."""
     if bits == 16:
         return _UNPACKED
     residual = 0 if recent is None else recent.shape[2]
@@ -212,6 +223,10 @@ class Native:
             "linear": [pointer, integer, pointer, pointer, pointer, *[integer] * 4],
             "attend": [pointer, pointer],
             "attention_scratch": [integer] * 3,
+            "project": [pointer] * 2,
+            "feed_forward": [pointer] * 2,
+            "decoder_layer": [pointer] * 4,
+            "compact": [pointer, integer, integer, integer, pointer, pointer, pointer],
             "rms_norm": [pointer, pointer, pointer, integer, integer, c_double],
             "silu_mul": [pointer, integer, pointer, integer, pointer, integer, integer],
             "rotate": [pointer, integer, pointer, pointer, integer, integer, integer],
@@ -223,6 +238,7 @@ class Native:
         library.kvatlas_attention_scratch.restype = c_int64
         self._attend = library.kvatlas_attend
         self._scratch = library.kvatlas_attention_scratch
+        self._compact = library.kvatlas_compact
         self._rms_norm = library.kvatlas_rms_norm
         self._silu_mul = library.kvatlas_silu_mul
         self._rotate = library.kvatlas_rotate
@@ -233,12 +249,11 @@ class Native:
         bias = bias.detach().float().contiguous() if bias is not None else None
         return Linear(self.library, pack(weight), bias, weight.shape[0])
 
-    def attention(  # noqa: PLR0913
+    def paged_layer(  # noqa: PLR0913
         self,
         batch: PagedBatch,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        heads: int,
+        sizes: tuple[int, int],
         keys: Tensor,
         values: Tensor,
         scaling: float,
@@ -254,25 +269,22 @@ class Native:
         recent: Sequence[Tensor | None] = (None, None),
         bias: Tensor | None = None,
         angles: Tensor | None = None,
-    ) -> Tensor:
-        """Write new keys and values into the pages of one layer, then return the attention [tokens, heads, value size].
+    ) -> PagedLayer:
+        """Return a layer with so many query heads over its pools, for a call with this batch.
 
-        `query` [tokens, heads, size], `key` [tokens, kv_heads, size], `value` [tokens, kv_heads, value size], heads
-        side by side; `keys` [kv_heads, slots, size] and `values` [kv_heads, slots, value size]: the pools of the layer.
-        Every new token sees its sequence up to its own slot. Scores become softcap tanh(score / softcap) if it is not
-        0; `sinks` [heads] are logits that take a share of the softmax and have no value.
-        With a `window`, it sees those slots with position > own - window: `positions` [tokens] int32 of the new tokens
-        are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the mean of
-        a group's heads, is added to `mass` [watched, kv_heads, watched_width].
+        `keys` [kv_heads, slots, size] and `values` [kv_heads, slots, value size] are the pools, `sizes` those of a key
+        and a value. Scores become softcap tanh(score / softcap) if it is not 0; `sinks` [heads] are logits that take a
+        share of the softmax and have no value.
+        With a `window`, a token sees those slots with position > own - window: `positions` [tokens] int32 of the new
+        tokens are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the
+        mean of a group's heads, is added to `mass` [watched, kv_heads, watched_width].
         Pools of fewer `bits` than 16 (of keys, of values) hold rows of `engine.storage.pack`; `recent` [rows, kv_heads,
         residual, size] has the newest tokens before the new ones unpacked. With a `bias` [kv_heads, size], rows of keys
         are those of `engine.storage.pack_keys`, and `angles` [positions, size] has a row for each position.
         """
-        tokens, heads, size = query.shape
         kv_heads, slots, _ = keys.shape
-        value_size = value.shape[2]
-        out = self._empty(tokens, heads, value_size)
-        largest = max(size, value_size)
+        size, value_size = sizes
+        largest = max(sizes)
         if batch.scratch is None or batch.scratch_size < largest:
             # Working memory for all layers of a step.
             floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
@@ -283,16 +295,63 @@ class Native:
         if bits != (16, 16):
             packed_keys = _packed_side(bits[0], keys, group, recent[0])
             packed_values = _packed_side(bits[1], values, group, recent[1])
-        layer = _Layer(
-            *(heads, kv_heads, slots, query.data_ptr(), query.stride(0)),
-            *(size, key.stride(0), key.data_ptr(), keys.data_ptr(), *packed_keys),
-            *(value_size, value.stride(0), value.data_ptr(), values.data_ptr(), *packed_values),
-            *(out.data_ptr(), _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
+        return PagedLayer(
+            *(heads, kv_heads, slots, None, 0),
+            *(size, 0, None, keys.data_ptr(), *packed_keys),
+            *(value_size, 0, None, values.data_ptr(), *packed_values),
+            *(None, _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
             *(window, scaling, softcap),
             *(_pointer(bias), _pointer(angles), 0 if angles is None else len(angles)),
         )
+
+    def attention(self, batch: PagedBatch, layer: PagedLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write new keys and values into the pages of a layer, then return the attention [tokens, heads, value size].
+
+        `query` [tokens, heads, size], `key` [tokens, kv_heads, size], `value` [tokens, kv_heads, value size], heads
+        side by side. Every new token sees its sequence up to its own slot.
+        """
+        tokens, heads, _ = query.shape
+        out = self._empty(tokens, heads, value.shape[2])
+        layer.query = query.data_ptr()
+        layer.query_stride = query.stride(0)
+        layer.key_fresh = key.data_ptr()
+        layer.key_stride = key.stride(0)
+        layer.value_fresh = value.data_ptr()
+        layer.value_stride = value.stride(0)
+        layer.out = out.data_ptr()
         self._attend(batch.address, ctypes.addressof(layer))
         return out
+
+    def compact(
+        self, pools: Sequence[Tensor], kept: Sequence[Tensor], before: Tensor, after: Tensor, kv_heads: int
+    ) -> None:
+        """Move the tokens of a sequence in the slots `before` [cached] that are `kept` to the slots `after` [count].
+
+        `pools` [kv_heads, slots, ...] are contiguous, of any type; `kept` [kv_heads or 1, count] int64 is for the pool
+        at the same index. The slots may overlap.
+        """
+        count = len(after)
+        structs = (_KeptPool * len(pools))()
+        widest = 0
+        for struct, pool, chosen in zip(structs, pools, kept, strict=True):
+            struct.rows = pool.data_ptr()
+            struct.slots = pool.shape[1]
+            struct.bytes = pool.stride(1) * pool.element_size()
+            struct.kept = chosen.data_ptr()
+            struct.head_stride = chosen.stride(0) if len(chosen) > 1 else 0
+            widest = max(widest, struct.bytes)
+        scratch = self._empty(-(-count * widest // 4))
+        before = before.contiguous()
+        after = after.contiguous()
+        self._compact(
+            ctypes.addressof(structs),
+            len(pools),
+            kv_heads,
+            count,
+            before.data_ptr(),
+            after.data_ptr(),
+            scratch.data_ptr(),
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous."""

@@ -1051,7 +1051,7 @@ API void kvatlas_attend(const struct batch *b, const struct layer *l) {
     }
 }
 
-/* ---- Normalisation, gates, rotation, noise ---- */
+/* ---- Normalisation, gates, rotation ---- */
 
 /* y = x / sqrt(mean(x^2) + eps) * weight for rows of `width`. */
 API void kvatlas_rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64_t width, double eps) {
@@ -1104,6 +1104,112 @@ API void kvatlas_rotate(float *x, int64_t stride, const float *cos, const float 
             }
         }
 }
+
+/* ---- A decoder layer of Llama's form ---- */
+
+/* Weights as `kvatlas_linear` takes them. */
+struct linear {
+    const float *weight, *bias;
+    int64_t inputs, outputs;
+};
+
+/* The weights of a layer: queries, keys and values are outputs of one product, gate and up of another. */
+struct decoder_layer {
+    struct linear projections, output, inner, down;
+    const float *input_norm, *inner_norm; /* [hidden] */
+    double input_eps, inner_eps;
+    int64_t rotary_heads, head_size; /* queries and keys to rotate, from the first on; they have equal sizes */
+};
+
+/* The tokens of a pass: their hidden states, which each layer replaces, their rotation, and working memory. */
+struct pass {
+    int64_t tokens;
+    const float *cos, *sin; /* [tokens][head_size] */
+    float *states;          /* [tokens][hidden] */
+    float *normed;          /* [tokens][hidden] */
+    float *heads;           /* [tokens][projections.outputs]: queries, keys, values */
+    float *seen;            /* [tokens][output.inputs] */
+    float *inner;           /* [tokens][inner.outputs] */
+    float *gated;           /* [tokens][down.inputs] */
+};
+
+static void apply(const struct linear *l, const float *x, float *y, int64_t rows) {
+    kvatlas_linear(x, l->inputs, l->weight, l->bias, y, l->outputs, rows, l->inputs, l->outputs);
+}
+
+/* x = x + y */
+static void add(float *x, const float *y, int64_t count) {
+    int64_t k = 0;
+    for (; k + LANES <= count; k += LANES) store(x + k, load(x + k) + load(y + k));
+    for (; k < count; k++) x[k] += y[k];
+}
+
+/* The part of a layer before attention: `heads` from `states`. */
+API void kvatlas_project(const struct decoder_layer *d, const struct pass *p) {
+    kvatlas_rms_norm(p->states, d->input_norm, p->normed, p->tokens, d->projections.inputs, d->input_eps);
+    apply(&d->projections, p->normed, p->heads, p->tokens);
+    kvatlas_rotate(p->heads, d->projections.outputs, p->cos, p->sin, p->tokens, d->rotary_heads, d->head_size);
+}
+
+/* The part of a layer after attention: what was `seen` and the feed-forward layer are added to `states`. */
+API void kvatlas_feed_forward(const struct decoder_layer *d, const struct pass *p) {
+    int64_t numbers = p->tokens * d->output.outputs, width = d->down.inputs;
+    apply(&d->output, p->seen, p->normed, p->tokens);
+    add(p->states, p->normed, numbers);
+    kvatlas_rms_norm(p->states, d->inner_norm, p->normed, p->tokens, d->inner.inputs, d->inner_eps);
+    apply(&d->inner, p->normed, p->inner, p->tokens);
+    kvatlas_silu_mul(p->inner, 2 * width, p->inner + width, 2 * width, p->gated, p->tokens, width);
+    apply(&d->down, p->gated, p->normed, p->tokens);
+    add(p->states, p->normed, numbers);
+}
+
+/* A whole layer; of `l` the new queries, keys and values and the output are set here. */
+API void kvatlas_decoder_layer(const struct decoder_layer *d, const struct pass *p, const struct batch *b,
+                               struct layer *l) {
+    kvatlas_project(d, p);
+    l->query_stride = l->key.stride = l->value.stride = d->projections.outputs;
+    l->query = p->heads;
+    l->key.fresh = l->query + l->heads * l->key.size;
+    l->value.fresh = l->key.fresh + l->kv_heads * l->key.size;
+    l->out = p->seen;
+    kvatlas_attend(b, l);
+    kvatlas_feed_forward(d, p);
+}
+
+/* ---- Compaction ---- */
+
+/* Copy rows of bytes; most have whole vectors. */
+INLINE void copy_row(uint8_t *to, const uint8_t *from, int64_t bytes) {
+    int64_t k = 0;
+    for (; k + 16 <= bytes; k += 16) *(bytes_at *)(to + k) = *(const bytes_at *)(from + k);
+    for (; k < bytes; k++) to[k] = from[k];
+}
+
+/* A pool [kv_heads][slots] of rows of `bytes`, and the tokens of a sequence to keep: `kept` [kv_heads][count], or with a
+ * `head_stride` of 0 the same for all heads. */
+struct kept_pool {
+    uint8_t *rows;
+    int64_t bytes, slots;
+    const int64_t *kept;
+    int64_t head_stride;
+};
+
+/* Move the rows of kept tokens of a sequence, which is in the slots `before`, to the slots `after` [count]. Both may
+ * share slots: a head is read as a whole into `scratch` [count] rows before it is written. */
+API void kvatlas_compact(const struct kept_pool *pools, int64_t pool_count, int64_t kv_heads, int64_t count,
+                         const int64_t *before, const int64_t *after, uint8_t *scratch) {
+    for (const struct kept_pool *pool = pools; pool < pools + pool_count; pool++)
+        for (int64_t head = 0; head < kv_heads; head++) {
+            uint8_t *rows = pool->rows + head * pool->slots * pool->bytes;
+            const int64_t *kept = pool->kept + head * pool->head_stride;
+            for (int64_t k = 0; k < count; k++)
+                copy_row(scratch + k * pool->bytes, rows + before[kept[k]] * pool->bytes, pool->bytes);
+            for (int64_t k = 0; k < count; k++)
+                copy_row(rows + after[k] * pool->bytes, scratch + k * pool->bytes, pool->bytes);
+        }
+}
+
+/* ---- Noise ---- */
 
 #define WORDS 8 /* lanes of 64 bits that hold words of 32 */
 
