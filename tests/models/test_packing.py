@@ -12,8 +12,9 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.models.attention import own_attention
+from kvatlas.models.fused import FusedDecoder
 from kvatlas.models.handle import handle_for
-from kvatlas.models.packing import FusedDecoder, PackedLinear, pack
+from kvatlas.models.packing import PackedLinear, pack
 from kvatlas.models.weights import check_finite
 from kvatlas.native.decoder import DecoderLayer
 from kvatlas.policies import from_setting

@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 
 from kvatlas.machine import compiles
 from kvatlas.models.attention import attend
+from kvatlas.models.fused import FusedDecoder
 from kvatlas.models.packing import (
     ATTENTIONS,
     DECODER,
@@ -24,7 +25,6 @@ from kvatlas.models.packing import (
     JOINED,
     LAYERS,
     NORMS,
-    FusedDecoder,
     computes_as,
     has_hooks,
 )

@@ -13,17 +13,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from inspect import unwrap
-from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakMethod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from kvatlas.models.attention import ATTENTION, attend, attention_function, layer_attention, own_attention
+from kvatlas.models.attention import attention_function, own_attention
+from kvatlas.models.fused import FusedDecoder, FusedLayer, FusedLayers
 from kvatlas.native import LANES, Linear, Native, load
-from kvatlas.native.decoder import DecoderLayer, DecoderPass, Products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,98 +137,6 @@ class PackedCurve(nn.Module):
         if width % VECTOR:
             x = F.pad(x, (0, -width % VECTOR))
         return self.curve(x)[..., :width]  # type: ignore[no-any-return]
-
-
-class FusedLayer:
-    """A decoder layer of Llama's form in one call of native code, or in two with another attention between them.
-
-    Its linear layers are packed, queries, keys and values side by side, gate and up, too.
-    """
-
-    def __init__(self, native: Native, layer: Any) -> None:
-        self.attention = layer.self_attn
-        gate = layer.mlp.layer
-        products = Products(
-            self.attention.q_proj.packed.whole,
-            self.attention.o_proj.packed,
-            gate.gate_proj.packed.whole,
-            gate.down_proj.packed,
-        )
-        self.size = self.attention.head_dim
-        self.scaling = self.attention.scaling
-        projections = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
-        self.heads = [projection.out_features // self.size for projection in projections]
-        window = getattr(self.attention.config, "sliding_window", None)
-        self.window: int | None = getattr(self.attention, "sliding_window", window)
-        rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
-        norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        first, second = ((norm.weight, norm.eps) for norm in norms)
-        self.native_layer = DecoderLayer(native, (first, second), products, rotary_heads, self.size)
-
-    def __call__(self, tokens: DecoderPass) -> None:
-        """Replace the states of `tokens` by the output of this layer."""
-        whole = layer_attention()
-        if whole is not None:
-            whole.compute_layer(self.attention.layer_idx, self.scaling, self.window, self.native_layer, tokens)
-            return
-        self.native_layer.project(tokens)
-        heads = tokens.heads.view(1, len(tokens.heads), -1, self.size).transpose(1, 2)
-        query, key, value = torch.split(heads, self.heads, 1)
-        seen, _ = attend(self.attention, query, key, value, None, scaling=self.scaling, sliding_window=self.window)
-        tokens.seen.copy_(seen.reshape(tokens.seen.shape))
-        self.native_layer.feed_forward(tokens)
-
-
-class FusedLayers:
-    """All layers of a decoder, which share working memory: their products have the same sizes."""
-
-    def __init__(self, layers: Sequence[FusedLayer]) -> None:
-        self.layers = layers
-        self.size = layers[0].size
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        tokens = DecoderPass(x, cos, sin, self.layers[0].native_layer.products)
-        for layer in self.layers:
-            layer(tokens)
-        return tokens.states
-
-
-class ShortLayer(Protocol):
-    """One or several decoder layers of few calls, with heads of `size`."""
-
-    size: int
-
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return the last layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
-        ...
-
-
-class FusedDecoder:
-    """The `forward` of a decoder of fused layers, for one row of tokens under `own_attention`; otherwise its own."""
-
-    def __init__(self, decoder: Any, layers: Sequence[ShortLayer]) -> None:
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
-        self.unfused: Any = WeakMethod(decoder.forward)
-        self.layers = layers
-        self.output = BaseModelOutputWithPast
-        self.embedding = decoder.embed_tokens
-        self.rotary = decoder.rotary_emb
-        self.norm = decoder.norm
-        self.config = decoder.config
-
-    def __call__(self, input_ids: Tensor | None = None, **others: Any) -> Any:
-        positions = others.get("position_ids")
-        if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
-            return self.unfused()(input_ids, **others)
-        x = self.embedding(input_ids)
-        cos, sin = self.rotary(x, position_ids=positions)
-        if cos.shape != (1, x.shape[1], self.layers[0].size):
-            raise ValueError(f"The rotary embedding is {list(cos.shape)}, which does not turn whole heads.")
-        x = x[0]
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return self.output(self.norm(x[None]))
 
 
 class PackedExperts(nn.Module):
