@@ -8,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvatlas import native
 from kvatlas.benchmarks.reading import Tags
 from kvatlas.core import KvatlasError, Storage
 from kvatlas.hub import Repository, is_id
+from kvatlas.machine import cache_folder
 from kvatlas.models import weights
 from kvatlas.models.chat import Chat
 from kvatlas.models.files import CACHED_KINDS, ModelFiles, Overrides
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 #: The files to fetch for planning, and those for decoding.
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "merges.txt", "dynts.safetensors")
 WEIGHTS = ("model*.safetensors",)
+#: Bytes of weights from which processes share them; smaller ones load as fast without a file.
+SHARED_FROM = 64 * 2**20
 #: The random streams of the published figures of the embedded models, by the beginning of their digests.
 _STREAMS = {
     "7b234a9900dd8837": "3778a6a33c7d9d616c9b5765295eb7b57ed2bc14eb9495a8d8af9e87082b31dd",
@@ -160,15 +164,42 @@ class ModelHandle:
 
     def load(self) -> PreTrainedModel:
         """Load the weights (frozen, evaluation mode, on the device); weights on the hub are fetched first."""
-        from kvatlas.models.packing import pack
-
         folder = self.folder
         weights.check_fits(self.name, self.weight_bytes, self.device)
         if self.repository is not None and not self.files.weight_files():
             folder = self.repository.folder((*SMALL_FILES, *WEIGHTS), show=True)
-        model = weights.load_weights(self.name, folder, self.dtype, self.device)
-        self.files.adapter.merge(self.name, model)
+        return self._load_shared(folder) if self.shares_weights else self._load_alone(folder)
+
+    @property
+    def shares_weights(self) -> bool:
+        """True if all processes of this machine map one file with the packed weights."""
+        if self.device != "cpu" or self.dtype != "float32" or self.config.get("quantization_config"):
+            return False
+        return (self.weight_bytes or 0) >= SHARED_FROM and native.load() is not None
+
+    def _load_alone(self, folder: Path) -> PreTrainedModel:
+        from kvatlas.models.packing import pack
+
+        model = self._load_unpacked(folder, read=True)
         pack(model)
+        return model
+
+    def _load_shared(self, folder: Path) -> PreTrainedModel:
+        from kvatlas.models.packing import pack
+        from kvatlas.models.shared_weights import WeightsFile
+
+        adapter = self.files.adapter
+        files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+        if adapter.address:
+            files += [adapter.folder / name for name in weights.ADAPTER_FILES]
+        home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
+        return WeightsFile(home, files).load(lambda read: self._load_unpacked(folder, read), pack)
+
+    def _load_unpacked(self, folder: Path, read: bool) -> PreTrainedModel:
+        """Load the model as it is in its files; unless it is to be `read`, other weights will replace those of it."""
+        model = weights.load_weights(self.name, folder, self.dtype, self.device, check=read)
+        if read:
+            self.files.adapter.merge(self.name, model)
         return model
 
     # What other rooms read of the files.

@@ -8,6 +8,7 @@ decoders of Llama's form, and mixtures of experts.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from kvatlas.models.attention import attention_function, own_attention
 from kvatlas.models.fused import FusedDecoder, FusedLayer, FusedLayers
+from kvatlas.models.shared_weights import Tables
 from kvatlas.native import LANES, Linear, Native, load
 
 if TYPE_CHECKING:
@@ -142,15 +144,15 @@ class PackedCurve(nn.Module):
 class PackedExperts(nn.Module):
     """Experts in the form of `transformers.integrations.moe`, one table for all, each packed by itself."""
 
-    def __init__(self, native: Native, layer: Any) -> None:
+    def __init__(self, tables: Tables, layer: Any) -> None:
         super().__init__()
         self.layer = layer
         self.names = ("gate_up_proj" if layer.has_gate else "up_proj", "down_proj")
-        self.first, self.second = (self._packed(native, name) for name in self.names)
+        self.first, self.second = (self._packed(tables, name) for name in self.names)
         for name in self.names:
             getattr(layer, name).data = torch.empty(0)
 
-    def _packed(self, native: Native, name: str) -> list[PackedLinear]:
+    def _packed(self, tables: Tables, name: str) -> list[PackedLinear]:
         """Return the packed linear layer of each expert in the table `name`."""
         weights = getattr(self.layer, name)
         biases: Sequence[Tensor | None] = [None for _ in weights]
@@ -159,7 +161,7 @@ class PackedExperts(nn.Module):
         if self.layer.is_transposed:
             weights = weights.transpose(1, 2)
         pairs = zip(weights, biases, strict=True)
-        return [PackedLinear(native.linear(weight, bias)) for weight, bias in pairs]
+        return [PackedLinear(tables.linear([weight], bias)) for weight, bias in pairs]
 
     def unpack(self) -> None:
         for name, experts in zip(self.names, (self.first, self.second), strict=True):
@@ -185,11 +187,11 @@ class PackedExperts(nn.Module):
 class RowExact(TorchFunctionMode):
     """The `forward` of a layer of experts and its router, with tables and curves computed row by row."""
 
-    def __init__(self, native: Native, layer: nn.Module) -> None:
+    def __init__(self, tables: Tables, layer: nn.Module) -> None:
         super().__init__()
         self.inexact = layer.forward
-        tables = [weight for weight in layer.parameters() if weight.dim() == 2 and weight.numel()]
-        self.tables = {id(weight): PackedLinear(native.linear(weight, None)) for weight in tables}
+        weights = [weight for weight in layer.parameters() if weight.dim() == 2 and weight.numel()]
+        self.tables = {id(weight): PackedLinear(tables.linear([weight])) for weight in weights}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self:
@@ -206,12 +208,15 @@ class RowExact(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def pack(model: PreTrainedModel) -> ExitStack:
+def pack(model: PreTrainedModel, tables: Tables | None = None) -> ExitStack:
     """Replace a model's layers by packed ones if native kernels support it: fp32 on the CPU.
 
     The weights of replaced linear layers are dropped; closing the returned stack restores every weight, bit for bit:
     `with pack(model): ...`. A step that changes the numbers of a few tokens is undone. A model with hooks is not run:
     only its linear layers are packed. Hooks registered later inside a fused decoder see no call of the engine's.
+
+    `tables` note the packed weights and the steps that were done; with stored ones the same steps are done again,
+    without a look at the original weights.
     """
     native = load()
     undo = ExitStack()
@@ -219,16 +224,28 @@ def pack(model: PreTrainedModel) -> ExitStack:
         return undo
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         return undo
+    tables = tables or Tables()
     if any(map(has_hooks, model.modules())):
-        _pack_linear(native, model, undo)
+        _pack_linear(tables, model, undo)
         return undo
+    steps = (_pack_linear, _pack_experts, _pack_forms, _fuse)
+    if tables.steps is not None:
+        for step in itertools.compress(steps, tables.steps):
+            step(tables, model, undo)
+        return undo
+    tables.steps = []
     before = _numbers(model)
-    for step in (_pack_linear, _pack_experts, _pack_forms, _fuse):
+    for step in steps:
+        noted = len(tables.used)
         # Leaving the block undoes the step, unless its callbacks were moved to `undo`.
         with ExitStack() as undo_step:
-            step(native, model, undo_step)
-            if before and _close(_numbers(model), before):
+            step(tables, model, undo_step)
+            is_close = bool(before) and _close(_numbers(model), before)
+            if is_close:
                 undo.push(undo_step.pop_all())
+            else:
+                del tables.used[noted:]
+        tables.steps.append(is_close)
     return undo
 
 
@@ -263,7 +280,7 @@ def _close(numbers: list[Tensor], others: list[Tensor]) -> bool:
     return same and all(torch.dist(a, b) <= ROUNDING * b.norm() for a, b in zip(numbers, others, strict=True))
 
 
-def _pack_linear(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
+def _pack_linear(tables: Tables, model: PreTrainedModel, undo: ExitStack) -> None:
     """Replace the linear layers by packed ones, and drop weights that no other layer shares."""
     children = {parent: _weighted_children(parent) for parent in model.modules()}
     users: Counter[int] = Counter()
@@ -274,10 +291,10 @@ def _pack_linear(native: Native, model: PreTrainedModel, undo: ExitStack) -> Non
             if type(child) is nn.Embedding:
                 embeddings[id(child.weight)] = (parent, name)
     for parent, layers in children.items():
-        joined = _join(native, parent)
+        joined = _join(tables, parent)
         for name, child in layers:
             if _plain(child):
-                packed = PackedLinear(joined.get(id(child)) or native.linear(child.weight, child.bias))
+                packed = PackedLinear(joined.get(id(child)) or tables.linear([child.weight], child.bias))
                 _replace(parent, name, packed, undo)
                 _drop_weight(child, packed, users[id(child.weight)], embeddings.get(id(child.weight)), undo)
                 _keep_untied(model, undo)
@@ -322,7 +339,7 @@ def _plain(layer: nn.Module | None) -> bool:
     return type(layer) is nn.Linear and _weighted(layer) and not has_hooks(layer)
 
 
-def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
+def _join(tables: Tables, parent: nn.Module) -> dict[int, Linear]:
     """Pack the layers of a parent with the same input side by side; return the part of each layer by its id."""
     parts: dict[int, Linear] = {}
     for names in JOINED:
@@ -331,7 +348,7 @@ def _join(native: Native, parent: nn.Module) -> dict[int, Linear]:
             continue
         biases = [layer.bias for layer in layers]
         bias = None if biases[0] is None else torch.cat(biases)
-        table = native.linear(torch.cat([layer.weight for layer in layers]), bias)
+        table = tables.linear([layer.weight for layer in layers], bias)
         first = 0
         for layer in layers:
             parts[id(layer)] = table.part(first, layer.out_features)
@@ -351,18 +368,18 @@ def _replace(parent: nn.Module, name: str, by: nn.Module, undo: ExitStack) -> No
     setattr(parent, name, by)
 
 
-def _pack_experts(native: Native, model: nn.Module, undo: ExitStack) -> None:
+def _pack_experts(tables: Tables, model: nn.Module, undo: ExitStack) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if {"has_gate", "has_post_expert_norm"} <= vars(child).keys():
-                packed = PackedExperts(native, child)
+                packed = PackedExperts(tables, child)
                 undo.callback(packed.unpack)
                 _replace(parent, name, packed, undo)
-                parent.forward = RowExact(native, parent)
+                parent.forward = RowExact(tables, parent)
                 undo.callback(delattr, parent, "forward")
 
 
-def _pack_forms(native: Native, model: nn.Module, undo: ExitStack) -> None:
+def _pack_forms(tables: Tables, model: nn.Module, undo: ExitStack) -> None:
     from transformers.activations import ACT2CLS, ACT2FN
 
     silu = (nn.SiLU, type(ACT2FN["silu"]))
@@ -370,9 +387,9 @@ def _pack_forms(native: Native, model: nn.Module, undo: ExitStack) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if computes_as(child, NORMS):
-                _replace(parent, name, PackedNorm(native, child), undo)
+                _replace(parent, name, PackedNorm(tables.native, child), undo)
             elif computes_as(child, GATES) and isinstance(child.act_fn, silu):
-                _replace(parent, name, PackedGate(native, child), undo)
+                _replace(parent, name, PackedGate(tables.native, child), undo)
             elif isinstance(child, curves):
                 _replace(parent, name, PackedCurve(child), undo)
 
@@ -392,12 +409,12 @@ def _code(layer: type[nn.Module]) -> Any:
     return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != forward.__doc__])
 
 
-def _fuse(native: Native, model: PreTrainedModel, undo: ExitStack) -> None:
+def _fuse(tables: Tables, model: PreTrainedModel, undo: ExitStack) -> None:
     """Give a shorter `forward` to a decoder that consists of layers of Llama's form alone."""
     decoder = model.get_decoder()
     if set(dict(decoder.named_children())) != DECODER or not all(map(_fusable, decoder.layers)):
         return
-    layers = [FusedLayer(native, layer) for layer in decoder.layers]
+    layers = [FusedLayer(tables.native, layer) for layer in decoder.layers]
     products = [layer.native_layer.products for layer in layers]
     if len({each.widths for each in products}) == 1 and all(each.fits for each in products):
         decoder.forward = FusedDecoder(decoder, [FusedLayers(layers)])

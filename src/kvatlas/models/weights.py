@@ -54,8 +54,11 @@ def is_known(kind: str) -> bool:
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrainedModel:
-    """Load the model `name` from its folder, frozen and in evaluation mode. Raises KvatlasError for faulty weights."""
+def load_weights(name: str, folder: Path, dtype: str, device: str, check: bool = True) -> PreTrainedModel:
+    """Load the model `name` from its folder, frozen and in evaluation mode. Raises KvatlasError for faulty weights.
+
+    Without `check` no weight is read: their files are mapped.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -90,7 +93,8 @@ def load_weights(name: str, folder: Path, dtype: str, device: str) -> PreTrained
         # compressed-tensors unpacks weights in the first pass.
         with refusal(f"The weights of the model {name!r} cannot be unpacked"), torch.no_grad():
             model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
-    check_finite(name, model)
+    if check:
+        check_finite(name, model)
     return model
 
 

@@ -246,8 +246,12 @@ class Native:
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return a layer with a packed copy of `weight` [outputs, inputs]."""
+        return self.packed_linear(pack(weight), bias, weight.shape[0])
+
+    def packed_linear(self, weight: Tensor, bias: Tensor | None, outputs: int) -> Linear:
+        """Return a layer over weights in the form of `pack`."""
         bias = bias.detach().float().contiguous() if bias is not None else None
-        return Linear(self.library, pack(weight), bias, weight.shape[0])
+        return Linear(self.library, weight, bias, outputs)
 
     def paged_layer(  # noqa: PLR0913
         self,

@@ -82,7 +82,9 @@ def usual_workers(job: Job) -> int:
     workers = min(cores(), useful_workers(job))
     free = free_memory()
     if free is not None:
-        workers = min(workers, free // (PROCESS + (job.model.weight_bytes or 0)))
+        weight_bytes = job.model.weight_bytes or 0
+        shared = weight_bytes if job.model.shares_weights else 0
+        workers = min(workers, (free - shared) // (PROCESS + weight_bytes - shared))
     return max(1, workers)
 
 

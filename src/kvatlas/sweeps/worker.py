@@ -90,8 +90,12 @@ def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None
     def peak_of(size: int) -> Peak:
         return peak(model, policies, size, trees or len(job.units), job.prompt, job.sampling.max_new_tokens)
 
+    weight_bytes = model.weight_bytes or 0
+    if model.shares_weights:
+        # Mapped weights are in memory that counts as free.
+        free = max(0, free - weight_bytes)
     # The weights are loaded already.
-    memory = free / (job.workers if on_cpu else 1) + (model.weight_bytes or 0)
+    memory = free / (job.workers if on_cpu else 1) + weight_bytes
     return max(1, largest_batch(memory, most, peak_of))
 
 

@@ -1,0 +1,117 @@
+"""Packed weights in a file: made once, mapped by every process after that, and the originals are not read again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvatlas import native
+from kvatlas.core import KvatlasError
+from kvatlas.models import ModelHandle, handle, packing
+from kvatlas.models.packing import PackedLinear
+from kvatlas.models.weights import Adapter
+from tests.models.test_adapters import save_adapter, with_adapter
+from tests.r1 import copied
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="no native kernels for this machine")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of caches, and weights of any size that are shared."""
+    monkeypatch.setattr(handle, "SHARED_FROM", 0)
+    monkeypatch.setenv("KVATLAS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def logits(model: Any) -> Tensor:
+    with torch.inference_mode():
+        result: Tensor = model(input_ids=torch.arange(9)[None], use_cache=False).logits
+    return result
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("packed-*.bin"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3", "gpt_oss", "qwen3_next"])
+def test_mapped_weights_compute_the_same_numbers(
+    kind: str,
+    random_models: dict[str, ModelHandle],
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = random_models[kind]
+    expected = logits(model._load_alone(model.folder))
+    assert torch.equal(logits(model.load()), expected)
+    (file,) = files(cache)
+    assert f"in {file}" in capsys.readouterr().err
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the original weights were read")
+
+    monkeypatch.setattr(native, "pack", refuse)
+    monkeypatch.setattr(packing, "_numbers", refuse)
+    monkeypatch.setattr("kvatlas.models.weights.check_finite", refuse)
+    again = model.load()
+    assert torch.equal(logits(again), expected)
+    assert capsys.readouterr().err == ""
+    tables = [module.packed.weight for module in again.modules() if isinstance(module, PackedLinear)]
+    assert all(table.data_ptr() % 64 == 0 for table in tables)
+    # Whoever changes weights changes those of its process alone.
+    tables[0].fill_(0.0)
+    assert torch.equal(logits(model.load()), expected)
+
+
+def test_other_files_are_packed_anew(random_models: dict[str, ModelHandle], tmp_path: Path, cache: Path) -> None:
+    model = copied(random_models["llama"], tmp_path / "model")
+    before = logits(model.load())
+    weights = model.folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-4:] = b"\0\0\0\0"
+    weights.write_bytes(content)
+    assert not torch.equal(logits(model.load()), before)
+    assert len(files(cache)) == 1
+
+
+def test_a_file_that_was_cut_off_is_made_anew(random_models: dict[str, ModelHandle], cache: Path) -> None:
+    model = random_models["llama"]
+    expected = logits(model.load())
+    (file,) = files(cache)
+    file.write_bytes(file.read_bytes()[:-100])
+    assert torch.equal(logits(model.load()), expected)
+
+
+def test_a_folder_that_takes_no_file_is_done_without(
+    random_models: dict[str, ModelHandle], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.write_text("not a folder")
+    model = random_models["llama"]
+    expected = logits(model._load_alone(model.folder))
+    assert torch.equal(logits(model.load()), expected)
+    assert "weights are not shared" in capsys.readouterr().err
+
+
+def test_faulty_weights_are_refused_before_they_are_packed(
+    random_models: dict[str, ModelHandle], tmp_path: Path, cache: Path
+) -> None:
+    model = copied(random_models["llama"], tmp_path / "model")
+    (model.folder / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(KvatlasError, match="cannot be loaded"):
+        model.load()
+    assert not files(cache)
+
+
+def test_an_adapter_has_a_file_of_its_own(
+    random_models: dict[str, ModelHandle], tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_models["llama"]
+    model.load()
+    adapted = with_adapter(model, save_adapter(model, tmp_path / "adapter"))
+    expected = logits(adapted.load())
+    assert len(files(cache)) == 2
+    monkeypatch.setattr(Adapter, "merge", None)
+    assert torch.equal(logits(adapted.load()), expected)
