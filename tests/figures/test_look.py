@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
-from kvatlas.figures import style
+from kvatlas.figures import colours
 from kvatlas.figures.curves import depth_figure, line_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import names_of, pairwise_figure
@@ -170,17 +170,17 @@ def test_values_are_written_as_on_the_page() -> None:
 
 
 def test_a_widened_scale_stays_among_percentages() -> None:
-    assert style.scale_limits([100.0, 99.8]) == (99.0, 100.0)
-    assert style.scale_limits([0.0]) == (0.0, 1.0)
-    assert style.scale_limits([50.0]) == (49.5, 50.5)
-    assert style.scale_limits([2000.0]) == (1999.5, 2000.5)
-    assert style.scale_limits([100.0, 90.0]) == (90.0, 100.0)
+    assert colours.scale_limits([100.0, 99.8]) == (99.0, 100.0)
+    assert colours.scale_limits([0.0]) == (0.0, 1.0)
+    assert colours.scale_limits([50.0]) == (49.5, 50.5)
+    assert colours.scale_limits([2000.0]) == (1999.5, 2000.5)
+    assert colours.scale_limits([100.0, 90.0]) == (90.0, 100.0)
 
 
-@pytest.mark.parametrize("colours", [style.VALUES, style.COSTS, style.COUNTS, style.DIFFERENCES])
+@pytest.mark.parametrize("colours", [colours.VALUES, colours.COSTS, colours.COUNTS, colours.DIFFERENCES])
 def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(colours: str) -> None:
     for share in np.linspace(0, 1, 201):
-        background = to_hex(style.colour_map(colours)(share))
-        assert contrast(background, style.ON_COLOUR) >= 4.5, background
-    steps = style.colour_steps(colours)
-    assert [to_hex(style.colour_map(colours)(end)) for end in (0.0, 1.0)] == [steps[0], steps[-1]]
+        background = to_hex(colours.colour_map(colours)(share))
+        assert contrast(background, colours.ON_COLOUR) >= 4.5, background
+    steps = colours.colour_steps(colours)
+    assert [to_hex(colours.colour_map(colours)(end)) for end in (0.0, 1.0)] == [steps[0], steps[-1]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
-from kvatlas.figures import style
+from kvatlas.figures import colours, style
 from kvatlas.figures.panels import Unit, cost_of
 from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
 from kvatlas.stats.decay import PUBLISHED_L0, DepthCurve, depth_curve, says
@@ -239,7 +239,7 @@ def _draw_curves(
         shift = (index - (len(policies) - 1) / 2) * 0.16 if as_text else 0.0
         x = [places[value] + shift for value in line]
         line_points = [_point(map_, cell, measure.cost) for cell in line.values()]
-        colour = options.colours.lines[index % len(style.LINES)]
+        colour = options.colours.lines[index % len(colours.LINES)]
         last = _draw_curve(axes, x, line_points, measure.unit, _Stroke(policy, index, as_text), options)
         if policy:
             ends.append(_End(last, options.named(policy), colour))
@@ -264,8 +264,8 @@ def _draw_curve(
     axes: Axes, x: Sequence[float], line: Sequence[_Point], unit: Unit, stroke: _Stroke, options: FigureOptions
 ) -> float:
     """Draw a curve with its intervals and return the height of its last point."""
-    colour = options.colours.lines[stroke.order % len(style.LINES)]
-    marker = style.MARKERS[stroke.order % len(style.MARKERS)]
+    colour = options.colours.lines[stroke.order % len(colours.LINES)]
+    marker = colours.MARKERS[stroke.order % len(colours.MARKERS)]
     if options.intervals is False:
         line = [_Point(point.value) for point in line]
     # An interval that is not known has no width.
@@ -337,7 +337,7 @@ def depth_figure(
     """
     if by not in DIFFICULTIES:
         raise KvatlasError(f"Unknown difficulty {by!r}; expected {', '.join(DIFFICULTIES)}.")
-    most = len(style.LINES)
+    most = len(colours.LINES)
     if len(success) > most:
         raise KvatlasError(f"{len(success)} systems are too many for one figure; at most {most} can be plotted.")
     options = options or FigureOptions()
@@ -448,7 +448,7 @@ def _draw_estimates(panel: Axes, curve: DepthCurve, index: int, shift: float, op
         [estimate.value for estimate in estimates],
         yerr=None if options.intervals is False else [low, high],
         color=options.colours.lines[index],
-        marker=style.MARKERS[index],
+        marker=colours.MARKERS[index],
         markersize=3.6,
         linewidth=0.9,
         linestyle="none" if curve.decay else "-",

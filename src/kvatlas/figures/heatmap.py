@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from kvatlas.core import KvatlasError, Map, Note, NoteKind
-from kvatlas.figures import style
+from kvatlas.figures import colours, style
 from kvatlas.figures.panels import BEST, NARROWEST, CellText, Panel, finding, metric_panels
 from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, settle, sheet, text_width, wrapped
 from kvatlas.stats.estimates import common
@@ -155,7 +155,7 @@ def _scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) -> list
         sharing = panels if is_shared else [panel]
         least = NARROWEST if shared is False else max(other.least for other in sharing)
         values = [cell.value for cell in _cells_of(sharing)]
-        scales.append(style.scale_limits(values, panel.centred, least))
+        scales.append(colours.scale_limits(values, panel.centred, least))
     return scales
 
 
@@ -376,7 +376,7 @@ def _draw_cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _L
     axes.patch.set(facecolor=empty, edgecolor=hatching, hatch="////", linewidth=0)
     axes.pcolormesh(
         np.ma.masked_invalid(values),
-        cmap=style.colour_map(panel.colours),
+        cmap=colours.colour_map(panel.palette),
         vmin=scale[0],
         vmax=scale[1],
         edgecolors=options.colours.ground,
@@ -395,7 +395,7 @@ def _draw_cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: _L
 def _write_cell(axes: Axes, corner: tuple[int, int], cell: CellText, layout: _Layout) -> None:
     """Write the value of a cell, and its interval below where there is room for it."""
     x, y = corner
-    ink: dict[str, Any] = {"color": style.ON_COLOUR, "ha": "center", "va": "center"}
+    ink: dict[str, Any] = {"color": colours.ON_COLOUR, "ha": "center", "va": "center"}
     has_interval = bool(layout.interval and cell.small)
     if layout.value:
         height = 0.62 if has_interval else 0.5
@@ -417,7 +417,7 @@ def _frame_cell(axes: Axes, corner: tuple[int, int]) -> None:
             0.9,
             gid="framed",
             facecolor="none",
-            edgecolor=style.ON_COLOUR,
+            edgecolor=colours.ON_COLOUR,
             linewidth=1.1,
             zorder=_FRAME_ORDER,
         )
@@ -434,7 +434,7 @@ def _draw_memory(axes: Axes, memory: Sequence[Sequence[float]]) -> None:
         np.arange(rows) + 0.5,
         sizes,
         levels,
-        colors=style.ON_COLOUR,
+        colors=colours.ON_COLOUR,
         linewidths=0.7,
         linestyles="dotted",
         alpha=0.5,
@@ -470,7 +470,7 @@ def _draw_bar(axes: Axes, panel: Panel, ends: Sequence[str], layout: _Layout) ->
         [left, right],
         heights,
         heights[:-1, None],
-        cmap=style.colour_map(panel.colours),
+        cmap=colours.colour_map(panel.palette),
         transform=axes.transAxes,
         clip_on=False,
     )

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.core import SERVED, KvatlasError, Note, differing
-from kvatlas.figures import style
+from kvatlas.figures import colours, style
 from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, save, settle, sheet, wrapped, write_above
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.systems import ModelSetting, Pair
@@ -197,14 +197,14 @@ def _margins(names: Sequence[str], across: int, width: float) -> tuple[Margins, 
 
 def _draw_counts(panel: Axes, counts: Floats, norm: Normalize, size: float) -> None:
     """Draw the bins in their colours with the number of problems in each."""
-    panel.pcolormesh(np.ma.masked_equal(counts, 0), cmap=style.colour_map(style.COUNTS), norm=norm, snap=True)
+    panel.pcolormesh(np.ma.masked_equal(counts, 0), cmap=colours.colour_map(colours.COUNTS), norm=norm, snap=True)
     for row, column in np.argwhere(counts > 0):
         panel.text(
             column + 0.5,
             row + 0.5,
             f"{counts[row, column]:.0f}",
             fontsize=size,
-            color=style.ON_COLOUR,
+            color=colours.ON_COLOUR,
             ha="center",
             va="center",
             zorder=4,

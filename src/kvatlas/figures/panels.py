@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.columns import KV_MEMORY, Column, cost_columns, cost_names
 from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, MapName, Note, NoteKind
-from kvatlas.figures import style
+from kvatlas.figures import colours, style
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.pairs import CellDifference, Differences
 from kvatlas.text import axis_label, guarded, interval_text, percent_text, signed
@@ -48,7 +48,7 @@ class Panel:
     label: str
     unit: str
     about: tuple[str, ...] = ()
-    colours: str = style.VALUES
+    palette: str = colours.VALUES
     centred: bool = False
     least: float = NARROWEST
     digits: int = 1
@@ -275,7 +275,7 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
                 {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
                 cost.label,
                 f"in {unit.name}",
-                colours=style.COSTS,
+                palette=colours.COSTS,
                 least=0.02 * max(values.values()) / unit.size or 1.0,
                 digits=unit.digits,
                 baselines=tuple((f"{text} {unit.text(value)}", "") for text, value in baselines.items()),
@@ -330,7 +330,7 @@ def difference_panels(compared: Compared) -> list[Panel]:
                 f"{axis_label(map_.metric)} minus {compared.name}",
                 "in points",
                 about,
-                style.DIFFERENCES,
+                colours.DIFFERENCES,
                 centred=True,
                 least=max(NARROWEST, fmean(widths or [0])) / 2,
                 claim=f"proven to differ from {compared.name}" if paired else "",

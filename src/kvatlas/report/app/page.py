@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import KvatlasError
-from kvatlas.figures import style
+from kvatlas.figures import colours
 from kvatlas.report.app.documents import Json, maps_of
 from kvatlas.report.app.run import AppRun, Place, address_name, trace_address
 from kvatlas.report.result import Result
@@ -63,10 +63,10 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
     script = "\n".join((web / name).read_text("utf-8") for name in SCRIPTS)
     constants: dict[str, Any] = {
         "source": source,
-        "colours": style.colour_steps(style.VALUES),
-        "costs": style.colour_steps(style.COSTS),
-        "differences": style.colour_steps(style.DIFFERENCES),
-        "lines": style.LINES,
+        "colours": colours.colour_steps(colours.VALUES),
+        "costs": colours.colour_steps(colours.COSTS),
+        "differences": colours.colour_steps(colours.DIFFERENCES),
+        "lines": colours.LINES,
     }
     if documents is not None:
         packed = gzip.compress(embedded(documents).encode(), mtime=0)

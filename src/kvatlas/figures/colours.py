@@ -1,0 +1,85 @@
+"""The colours of all figures, on a light and on a dark ground, and the limits of their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.colors import LinearSegmentedColormap
+
+#: Colour maps of ColorBrewer (Brewer 2003) by the names of matplotlib: perceptually ordered, safe for the colour-blind.
+VALUES = "YlGnBu"
+COSTS = "YlOrBr"
+COUNTS = "Blues"
+#: Low is red.
+DIFFERENCES = "RdBu"
+#: The pale part of each, on which black type has a contrast of 4.5 or more.
+_PALE = {VALUES: (0.0, 0.62), COSTS: (0.0, 0.62), COUNTS: (0.05, 0.68), DIFFERENCES: (0.22, 0.78)}
+#: The colour of text on any of them.
+ON_COLOUR = "#111111"
+#: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines, and their markers.
+LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
+MARKERS = "osD^vPX*"
+
+
+class Palette(NamedTuple):
+    """Colours of a figure on a light or on a dark ground."""
+
+    ground: str
+    ink: str
+    #: Lesser text, and lines of a grid.
+    soft: str
+    #: Text that must not be missed.
+    warning: str
+    lines: Sequence[str]
+    #: A missing cell and its hatching.
+    missing: tuple[str, str]
+    published: str
+
+
+LIGHT = Palette(
+    "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#c4c4c4",
+)  # fmt: skip
+DARK = Palette(
+    "#12161b", "#e3e8ee", "#aab4bf", "#ff9b90",
+    ("#56b4e9", "#f58b4c", "#2fc79a", "#e3a3c8", "#f0c04a", "#a9c8ff", "#a7adb3", "#e3e8ee"),
+    ("#1b2027", "#47505a"), "#525c66",
+)  # fmt: skip
+
+
+def scale_limits(values: Sequence[float], centred: bool = False, least: float = 1.0) -> tuple[float, float]:
+    """Return the smallest and the largest value, `least` apart at least; as far below 0 as above it if `centred`.
+
+    A scale that is widened stays within 0 to 100 where the values do: there are no percentages beyond.
+    """
+    low = min(values, default=0.0)
+    high = max(values, default=100.0)
+    if centred:
+        reach = max(abs(low), abs(high), least)
+        return -reach, reach
+    if high - low >= least:
+        return low, high
+    start = (low + high - least) / 2
+    if low >= 0 and high <= 100:
+        start = min(max(start, 0.0), 100 - least)
+    return start, start + least
+
+
+@cache
+def colour_steps(colours: str) -> list[str]:
+    """Return the nine colours, as `#rrggbb`, between which a scale mixes."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    low, high = _PALE[colours]
+    return [to_hex(colormaps[colours](low + (high - low) * step / 8)) for step in range(9)]
+
+
+@cache
+def colour_map(colours: str) -> LinearSegmentedColormap:
+    """Return the scale of these colours for matplotlib."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list(colours, colour_steps(colours))
