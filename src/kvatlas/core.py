@@ -490,8 +490,8 @@ class Map:
     `axes` holds the two parameters in the order (vertical, horizontal) with ascending values; `cells` is keyed by the
     pair of values in that order. `baselines` are settings outside the grid, by their text. `validity` is None if there
     are no traces. `averaged` counts the benchmarks of a mean map and is 0 for a map of one benchmark. `plateau` holds
-    the cells that are statistically tied with the best, `keeps` those shown to lose at most the `margin` against the
-    full cache; both are None if they were not tested.
+    the cells that are statistically tied with the best, `keeps` those proven to lose at most the `margin` against the
+    full cache, `breaks` those proven to lose more; they are None if they were not tested.
     """
 
     model: str
@@ -506,6 +506,7 @@ class Map:
     averaged: int = 0
     plateau: frozenset[CellCoord] | None = None
     keeps: frozenset[CellCoord] | None = None
+    breaks: frozenset[CellCoord] | None = None
     margin: float | None = None
 
     @property

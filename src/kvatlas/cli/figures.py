@@ -132,7 +132,9 @@ def draw(
     kind: Annotated[str, typer.Argument(metavar="curves", help="Decay with depth.")],
     runs: options.Runs,
     out: options.FigureFile,
-    by: Annotated[str, typer.Option(help="L (depth), B (locked doors), N (noise), S (shuffle), n (CHAIN).")] = "L",
+    by: Annotated[
+        str | None, typer.Option(help="L (depth), B (locked doors), N, S, n (CHAIN); default: what most problems tell.")
+    ] = None,
     policy: options.Systems = None,
     partial: options.Partial = False,
     as_json: options.Json = False,
@@ -142,7 +144,7 @@ def draw(
 
     Curves against L have the fitted decay exp(-L / L0) and published decays as grey lines.
     """
-    from kvatlas.figures.curves import depth_figure, depth_text
+    from kvatlas.figures.difficulty import decay_text, depth_figure, told_difficulty
     from kvatlas.figures.pairwise import names_of
     from kvatlas.figures.style import check_figure, save
 
@@ -152,6 +154,7 @@ def draw(
     success, notes = _systems(runs, "pass@1", policy, partial)
     progress, _ = _systems(runs, "progress", policy, partial)
     titles = names_of(success)
+    by = by or told_difficulty(success)
     figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, options=options.figure_options(look))
     written = save(figure, out)
     if as_json:
@@ -162,4 +165,4 @@ def draw(
         typer.echo(path)
     for name, curve in zip(titles, fits, strict=True):
         if curve.decay:
-            typer.echo(f"{name}: L0 {depth_text(curve.decay)}")
+            typer.echo(f"{name}: L0 {decay_text(curve)}")

@@ -88,23 +88,36 @@ LookOption = Annotated[
     typer.Option(
         "--look",
         metavar="NAME=VALUE",
-        help="columns=1|2, dark=true, intervals=true|false, or NAME=TEXT to rename what a figure shows. Repeat it.",
+        help="columns=1|2, width=INCHES, font=NAME, title=TEXT, dark=true, intervals=true|false, plain=true, "
+        "kind=density, or NAME=TEXT to rename what a figure shows. Repeat it.",
     ),
 ]
 
 
-#: The options of a figure's look: their type, and the values to expect.
-_LOOK = {"columns": (int, "1 or 2"), "dark": (bool, "true or false"), "intervals": (bool, "true or false")}
+#: The options of a figure's look: their types, and the values to expect.
+_LOOK: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "columns": ((int,), "1 or 2"),
+    "width": ((int, float), "a number of inches"),
+    "dark": ((bool,), "true or false"),
+    "intervals": ((bool,), "true or false"),
+    "plain": ((bool,), "true or false"),
+}
+#: Those that are texts.
+_LOOK_TEXTS = ("title", "font", "kind")
 
 
 def figure_options(texts: Sequence[str] | None) -> FigureOptions:
     """Return the options of a figure; names that are not options are labels."""
     labels = assignments("--look", texts)
-    values: dict[str, Any] = {name: parse_yaml(labels.pop(name)) for name in _LOOK if name in labels}
-    for name, value in values.items():
-        kind, expected = _LOOK[name]
-        if type(value) is not kind:
+    values: dict[str, Any] = {name: labels.pop(name) for name in _LOOK_TEXTS if name in labels}
+    for name, (kinds, expected) in _LOOK.items():
+        if name not in labels:
+            continue
+        value = parse_yaml(labels.pop(name))
+        # True is an int, and no number of columns.
+        if type(value) not in kinds:
             raise KvatlasError(f"--look {name}: expected {expected}, got {str(value)!r}.")
+        values[name] = value
     return FigureOptions(**values, labels=labels)
 
 

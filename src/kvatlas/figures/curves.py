@@ -1,4 +1,4 @@
-"""Lines: a metric along the one axis of a sweep, and success and progress against difficulty with fitted decays."""
+"""Lines: a metric along the one axis of a sweep, a panel for each model and benchmark."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
+from kvatlas.core import Cell, KvatlasError, Map
 from kvatlas.figures import colours, style
 from kvatlas.figures.panels import Unit, cost_of
 from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
-from kvatlas.stats.decay import PUBLISHED_L0, DepthCurve, depth_curve, says
+from kvatlas.stats.estimates import common
 from kvatlas.stats.maps import POLICY
-from kvatlas.stats.numerics.decay import Decay
-from kvatlas.stats.systems import ModelSetting
-from kvatlas.text import axis_label, fixed, guarded, model_name
+from kvatlas.text import axis_label, guarded, model_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,25 +23,21 @@ if TYPE_CHECKING:
 
 #: Inches of a panel with its margins where there is room.
 _PANEL_WIDTH = 3.4
-#: Inches of a panel's height, at least.
+#: Inches of a panel's height, and of one on a full page.
 _PANEL_HEIGHT = 1.6
+_LEAST_HEIGHT = 0.7
 #: Inches of the values left of a panel and below it.
 _LEFT = 0.36
 _TICKS = 0.27
 #: Inches of the names of lines, at most.
 _NAMES = 1.15
+#: Inches of a figure with fewer panels in a row.
+_NARROW = 5.0
 #: Values on an axis that are all named, at most.
 _NAMED_VALUES = 8
-DIFFICULTIES: Mapping[str, str] = {
-    "L": "Logical depth L (actions of the optimal plan)",
-    "B": "Locked doors B",
-    "N": "Noise ratio N",
-    "S": "Shuffle ratio S",
-    "n": "Definitions n of the chain",
-}
 
 
-class _End(NamedTuple):
+class End(NamedTuple):
     """The height at which a line ends, with its name and its colour."""
 
     height: float
@@ -83,39 +77,74 @@ def points(curve: Map) -> dict[str, dict[Any, Cell]]:
 def line_figure(curves: Sequence[Map], *, cost: str | None = None, options: FigureOptions | None = None) -> Figure:
     """Return one panel for each map of curves, a line with its 95 % band for each policy, baselines as dashed lines.
 
-    With the name of a `cost` its values are plotted, without a band, in place of the metric.
-    An axis whose values are text, such as the policies, gets points with bars instead of lines. All curves have the
-    same axis and the same metric.
+    With the name of a `cost` its values are plotted, without a band, in place of the metric. An axis whose values are
+    text, such as the policies, gets points with bars instead of lines. All panels have one vertical axis from 0. All
+    curves have the same axis and the same metric.
     """
     options = options or FigureOptions()
     first = curves[0]
     policies = list(dict.fromkeys(chain.from_iterable(map(points, curves))))
     measure = _measure(curves, cost)
     axis = axis_label(first.axes[1][0] or POLICY)
-    models = list(dict.fromkeys(model_name(curve.model) for curve in curves))
-    title = f"{measure.label} by {axis}"
-    if len(models) == 1:
-        title = f"{options.named(models[0])}: {title}"
-    about = [f"{options.named(measure.label)} in {measure.unit.name}"]
-    if first.baselines:
-        about.append("dashed: baselines")
-    if options.intervals is not False and not cost:
-        about.append("bands and bars: 95 % intervals")
     with options.applied():
-        figure, panels, room = _panels(
+        figure, panels, room = line_panels(
             options,
-            [_panel_name(curve, len(models) > 1, options) for curve in curves],
+            _panel_names(curves, options),
             [options.named(name) for name in (*policies, *first.baselines)],
             options.named(axis),
-            title=title,
-            about=about,
+            title=_title(curves, policies, f"{measure.label} by {axis}", options),
+            about=_about(curves, measure, options),
             notes=list(chain.from_iterable(curve.notes for curve in curves)),
         )
+        top = _top(curves, measure)
         for panel, curve in zip(panels, curves, strict=True):
+            panel.set_ylim(0, top)
             ends = _draw_curves(panel, curve, policies, measure, options)
-            _write_names(panel, ends, room)
+            write_names(panel, ends, room)
         settle(figure, options)
         return figure
+
+
+def _title(curves: Sequence[Map], policies: Sequence[str], text: str, options: FigureOptions) -> str:
+    """Return the title: what is drawn, after the only model and the only policy."""
+    models = list(dict.fromkeys(curve.model for curve in curves))
+    subject = []
+    if len(models) == 1:
+        subject.append(options.named(model_name(models[0])))
+    if curves[0].axes[1][0] and len(policies) == 1:
+        subject.append(options.named(policies[0]))
+    return f"{' under '.join(subject)}: {text}" if subject else text
+
+
+def _about(curves: Sequence[Map], measure: _Measure, options: FigureOptions) -> list[str]:
+    """Return the clauses about all panels: the measure, the only benchmark, the problems, and the marks."""
+    first = curves[0]
+    about = [f"{options.named(measure.label)} in {measure.unit.name}"]
+    benchmarks = dict.fromkeys(curve.benchmark for curve in curves)
+    if len(benchmarks) == 1 and len(curves) > 1:
+        about.append(options.named(first.benchmark))
+    problems = common([_problems(curve) for curve in curves])
+    if problems is not None:
+        about.append(f"{problems:,} problems")
+    if first.baselines:
+        about.append("dashed: baselines")
+    if options.intervals is not False and measure.cost is None:
+        about.append("bands and bars: 95 % intervals")
+    return about
+
+
+def _problems(curve: Map) -> int | None:
+    return common([cell.estimate.problems for cell in curve.cells.values()])
+
+
+def _top(curves: Sequence[Map], measure: _Measure) -> float:
+    """Return the upper end of the vertical axis, a little above the highest value or limit."""
+    highest = []
+    for curve in curves:
+        for cell in (*curve.cells.values(), *curve.baselines.values()):
+            point = _point(curve, cell, measure.cost)
+            highest.append(point.value if point.high is None else point.high)
+    return 1.05 * max(highest) / measure.unit.size or 1.0
 
 
 def _measure(curves: Sequence[Map], cost: str | None) -> _Measure:
@@ -130,19 +159,33 @@ def _measure(curves: Sequence[Map], cost: str | None) -> _Measure:
     return _Measure(known_cost.label, known_cost.unit(values), cost)
 
 
-def _panel_name(curve: Map, with_model: bool, options: FigureOptions) -> str:
-    names = [curve.benchmark]
-    if with_model:
-        names.insert(0, model_name(curve.model))
-    return ", ".join(map(options.named, names))
+def _panel_names(curves: Sequence[Map], options: FigureOptions) -> list[str]:
+    """Return what differs between panels, of one panel the benchmark, with the problems where their number differs."""
+    is_one_model = len({curve.model for curve in curves}) == 1
+    is_one_benchmark = len({curve.benchmark for curve in curves}) == 1 and len(curves) > 1
+    problems = [_problems(curve) for curve in curves]
+    names = []
+    for curve, count in zip(curves, problems, strict=True):
+        parts = []
+        if not is_one_model:
+            parts.append(options.named(model_name(curve.model)))
+        if not is_one_benchmark:
+            parts.append(options.named(curve.benchmark))
+        if count is not None and common(problems) is None:
+            parts.append(f"n {count}")
+        names.append(", ".join(parts))
+    return names
 
 
-def _panels(
+def line_panels(
     options: FigureOptions, titles: Sequence[str], names: Sequence[str], label: str, **words: Any
 ) -> tuple[Figure, list[Axes], float]:
-    """Return panels with titles, a label below, and room for the names of lines at their right; and that room."""
+    """Return panels with titles, a label below, and room for the names of lines at their right; and that room.
+
+    They are as high as a page allows.
+    """
     across = style.panels_in_row(len(titles), _most_in_row(len(titles), options))
-    width = options.width or min(across * _PANEL_WIDTH, options.widest)
+    width = options.inches or min(across * _PANEL_WIDTH, options.widest)
     room = min(_NAMES, max(map(text_width, names)) + 0.03)
     margins = Margins(_LEFT, room + 0.12, room + 0.12 + _LEFT, 0, 0)
     inner = margins.inner(width, across)
@@ -154,8 +197,10 @@ def _panels(
         below=_TICKS + len(label_lines) * line,
     )
     names_height = sum(len(wrapped(name, room)) for name in names) * style.SMALL_TYPE * style.LINE
-    size = (width, max(_PANEL_HEIGHT, names_height))
-    figure, panels = sheet(options, size, len(titles), across, margins, **words)
+    rows = math.ceil(len(titles) / across)
+    fitting = (style.PAGE_HEIGHT - 0.6) / rows - margins.above - margins.below
+    high = max(min(_PANEL_HEIGHT, fitting), _LEAST_HEIGHT, names_height)
+    figure, panels = sheet(options, (width, high), len(titles), across, margins, **words)
     for panel, lines in zip(panels, title_lines, strict=True):
         write_above(panel, lines)
         panel.set_xlabel("\n".join(label_lines), labelpad=2, fontsize=style.NAME_TYPE)
@@ -163,12 +208,12 @@ def _panels(
 
 
 def _most_in_row(count: int, options: FigureOptions) -> int:
-    if options.columns == 1:
-        return 1
+    if options.widest < _NARROW:
+        return 1 if count <= 3 else 2
     return 2 if count <= 8 else 3
 
 
-def _write_names(panel: Axes, ends: Sequence[_End], room: float) -> None:
+def write_names(panel: Axes, ends: Sequence[End], room: float) -> None:
     """Write the names of lines right of a panel at the heights of their ends, moved apart where they would overlap."""
     panel_height = panel.get_position().height * panel.figure.get_figheight()  # type: ignore[union-attr]
     low, top = panel.get_ylim()
@@ -178,7 +223,7 @@ def _write_names(panel: Axes, ends: Sequence[_End], room: float) -> None:
         placed.append((place, wrapped(end.name, room), end.colour))
     placed.sort()
     heights = [len(lines) * style.SMALL_TYPE * style.LINE for _, lines, _ in placed]
-    middles = _apart([place for place, _, _ in placed], heights, panel_height)
+    middles = style.apart([place for place, _, _ in placed], heights, panel_height)
     for (_, lines, colour), middle in zip(placed, middles, strict=True):
         panel.annotate(
             "\n".join(lines),
@@ -192,20 +237,6 @@ def _write_names(panel: Axes, ends: Sequence[_End], room: float) -> None:
             color=colour,
             linespacing=1.1,
         )
-
-
-def _apart(places: Sequence[float], heights: Sequence[float], top: float) -> list[float]:
-    """Return the middles of boxes near their places, from the lowest up: none overlaps, and none is above the top."""
-    middles = []
-    floor = 0.0
-    for place, height in zip(places, heights, strict=True):
-        middles.append(max(place, floor + height / 2))
-        floor = middles[-1] + height / 2
-    ceiling = top
-    for index in reversed(range(len(middles))):
-        middles[index] = min(middles[index], ceiling - heights[index] / 2)
-        ceiling = middles[index] - heights[index] / 2
-    return middles
 
 
 def _point(curve: Map, cell: Cell, cost: str | None) -> _Point:
@@ -225,7 +256,7 @@ def _point(curve: Map, cell: Cell, cost: str | None) -> _Point:
 
 def _draw_curves(
     axes: Axes, map_: Map, policies: Sequence[str], measure: _Measure, options: FigureOptions
-) -> list[_End]:
+) -> list[End]:
     """Draw the curves of a panel and their baselines; return where each ends."""
     values = map_.axes[1][1] if map_.axes[1][0] else map_.axes[0][1]
     as_text = not all(isinstance(value, int | float) for value in values)
@@ -239,33 +270,37 @@ def _draw_curves(
         shift = (index - (len(policies) - 1) / 2) * 0.16 if as_text else 0.0
         x = [places[value] + shift for value in line]
         line_points = [_point(map_, cell, measure.cost) for cell in line.values()]
-        colour = options.colours.lines[index % len(colours.LINES)]
-        last = _draw_curve(axes, x, line_points, measure.unit, _Stroke(policy, index, as_text), options)
+        stroke = _Stroke.of(index, as_text, options)
+        last = _draw_curve(axes, x, line_points, measure.unit, stroke, options)
         if policy:
-            ends.append(_End(last, options.named(policy), colour))
+            ends.append(End(last, options.named(policy), stroke.colour))
     for index, (name, cell) in enumerate(map_.baselines.items()):
         height = _point(map_, cell, measure.cost).value / measure.unit.size
         axes.axhline(height, color=options.colours.soft, lw=1, ls=("--", ":", "-.")[index % 3])
-        ends.append(_End(height, options.named(name), options.colours.soft))
+        ends.append(End(height, options.named(name), options.colours.soft))
     line_axes(axes, options, "y")
     _write_values(axes, places, as_text)
     return ends
 
 
 class _Stroke(NamedTuple):
-    """The drawing of a curve: its name, the number of its colour, and if it is points with bars instead of a line."""
+    """The drawing of a curve: its colour and marker, and if it is points with bars instead of a line."""
 
-    name: str
-    order: int
+    colour: str
+    marker: str
     as_points: bool
+
+    @classmethod
+    def of(cls, order: int, as_points: bool, options: FigureOptions) -> _Stroke:
+        """Return the stroke of the curve of this number."""
+        lines = options.colours.lines
+        return cls(lines[order % len(lines)], colours.MARKERS[order % len(colours.MARKERS)], as_points)
 
 
 def _draw_curve(
     axes: Axes, x: Sequence[float], line: Sequence[_Point], unit: Unit, stroke: _Stroke, options: FigureOptions
 ) -> float:
     """Draw a curve with its intervals and return the height of its last point."""
-    colour = options.colours.lines[stroke.order % len(colours.LINES)]
-    marker = colours.MARKERS[stroke.order % len(colours.MARKERS)]
     if options.intervals is False:
         line = [_Point(point.value) for point in line]
     # An interval that is not known has no width.
@@ -273,10 +308,10 @@ def _draw_curve(
     low = np.array([point.value if point.low is None else point.low for point in line]) / unit.size
     high = np.array([point.value if point.high is None else point.high for point in line]) / unit.size
     if stroke.as_points:
-        axes.errorbar(x, y, (y - low, high - y), fmt=marker, color=colour, ms=4, lw=1, capsize=2)
+        axes.errorbar(x, y, (y - low, high - y), fmt=stroke.marker, color=stroke.colour, ms=4, lw=1, capsize=2)
     else:
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(x, y, color=colour, marker=marker, ms=3.5, lw=1.4, label=stroke.name)
+        axes.fill_between(x, low, high, color=stroke.colour, alpha=0.15, linewidth=0)
+        axes.plot(x, y, color=stroke.colour, marker=stroke.marker, ms=3.5, lw=1.4)
     return float(y[-1])
 
 
@@ -317,164 +352,3 @@ def _rows(curve: Map) -> Iterator[tuple[str, Any, Cell]]:
             yield policy, value, cell
         for name, cell in curve.baselines.items():
             yield name, "", cell
-
-
-# -- difficulty --------------------------------------------------------------------------------------------------------
-
-
-def depth_figure(
-    success: Sequence[ModelSetting],
-    progress: Sequence[ModelSetting],
-    names: Sequence[str],
-    *,
-    by: str = "L",
-    notes: Sequence[Note] = (),
-    options: FigureOptions | None = None,
-) -> tuple[Figure, list[DepthCurve]]:
-    """Return success and progress against difficulty, and the success curves.
-
-    Against L, success comes with the fit exp(-L / L0), and with the published decays as grey lines.
-    """
-    if by not in DIFFICULTIES:
-        raise KvatlasError(f"Unknown difficulty {by!r}; expected {', '.join(DIFFICULTIES)}.")
-    most = len(colours.LINES)
-    if len(success) > most:
-        raise KvatlasError(f"{len(success)} systems are too many for one figure; at most {most} can be plotted.")
-    options = options or FigureOptions()
-    by_depth = by == "L"
-    curves = [depth_curve(system, by, decay=by_depth) for system in success]
-    short = [options.named(name) for name in names]
-    labels = [_decay_label(name, curve) for name, curve in zip(short, curves, strict=True)]
-    published = dict(PUBLISHED_L0) if by_depth else {}
-    grey = [f"{name} {depth}" for name, depth in published.items()]
-    with options.applied():
-        figure, panels, room = _panels(
-            options,
-            [options.named("Pass@1"), options.named("Progress ratio")],
-            [*labels, *grey],
-            options.named(DIFFICULTIES[by]),
-            title=_depth_title(by, labels),
-            about=_depth_about(by_depth, options),
-            notes=[*notes, *_left_out_note(success, by)],
-        )
-        ends = _draw_depth(panels[0], curves, labels, options)
-        ends += _draw_published(panels[0], published, options)
-        _write_names(panels[0], ends, room)
-        progress_curves = [depth_curve(system, by) for system in progress]
-        _write_names(panels[1], _draw_depth(panels[1], progress_curves, short, options), room)
-        settle(figure, options)
-    return figure, curves
-
-
-def _decay_label(name: str, curve: DepthCurve) -> str:
-    return f"{name}: L0 {depth_text(curve.decay)}" if curve.decay else name
-
-
-def _left_out_note(systems: Sequence[ModelSetting], by: str) -> list[Note]:
-    """Return a note that names the benchmarks of which the difficulty is unknown."""
-    unknown: dict[str, None] = {}
-    for system in systems:
-        unknown |= dict.fromkeys(key[0] for key in system.outcomes if not says(system, key, by))
-    if not unknown:
-        return []
-    return [Note(NoteKind.LEFT_OUT, f"{', '.join(unknown)} left out: the {by} of their problems is unknown")]
-
-
-def _depth_title(by: str, labels: Sequence[str]) -> str:
-    if by == "L" and len(labels) <= 2:
-        return f"Success falls to 37 % after L0 actions: {', '.join(labels).replace(': L0', '')}"
-    return f"Success and progress by {DIFFICULTIES[by].partition(' (')[0]}"
-
-
-def _depth_about(by_depth: bool, options: FigureOptions) -> list[str]:
-    about = ["points: means over problems"]
-    if by_depth:
-        about = ["points: means over problems, in bins of about equally many"]
-    if options.intervals is not False:
-        about.append("bars: 95 % intervals")
-    if by_depth:
-        about.append("lines: exp(-L / L0), in brackets the 95 % interval of L0")
-        about.append("grey: published L0 (B = 2, N = 0)")
-    return about
-
-
-def _draw_depth(panel: Axes, curves: Sequence[DepthCurve], names: Sequence[str], options: FigureOptions) -> list[_End]:
-    """Draw the curves of a panel; return where each line ends."""
-    from matplotlib.ticker import MaxNLocator
-
-    left, right = _level_limits(curves)
-    width = right - left or 1.0
-    smooth = _smooth_levels(left, right)
-    ends = []
-    for index, (curve, name) in enumerate(zip(curves, names, strict=True)):
-        colour = options.colours.lines[index]
-        height = curve.points[-1][1].value
-        if curve.decay:
-            panel.plot(smooth, curve.decay(smooth), color=colour, lw=1.1, alpha=0.8, zorder=2)
-            height = float(curve.decay(smooth[-1:])[0])
-        # A little apart, so that intervals of several systems at the same difficulty can be told apart.
-        shift = (index - (len(curves) - 1) / 2) * 0.02 * width
-        _draw_estimates(panel, curve, index, shift, options)
-        ends.append(_End(height, name, colour))
-    line_axes(panel, options)
-    panel.set_xlim(left - 0.06 * width, right + 0.06 * width)
-    panel.set(ylim=(0, 1.03), yticks=(0, 0.2, 0.4, 0.6, 0.8, 1))
-    # Depths and doors are whole numbers, ratios are not.
-    panel.xaxis.set_major_locator(MaxNLocator(6, integer=right > 1, steps=[1, 2, 5, 10]))
-    return ends
-
-
-def _level_limits(curves: Sequence[DepthCurve]) -> tuple[float, float]:
-    """Return the smallest and the largest difficulty."""
-    levels: list[float] = []
-    for curve in curves:
-        levels += [level for level, _ in curve.points]
-    return min(levels), max(levels)
-
-
-def _smooth_levels(left: float, right: float) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the difficulties at which lines are drawn; decays are defined above 0."""
-    margin = 0.06 * (right - left or 1.0)
-    return np.linspace(max(left - margin, 1e-6), right + margin, 200)
-
-
-def _draw_estimates(panel: Axes, curve: DepthCurve, index: int, shift: float, options: FigureOptions) -> None:
-    """Draw the points of a curve with their intervals, joined where there is no fitted line."""
-    estimates: list[Estimate] = [estimate for _, estimate in curve.points]
-    low = [estimate.value - (estimate.low or 0.0) for estimate in estimates]
-    high = [(1.0 if estimate.high is None else estimate.high) - estimate.value for estimate in estimates]
-    panel.errorbar(
-        [level + shift for level, _ in curve.points],
-        [estimate.value for estimate in estimates],
-        yerr=None if options.intervals is False else [low, high],
-        color=options.colours.lines[index],
-        marker=colours.MARKERS[index],
-        markersize=3.6,
-        linewidth=0.9,
-        linestyle="none" if curve.decay else "-",
-        elinewidth=0.8,
-        capsize=1.5,
-        zorder=3,
-    )
-
-
-def _draw_published(panel: Axes, published: Mapping[str, float], options: FigureOptions) -> list[_End]:
-    """Draw published decays over the width of a panel; return where each line ends."""
-    smooth = np.linspace(max(panel.get_xlim()[0], 1e-6), panel.get_xlim()[1], 200)
-    ends = []
-    for name, depth in published.items():
-        line = np.exp(-smooth / depth)
-        panel.plot(smooth, line, color=options.colours.published, linewidth=0.8, zorder=1)
-        ends.append(_End(float(line[-1]), f"{name} {depth}", options.colours.soft))
-    return ends
-
-
-def depth_text(decay: Decay) -> str:
-    """Return a depth as `40.2 (36.1–45.0)`, in whole numbers from 100 on, with ∞ where no decay is seen."""
-    return f"{_depth(decay.depth)} ({_depth(decay.low)}–{_depth(decay.high)})"
-
-
-def _depth(depth: float) -> str:
-    if math.isinf(depth):
-        return "∞"
-    return f"{depth:,.0f}" if depth >= 100 else fixed(depth)

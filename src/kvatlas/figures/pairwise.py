@@ -1,6 +1,6 @@
 """Pairwise maps: one panel for every two systems, the number of problems at each pair of values, and the system ahead.
 
-After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place of densities.
+After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place of densities, which `density` draws.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from kvatlas.core import SERVED, KvatlasError, Note, differing
 from kvatlas.figures import colours, style
+from kvatlas.figures.density import BAR_ROOM, density_marks, draw_densities, draw_parity
 from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, save, settle, sheet, wrapped, write_above
-from kvatlas.stats.numerics.arrays import Floats
+from kvatlas.stats.numerics.arrays import LEVEL, Floats
+from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.systems import ModelSetting, Pair
 from kvatlas.text import axis_label, guarded, model_name, percent_text, signed
 
@@ -35,9 +37,13 @@ _PANEL_LIMIT = 3.0
 _PANEL_LEAST = 0.7
 #: Inches of the values left of a panel and below it.
 _TICKS = 0.24
-#: Values are counted in bins: 0, equal ones up to 1, and 1.
+#: Equal bins of values between 0 and 1.
 _INNER = 5
-_BINS = _INNER + 2
+#: The form in which the figure was published.
+DENSITY = "density"
+#: Inches of a narrow figure, and the names of its systems.
+_NARROW = 5.0
+_LETTERS = "ABCDEFGH"
 
 
 def names_of(systems: Sequence[ModelSetting]) -> list[str]:
@@ -94,6 +100,13 @@ class _Layout(NamedTuple):
     margins: Margins
     labels: Sequence[Sequence[str]]
 
+    def with_bar(self) -> _Layout:
+        """Return the layout with room for a colour bar right of each row."""
+        room = max(BAR_ROOM - self.margins.right, 0.0)
+        inner = self.inner - room / self.across
+        margins = self.margins._replace(right=self.margins.right + room)
+        return self._replace(inner=inner, margins=margins)
+
 
 def pairwise_figure(
     systems: Sequence[ModelSetting],
@@ -107,73 +120,140 @@ def pairwise_figure(
 
     Raises KvatlasError for more than 28 panels.
     """
-    from matplotlib.colors import PowerNorm
-
     check_panels(systems)
     options = options or FigureOptions()
     names = [_whole_name(options.named(name), system) for name, system in zip(names_of(systems), systems, strict=True)]
-    counts = [_counts(pair) for _, _, pair in pairs]
+    every_value = np.concatenate([np.concatenate((pair.x, pair.y)) for _, _, pair in pairs])
+    bins = _Bins.of(every_value)
+    counts = [bins.counts(pair) for _, _, pair in pairs]
     most = max(int(count.max()) for count in counts)
-    title = _title(pairs, names, options.named(axis_label(metric)))
+    label = options.named(axis_label(metric))
     with options.applied():
-        layout = _layout(len(pairs), names, most, options)
+        is_density = options.kind == DENSITY
+        layout = _layout(len(pairs), names, 0 if is_density else most, options)
+        about = _about(systems, pairs, label, options)
+        shown = names
+        if options.widest < _NARROW and len(pairs) > 2:
+            # In a narrow figure the names leave no room beside each other, so letters stand for them.
+            shown = list(_LETTERS[: len(names)])
+            layout = _layout(len(pairs), shown, 0 if is_density else most, options)
+            about = [", ".join(f"{letter}: {name}" for letter, name in zip(shown, names, strict=True)), *about]
         heads = [_head(pair, layout.inner, options) for _, _, pair in pairs]
+        if is_density:
+            heads = [_pair_name(shown[x], shown[y], layout.inner, options) for x, y, _ in pairs]
+            layout = layout.with_bar()
+        above = max(map(style.height_of, heads)) + 0.1
         figure, panels = sheet(
             options,
             (layout.width, layout.inner),
             len(pairs),
             layout.across,
-            layout.margins._replace(above=max(map(style.height_of, heads)) + 0.1),
-            title=title,
-            about=_about(pairs, options),
+            layout.margins._replace(above=above),
+            title=_title(pairs, names, label),
+            about=about,
             notes=notes,
         )
-        norm = PowerNorm(0.5, 0, most)
-        size = font_size(layout.inner / _BINS, [str(most)], 7.0)
-        for panel, (x, y, _), count, head in zip(panels, pairs, counts, heads, strict=True):
-            _draw_counts(panel, count, norm, size)
-            _write_axes(panel, layout.labels[x], layout.labels[y], options)
+        _draw_panels(panels, pairs, layout, counts, bins, options)
+        for panel, (x, y, _), head in zip(panels, pairs, heads, strict=True):
+            _write_labels(panel, layout.labels[x], layout.labels[y])
             write_above(panel, head)
         settle(figure, options)
     return figure
 
 
+def _draw_panels(
+    panels: Sequence[Axes],
+    pairs: Sequence[tuple[int, int, Pair]],
+    layout: _Layout,
+    counts: Sequence[Floats],
+    bins: _Bins,
+    options: FigureOptions,
+) -> None:
+    """Draw the counts of all pairs on one colour scale, or their densities."""
+    from matplotlib.colors import PowerNorm
+
+    if options.kind == DENSITY:
+        draw_densities(panels, [pair for _, _, pair in pairs], layout.across, options)
+        return
+    most = max(int(count.max()) for count in counts)
+    norm = PowerNorm(0.5, 0, most)
+    size = font_size(layout.inner / bins.number, [str(most)], 7.0)
+    for panel, count in zip(panels, counts, strict=True):
+        _draw_counts(panel, count, norm, size)
+        _write_axes(panel, bins, options)
+
+
 def _title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], label: str) -> str:
-    """Return the title: of a single pair the finding."""
-    if len(pairs) > 1:
-        return f"{label}, problem by problem"
-    x, y, pair = pairs[0]
-    difference = pair.difference
-    ahead = names[x] if difference.value > 0 else names[y]
-    title = f"{label}: {ahead} is ahead by {_points(abs(difference.value))} points"
-    if difference.low <= 0 <= difference.high:
-        return title
-    return f"{title}, proven"
+    """Return the finding: the system that is ahead in a single pair, or in how many pairs one is proven to be."""
+    if len(pairs) == 1:
+        x, y, pair = pairs[0]
+        difference = pair.difference
+        ahead = names[x] if difference.value > 0 else names[y]
+        is_proven = difference.p <= LEVEL
+        if not is_proven:
+            return f"{label}: neither {names[x]} nor {names[y]} is proven to be ahead"
+        ends = sorted((abs(difference.low), abs(difference.high)))
+        interval = " to ".join(map(_points, ends))
+        return f"{label}: {ahead} is ahead by {_points(abs(difference.value))} points ({interval}), proven"
+    proven = [p <= LEVEL for p in holm([pair.difference.p for _, _, pair in pairs])]
+    best = [name for index, name in enumerate(names) if _is_ahead_of_all(index, pairs, proven)]
+    if best:
+        return f"{label}: {best[0]} is proven to be ahead of all others"
+    if not any(proven):
+        return f"{label}: in none of {len(pairs)} pairs one is proven to be ahead"
+    return f"{label}: in {sum(proven)} of {len(pairs)} pairs one is proven to be ahead"
 
 
-def _about(pairs: Sequence[tuple[int, int, Pair]], options: FigureOptions) -> list[str]:
+def _is_ahead_of_all(index: int, pairs: Sequence[tuple[int, int, Pair]], proven: Sequence[bool]) -> bool:
+    """Return whether a system is proven to be ahead in each of its pairs."""
+    for (x, y, pair), is_proven in zip(pairs, proven, strict=True):
+        is_behind = (x == index and pair.difference.value < 0) or (y == index and pair.difference.value > 0)
+        if index in (x, y) and (is_behind or not is_proven):
+            return False
+    return True
+
+
+def _about(
+    systems: Sequence[ModelSetting], pairs: Sequence[tuple[int, int, Pair]], label: str, options: FigureOptions
+) -> list[str]:
+    """Return the clauses about all panels: what all systems have in common, the problems, and the marks."""
     about = []
+    models = {system.model for system in systems}
+    if len(models) == 1:
+        about.append(options.named(model_name(models.pop())))
+    benchmarks: dict[str, None] = {}
+    for _, _, pair in pairs:
+        benchmarks |= dict.fromkeys(benchmark for benchmark, _ in pair.places)
+    about.append(", ".join(map(options.named, benchmarks)))
     problems = {len(pair.places) for _, _, pair in pairs}
     if len(problems) == 1:
-        about.append(f"{problems.pop():,} problems in each panel")
+        each = " in each panel" if len(pairs) > 1 else ""
+        about.append(f"{problems.pop():,} problems{each}")
+    if options.kind == DENSITY:
+        return [*about, *density_marks(label)]
     about.append("numbers: problems at these values")
     if options.intervals is not False:
         about.append("±: half a 95 % interval over problems")
     return about
 
 
+def _pair_name(x: str, y: str, inches: float, options: FigureOptions) -> list[Line]:
+    """Return the name of a panel as it was published."""
+    return style.text_lines(f"x: {x} vs y: {y}", inches, style.SMALL_TYPE, options.colours.ink, "bold")
+
+
 def _layout(count: int, names: Sequence[str], most: int, options: FigureOptions) -> _Layout:
-    """Return the layout of `count` panels whose largest number is `most`."""
+    """Return the layout of `count` panels whose largest number is `most`, 0 for panels without numbers."""
 
     def is_legible(across: int) -> bool:
         margins, _ = _margins(names, across, options.widest)
         inner = margins.inner(options.widest, across)
-        size = font_size(inner / _BINS, [str(most)], style.SMALL_TYPE)
+        size = font_size(inner / (_INNER + 2), [str(most)] if most else [], style.SMALL_TYPE)
         return inner >= _PANEL_LEAST and size >= style.LEAST_TYPE
 
     across = style.panels_in_row(count, 3 if count <= 9 else 4, is_legible) or 1
     natural = max(across * (_PANEL_WIDTH + 0.5), style.WIDTHS[1])
-    width = options.width or min(natural, options.widest)
+    width = options.inches or min(natural, options.widest)
     margins, labels = _margins(names, across, width)
     # One panel alone needs no whole page.
     inner = min(margins.inner(width, across), _PANEL_LIMIT)
@@ -211,21 +291,59 @@ def _draw_counts(panel: Axes, counts: Floats, norm: Normalize, size: float) -> N
         )
 
 
-def _write_axes(panel: Axes, x_label: Sequence[str], y_label: Sequence[str], options: FigureOptions) -> None:
-    """Write the values and the labels of both axes, and the line of equal values."""
-    ends = (0, _BINS)
-    soft = options.colours.soft
-    panel.set(xticks=_PLACES, xticklabels=_VALUES, yticks=_PLACES, yticklabels=_VALUES)
-    panel.plot(ends, ends, linestyle=(0, (4, 3)), color=soft, linewidth=0.7, alpha=0.7, zorder=3)
-    panel.set(xlim=ends, ylim=ends, facecolor="#ffffff")
+def _write_axes(panel: Axes, bins: _Bins, options: FigureOptions) -> None:
+    """Write the values of both axes, and the line of equal values."""
+    ends = (0, bins.number)
+    panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
+    # Numbers on the line stay legible.
+    draw_parity(panel, ends, options, alpha=0.45)
+    panel.set(xlim=ends, ylim=ends)
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
+
+
+def _write_labels(panel: Axes, x_label: Sequence[str], y_label: Sequence[str]) -> None:
     panel.set_xlabel("\n".join(x_label), labelpad=2, fontsize=style.SMALL_TYPE)
     panel.set_ylabel("\n".join(y_label), labelpad=2, fontsize=style.SMALL_TYPE)
 
 
-#: Edges of the bins between 0 and 1, and the middles of the bins of 0 and 1, with their texts.
-_PLACES = (0.5, *range(2, _INNER + 1), _BINS - 0.5)
-_VALUES = ("0", *(f".{2 * n}" for n in range(1, _INNER)), "1")
+class _Bins(NamedTuple):
+    """Bins of values: 0, so many `inner` equal ones up to 1, and 1."""
+
+    inner: int
+
+    @classmethod
+    def of(cls, values: Floats) -> _Bins:
+        """Return the bins of these values, without inner ones where all are 0 or 1."""
+        is_middle = (values > 1e-9) & (values < 1 - 1e-9)
+        return cls(_INNER if is_middle.any() else 0)
+
+    @property
+    def number(self) -> int:
+        """The number of bins."""
+        return self.inner + 2
+
+    @property
+    def places(self) -> list[float]:
+        """The middles of the bins of 0 and 1, and the edges of bins between."""
+        return [0.5, *map(float, range(2, self.inner + 1)), self.number - 0.5]
+
+    @property
+    def texts(self) -> list[str]:
+        """The values at the places."""
+        return ["0", *(f".{10 * n // self.inner}" for n in range(1, self.inner)), "1"]
+
+    def counts(self, pair: Pair) -> Floats:
+        """Return [bins, bins] (rows: y) the number of problems in each pair of bins."""
+        counts = np.zeros((self.number, self.number))
+        np.add.at(counts, (self._numbers(pair.y), self._numbers(pair.x)), 1)
+        return counts
+
+    def _numbers(self, values: Floats) -> NDArray[np.int64]:
+        """Return the bin of each value; a bin holds its upper edge."""
+        numbers = np.clip(np.ceil(values.round(9) * self.inner), 1, max(self.inner, 1))
+        numbers[values <= 1e-9] = 0
+        numbers[values >= 1 - 1e-9] = self.number - 1
+        return numbers.astype(int)
 
 
 def _points(share: float) -> str:
@@ -269,18 +387,3 @@ def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], m
 def _facts(systems: Sequence[ModelSetting], key: tuple[str, str]) -> Mapping[str, Any]:
     """Return what the first system that knows a problem knows about it."""
     return next((system.about[key] for system in systems if key in system.about), {})
-
-
-def _counts(pair: Pair) -> Floats:
-    """Return [bins, bins] (rows: y) the number of problems in each pair of bins."""
-    counts = np.zeros((_BINS, _BINS))
-    np.add.at(counts, (_bins(pair.y), _bins(pair.x)), 1)
-    return counts
-
-
-def _bins(values: Floats) -> NDArray[np.int64]:
-    """Return the bin of each value; a bin holds its upper edge."""
-    bins = np.clip(np.ceil(values.round(9) * _INNER), 1, _INNER)
-    bins[values <= 1e-9] = 0
-    bins[values >= 1 - 1e-9] = _BINS - 1
-    return bins.astype(int)

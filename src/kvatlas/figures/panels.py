@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
@@ -20,8 +21,9 @@ K = TypeVar("K", bound=Hashable)
 
 #: The least distance of the ends of a scale that are the lowest and the highest cell.
 NARROWEST = 1.0
+#: Points of half an interval from which on tenths of a point say nothing.
+_WHOLE_FROM = 2.0
 BEST = "bold: highest"
-WORSE = "shown to be worse than the best"
 
 
 class CellText(NamedTuple):
@@ -33,14 +35,39 @@ class CellText(NamedTuple):
     bold: bool = False
 
 
+class Baseline(NamedTuple):
+    """A baseline of a panel: its name and value as printed, its interval, and the value on the colour scale."""
+
+    name: str
+    text: str
+    interval: str = ""
+    value: float | None = None
+
+
+class Question(StrEnum):
+    """A question that a test answers for each cell."""
+
+    MARGIN = "Does it lose more than a margin?"
+    DIFFERENCE = "Does it differ?"
+    BEST = "Is it worse than the best?"
+
+
+class Tested(NamedTuple):
+    """A question, its reference in words, and the cells of which is proven that they are `good` and `bad`."""
+
+    question: Question
+    reference: str
+    good: frozenset[CellCoord] = frozenset()
+    bad: frozenset[CellCoord] = frozenset()
+
+
 @dataclass(frozen=True)
 class Panel:
     """One heatmap to draw: the numbers of a map under their `label` and `unit`, with words `about` their marks.
 
     With `centred` 0 has the middle colour; the ends of the scale are `least` apart at least, so that colours do not
-    show noise, and are printed with `digits` decimals. `claim` is what was tested of each cell and `proven` the cells
-    of which it is proven. `half_interval` is half the interval of the median cell, in points. `baselines` stand over
-    the cells, each with its interval. `outlined` cells are framed.
+    show noise, and are printed with `digits` decimals. `tested` has the outcomes of the tests of the cells.
+    `half_interval` is half the interval of the median cell, in points. `outlined` cells are framed.
     """
 
     map: Map
@@ -52,10 +79,9 @@ class Panel:
     centred: bool = False
     least: float = NARROWEST
     digits: int = 1
-    claim: str = ""
-    proven: frozenset[CellCoord] = frozenset()
+    tested: Tested | None = None
     half_interval: float | None = None
-    baselines: tuple[tuple[str, str], ...] = ()
+    baselines: tuple[Baseline, ...] = ()
     notes: tuple[Note, ...] = ()
     outlined: frozenset[CellCoord] = frozenset()
 
@@ -85,98 +111,96 @@ def _row(values: Mapping[CellCoord, float], row: Any, columns: Sequence[Any]) ->
     return [values[row, column] for column in columns]
 
 
-def finding(panels: Sequence[Panel]) -> str:
-    """State the number of cells of which the claim is proven; the range of the cells if none was tested."""
-    claim = panels[0].claim
-    if not claim or any(panel.claim != claim for panel in panels):
-        return _range(panels)
-    count = sum(len(panel.cells) for panel in panels)
-    proven = sum(len(panel.proven) for panel in panels)
-    if claim == WORSE and not proven:
-        return "no cell is shown to be better than another"
-    if proven == 0:
-        return f"no cell is {claim}"
-    if proven == count:
-        return f"all {count} cells are {claim}"
-    return f"{proven} of {count} cells {'is' if proven == 1 else 'are'} {claim}"
-
-
-def _range(panels: Sequence[Panel]) -> str:
-    """State what the panels show, and of one measure from which value to which."""
-    labels = dict.fromkeys(panel.label for panel in panels)
-    subject = " and ".join(labels)
-    if len(labels) > 1:
-        return subject
-    cells = sorted(chain.from_iterable(panel.cells.values() for panel in panels))
-    return f"{subject} from {cells[0].text} to {cells[-1].text} {panels[0].unit.removeprefix('in ')}"
-
-
 def framed(map_: Map) -> tuple[frozenset[CellCoord], str]:
     """Return the cells in the frame, and what they have in common.
 
     They keep the margin; without a full cache they are the plateau.
     """
     if map_.keeps is not None and map_.margin is not None:
-        return map_.keeps, f"proven to stay within {round(100 * map_.margin, 4):g} points of the full cache"
+        return map_.keeps, f"proven to stay within {margin_text(map_.margin)} of the full cache"
     return map_.plateau or frozenset(), "statistically tied with the best"
 
 
-def metric_panels(maps: Sequence[Map]) -> list[Panel]:
-    """Return maps of a metric: percent with 95 % intervals, the highest cells in bold, and proven ones framed."""
-    panels = []
-    for map_ in maps:
-        region, common_claim = framed(map_)
-        claim, proven = _claim(map_)
-        # A frame around everything would say nothing: the title does.
-        outlined = frozenset[CellCoord]() if region >= set(map_.cells) else region
-        about = [BEST]
-        if outlined:
-            about.append(f"framed: {common_claim}")
-        widths = _widths(cell.estimate for cell in map_.cells.values())
-        panels.append(
-            Panel(
-                map_,
-                _estimate_texts(map_),
-                axis_label(map_.metric),
-                "in %",
-                tuple(about),
-                least=max(NARROWEST, fmean(widths or [0])),
-                claim=claim,
-                proven=proven,
-                half_interval=median(widths) / 2 if widths else None,
-                baselines=style.baseline_texts(map_.baselines),
-                notes=map_.remarks,
-                outlined=outlined,
-            )
-        )
-    return panels
+def margin_text(margin: float) -> str:
+    """Return a margin in points: `3 points`."""
+    return f"{round(100 * margin, 4):g} points"
 
 
-def _estimate_texts(map_: Map) -> dict[CellCoord, CellText]:
+def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
+    """Return maps of a metric: percent with 95 % intervals, the highest cells in bold, and proven ones framed.
+
+    Numbers are whole where the intervals of all maps are wide, unless they shall be `exact`.
+    """
+    widths = [_widths(cell.estimate for cell in map_.cells.values()) for map_ in maps]
+    digits = 1 if exact else _digits(widths)
+    return [_metric_panel(map_, of_map, digits) for map_, of_map in zip(maps, widths, strict=True)]
+
+
+def _metric_panel(map_: Map, widths: Sequence[float], digits: int) -> Panel:
+    region, common_claim = framed(map_)
+    # A frame around everything would say nothing: the title does.
+    outlined = frozenset[CellCoord]() if region >= set(map_.cells) else region
+    about = [BEST]
+    if outlined:
+        about.append(f"framed: {common_claim}")
+    return Panel(
+        map_,
+        _estimate_texts(map_, digits),
+        axis_label(map_.metric),
+        "in %",
+        tuple(about),
+        least=max(NARROWEST, fmean(widths or [0])),
+        digits=digits,
+        tested=_tested(map_),
+        half_interval=_half(widths),
+        baselines=_baselines(map_, digits),
+        notes=map_.remarks,
+        outlined=outlined,
+    )
+
+
+def _digits(widths: Sequence[Sequence[float]]) -> int:
+    """Return the decimals of points whose intervals have these widths, by maps."""
+    halves = [_half(of_map) for of_map in widths]
+    is_wide = bool(halves) and all(half is not None and half >= _WHOLE_FROM for half in halves)
+    return 0 if is_wide else 1
+
+
+def _half(widths: Sequence[float]) -> float | None:
+    """Return half the interval of the median cell."""
+    return median(widths) / 2 if widths else None
+
+
+def _estimate_texts(map_: Map, digits: int) -> dict[CellCoord, CellText]:
     """Return the cells of a map in percent with their intervals, the highest in bold."""
     best = max((cell.estimate.value for cell in map_.cells.values()), default=0.0)
     texts = {}
     for coord, cell in map_.cells.items():
         estimate = cell.estimate
+        text = percent_text(estimate.value, digits)
         is_best = estimate.value > best - 1e-9
-        texts[coord] = CellText(100 * estimate.value, percent_text(estimate.value), interval_text(estimate), is_best)
+        texts[coord] = CellText(100 * estimate.value, text, interval_text(estimate), is_best)
     return texts
 
 
-def _claim(map_: Map) -> tuple[str, frozenset[CellCoord]]:
-    """Return what was tested of each cell, and the cells of which it is proven; no claim if traces cannot show any."""
-    region, common_claim = framed(map_)
-    claim = ""
-    proven = frozenset[CellCoord]()
-    if map_.keeps is not None:
-        claim = common_claim
-        proven = region
-    elif map_.plateau is not None:
-        claim = WORSE
-        proven = frozenset(map_.cells) - region
+def _baselines(map_: Map, digits: int) -> tuple[Baseline, ...]:
+    baselines = []
+    for name, cell in map_.baselines.items():
+        estimate = cell.estimate
+        text = percent_text(estimate.value, digits)
+        baselines.append(Baseline(name, text, interval_text(estimate), 100 * estimate.value))
+    return tuple(baselines)
+
+
+def _tested(map_: Map) -> Tested | None:
+    """Return the outcomes of a map's tests; None if nothing was tested, or traces cannot show any difference."""
     if any(note.kind is NoteKind.VACUOUS for note in map_.remarks):
-        claim = ""
-    return claim, proven
+        return None
+    if map_.keeps is not None and map_.margin is not None:
+        return Tested(Question.MARGIN, margin_text(map_.margin), map_.keeps, map_.breaks or frozenset())
+    if map_.plateau is not None:
+        return Tested(Question.BEST, "the best", bad=frozenset(map_.cells) - map_.plateau)
+    return None
 
 
 def _widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
@@ -268,7 +292,9 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
     panels = []
     for map_, (cost, values) in zip(maps, costs, strict=True):
         unit = cost.unit(every_value)
-        baselines = cost.known(map_.baselines)
+        baselines = []
+        for baseline, value in cost.known(map_.baselines).items():
+            baselines.append(Baseline(baseline, unit.text(value), value=value / unit.size))
         panels.append(
             Panel(
                 map_,
@@ -278,7 +304,7 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
                 palette=colours.COSTS,
                 least=0.02 * max(values.values()) / unit.size or 1.0,
                 digits=unit.digits,
-                baselines=tuple((f"{text} {unit.text(value)}", "") for text, value in baselines.items()),
+                baselines=tuple(baselines),
                 notes=map_.remarks,
             )
         )
@@ -312,47 +338,58 @@ def difference_panels(compared: Compared) -> list[Panel]:
     Each interval speaks of its own cell; marks allow for all cells of a map (Holm). Raises KvatlasError if a map has
     nothing to be compared with.
     """
-    panels = []
-    for map_ in compared.maps:
-        paired = compared.differences.get(map_.name, {})
-        cells = {
-            coord: _difference_text(map_.cells[coord], other, paired.get(coord))
-            for coord, other in compared.cells(map_).items()
-        }
-        about: tuple[str, ...] = ("not paired",)
-        if paired:
-            about = ("paired by problem", "bold: a difference is proven, allowing for all cells of the map")
-        widths = _widths(paired.values())
-        panels.append(
-            Panel(
-                map_,
-                cells,
-                f"{axis_label(map_.metric)} minus {compared.name}",
-                "in points",
-                about,
-                colours.DIFFERENCES,
-                centred=True,
-                least=max(NARROWEST, fmean(widths or [0])) / 2,
-                claim=f"proven to differ from {compared.name}" if paired else "",
-                proven=frozenset(coord for coord, cell in cells.items() if cell.bold),
-                half_interval=median(widths) / 2 if widths else None,
-                baselines=style.baseline_texts(
-                    {name: cell for name, cell in map_.baselines.items() if name == compared.name}
-                ),
-                notes=map_.remarks,
-            )
-        )
-    return panels
+    widths = [_widths(compared.differences.get(map_.name, {}).values()) for map_ in compared.maps]
+    digits = _digits(widths)
+    return [
+        _difference_panel(compared, map_, of_map, digits) for map_, of_map in zip(compared.maps, widths, strict=True)
+    ]
 
 
-def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None) -> CellText:
+def _difference_panel(compared: Compared, map_: Map, widths: Sequence[float], digits: int) -> Panel:
+    paired = compared.differences.get(map_.name, {})
+    cells = {}
+    for coord, other in compared.cells(map_).items():
+        cells[coord] = _difference_text(map_.cells[coord], other, paired.get(coord), digits)
+    about: tuple[str, ...] = ("not paired",)
+    tested = None
+    if paired:
+        about = ("paired by problem", "bold: a difference is proven, allowing for all cells of the map")
+        proven = [coord for coord, cell in cells.items() if cell.bold]
+        above = frozenset(coord for coord in proven if cells[coord].value > 0)
+        tested = Tested(Question.DIFFERENCE, _in_words(compared.name), above, frozenset(proven) - above)
+    return Panel(
+        map_,
+        cells,
+        f"{axis_label(map_.metric)} minus {compared.name}",
+        "in points",
+        about,
+        colours.DIFFERENCES,
+        centred=True,
+        least=max(NARROWEST, fmean(widths or [0])) / 2,
+        digits=digits,
+        tested=tested,
+        half_interval=_half(widths),
+        # It has the difference 0.
+        baselines=tuple(
+            baseline._replace(value=0.0) for baseline in _baselines(map_, digits) if baseline.name == compared.name
+        ),
+        notes=map_.remarks,
+    )
+
+
+def _in_words(name: str) -> str:
+    """Return the name of the other side of a comparison as a sentence has it."""
+    return "the full cache" if name == "full" else name
+
+
+def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None, digits: int) -> CellText:
     """Return the difference of two cells; with its limits, and bold if it is proven, where it is paired."""
     if contrast is None:
         value = 100 * (cell.estimate.value - other.estimate.value)
-        return CellText(value, signed(value))
+        return CellText(value, signed(value, digits))
     value = 100 * contrast.value
     limits = f"{signed(100 * contrast.low, 0)} to {signed(100 * contrast.high, 0)}"
-    return CellText(value, signed(value), limits, contrast.p_holm <= LEVEL)
+    return CellText(value, signed(value, digits), limits, contrast.p_holm <= LEVEL)
 
 
 def data_csv(panels: Sequence[Panel]) -> str:

@@ -42,6 +42,13 @@ def sentence(text: str) -> str:
 FONTS = ["DejaVu Sans", "sans-serif"]
 #: Inches of one and of two columns of a paper.
 WIDTHS = {1: 3.35, 2: 7.0}
+#: Inches of a figure at least and at most.
+LEAST_WIDTH = 2.0
+MOST_WIDTH = 40.0
+#: Inches of a figure that a page holds with its caption.
+PAGE_HEIGHT = 9.0
+#: The forms of a figure of pairs: counts of problems, or their density as published.
+KINDS = ("", "counts", "density")
 #: Points of a figure's title.
 TITLE_TYPE = 9.0
 #: Points of a panel's name.
@@ -79,21 +86,36 @@ def height_of(lines: Iterable[Line]) -> float:
 class FigureOptions:
     """The options of all figures.
 
-    `columns` are those of a paper that the figure fills, None for a figure as wide as it needs. `labels` are texts by
-    the names of models, benchmarks, policies, axes and metrics. `intervals` is True for intervals in the cells of maps,
-    False for no intervals at all. Raises KvatlasError if `columns` is neither 1 nor 2.
+    A figure fills the `columns` of a paper, or is `width` inches wide; by default it is as wide as it needs. `labels`
+    are texts by the names of models, benchmarks, policies, axes and metrics. `intervals` is True for intervals in the
+    cells of maps, False for no intervals at all. `title` replaces the finding; an empty one leaves it out. A `plain`
+    figure has panels alone, without sentences. `kind` is `density` for the density of problems in place of their
+    number. Raises KvatlasError for values that no figure can have.
     """
 
     columns: int | None = None
     dark: bool = False
     intervals: bool | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    title: str | None = None
+    width: float | None = None
+    font: str = ""
+    plain: bool = False
+    kind: str = ""
     #: The names that a figure shows, which labels may replace.
     _names: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.columns not in (None, *WIDTHS):
             raise KvatlasError(f"--look columns: expected 1 or 2, got {self.columns}.")
+        if self.width is not None and not LEAST_WIDTH <= self.width <= MOST_WIDTH:
+            raise KvatlasError(f"--look width: expected {LEAST_WIDTH:g} to {MOST_WIDTH:g} inches, got {self.width:g}.")
+        if self.width is not None and self.columns is not None:
+            raise KvatlasError("--look columns and --look width are both given; leave one of them out.")
+        if self.kind not in KINDS:
+            raise KvatlasError(f"--look kind: expected {', '.join(filter(None, KINDS))}, got {self.kind!r}.")
+        if self.font:
+            _check_font(self.font)
 
     @property
     def colours(self) -> Palette:
@@ -101,14 +123,14 @@ class FigureOptions:
         return DARK if self.dark else LIGHT
 
     @property
-    def width(self) -> float | None:
-        """Inches, None for as many as the figure needs."""
-        return None if self.columns is None else WIDTHS[self.columns]
+    def inches(self) -> float | None:
+        """The width of the figure, None for one as wide as it needs."""
+        return self.width if self.columns is None else WIDTHS[self.columns]
 
     @property
     def widest(self) -> float:
         """Inches that the figure may take."""
-        return self.width or WIDTHS[2]
+        return self.inches or WIDTHS[2]
 
     def named(self, name: str) -> str:
         """Return the text for this name in the figure."""
@@ -123,9 +145,10 @@ class FigureOptions:
         ground = self.colours.ground
         ink = self.colours.ink
         settings: Any = {
-            "font.family": FONTS,
+            "font.family": [self.font, *FONTS] if self.font else FONTS,
             "font.size": 8.0,
             "axes.linewidth": 0.6,
+            "hatch.linewidth": 0.6,
             "svg.fonttype": "none",
             "svg.hashsalt": "kvatlas",
             "pdf.fonttype": 42,
@@ -139,27 +162,40 @@ class FigureOptions:
             yield
 
 
+def _check_font(name: str) -> None:
+    """Raise KvatlasError for a font that this machine does not have."""
+    from matplotlib.font_manager import FontProperties, findfont
+
+    try:
+        findfont(FontProperties(family=name), fallback_to_default=False)
+    except ValueError:
+        raise KvatlasError(f"--look font: expected the name of an installed font, got {name!r}.") from None
+
+
 def text_width(text: str, size: float = SMALL_TYPE, bold: bool = False) -> float:
     """Return the inches of a text."""
-    return size * _unit_width(visible(text), bold)
+    from matplotlib import rcParams
+
+    return size * _unit_width(visible(text), bold, tuple(rcParams["font.family"]))
 
 
 @lru_cache(100_000)
-def _unit_width(text: str, bold: bool) -> float:
+def _unit_width(text: str, bold: bool, family: tuple[str, ...]) -> float:
     """Return the inches of a text in type of one point."""
-    renderer, fonts = _renderer()
+    renderer, fonts = _renderer(family)
     # A fiftieth more, since small type is wider than its share of large type.
     return 1.02 * float(renderer.get_text_width_height_descent(text, fonts[bold], False)[0]) / 7200
 
 
 @cache
-def _renderer() -> tuple[Any, list[Any]]:
+def _renderer(family: tuple[str, ...]) -> tuple[Any, list[Any]]:
     """Return the renderer that measures texts, and the normal and the bold font at 100 points."""
     from matplotlib.backends.backend_agg import RendererAgg
     from matplotlib.font_manager import FontProperties
 
     renderer: Any = RendererAgg
-    return renderer(1, 1, 72), [FontProperties(family=FONTS, size=100, weight=weight) for weight in ("normal", "bold")]
+    weights = ("normal", "bold")
+    return renderer(1, 1, 72), [FontProperties(family=list(family), size=100, weight=weight) for weight in weights]
 
 
 def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = False) -> list[str]:
@@ -218,13 +254,18 @@ def panels_in_row(count: int, most: int, fits: Callable[[int], bool] = lambda pa
 
 
 class Margins(NamedTuple):
-    """Inches around panels: left and right of a row, between two in a row, above and below each."""
+    """Inches around panels: left and right of a row, between two in a row, above and below each.
+
+    There are so many more above the `first` row and below the `last` one.
+    """
 
     left: float
     right: float
     between: float
     above: float
     below: float
+    first: float = 0.0
+    last: float = 0.0
 
     def inner(self, width: float, across: int) -> float:
         """Return the width of a panel in a row of a figure."""
@@ -271,9 +312,14 @@ def sheet(  # noqa: PLR0913
 
     width, panel_height = size
     room = width - 2 * EDGE
-    texts = _Texts(_head(title, about, room, options), _foot(notes, room, options))
+    every_note = list(dict.fromkeys(notes))
+    # Values that the whole figure holds fixed say what it shows, so they stand above it.
+    fixed = [note.text for note in every_note if note.kind is NoteKind.FIXED]
+    others = [note for note in every_note if note.kind is not NoteKind.FIXED]
+    texts = _Texts(_head(title, [*about, ", ".join(fixed)], room, options), _foot(others, room, options))
     row_height = margins.above + panel_height + margins.below
-    height = texts.above + math.ceil(count / across) * row_height + texts.below
+    rows_height = math.ceil(count / across) * row_height
+    height = texts.above + margins.first + rows_height + margins.last + texts.below
     figure = Figure((width, height))
     _write_lines(figure, texts.head, height - EDGE)
     _write_lines(figure, texts.foot, EDGE + height_of(texts.foot))
@@ -282,16 +328,22 @@ def sheet(  # noqa: PLR0913
     for index in range(count):
         row, column = divmod(index, across)
         x = margins.left + column * (inner + margins.between)
-        y = height - texts.above - row * row_height - margins.above - panel_height
+        y = height - texts.above - margins.first - row * row_height - margins.above - panel_height
         panels.append(figure.add_axes((x / width, y / height, inner / width, panel_height / height)))
     return figure, panels
 
 
 def _head(title: str, about: Iterable[str], room: float, options: FigureOptions) -> list[Line]:
     """Return the lines over all panels: the title, and the clauses about it as one sentence."""
+    if options.title is not None:
+        title = options.title
+    elif options.plain:
+        title = ""
+    title_lines = text_lines(title, room, TITLE_TYPE, options.colours.ink, "bold")
+    if options.plain:
+        return title_lines
     clauses = "; ".join(filter(None, dict.fromkeys(about)))
     clauses = clauses[:1].upper() + clauses[1:]
-    title_lines = text_lines(title, room, TITLE_TYPE, options.colours.ink, "bold")
     return title_lines + text_lines(clauses, room, SMALL_TYPE, options.colours.soft)
 
 
@@ -300,11 +352,10 @@ def _foot(notes: Iterable[Note], room: float, options: FigureOptions) -> list[Li
     lines: list[Line] = []
     others: list[str] = []
     for note in dict.fromkeys(notes):
-        if options.intervals is False and note.kind is NoteKind.INTERVAL:
-            continue
+        is_about_intervals = options.intervals is False and note.kind is NoteKind.INTERVAL
         if note.is_warning:
             lines += text_lines(note.text, room, SMALL_TYPE, options.colours.warning, "bold")
-        else:
+        elif not is_about_intervals and not options.plain:
             others.append(sentence(note.text))
     return lines + text_lines(" ".join(others), room, SMALL_TYPE, options.colours.soft)
 
@@ -334,6 +385,20 @@ def write_above(panel: Axes, lines: Sequence[Line]) -> None:
             fontsize=line.size, color=line.colour, fontweight=line.weight,
         )  # fmt: skip
         y += 72 * line.high
+
+
+def apart(places: Sequence[float], heights: Sequence[float], top: float) -> list[float]:
+    """Return the middles of boxes near their places, from the lowest up: none overlaps, and none is above the top."""
+    middles = []
+    floor = 0.0
+    for place, height in zip(places, heights, strict=True):
+        middles.append(max(place, floor + height / 2))
+        floor = middles[-1] + height / 2
+    ceiling = top
+    for index in reversed(range(len(middles))):
+        middles[index] = min(middles[index], ceiling - heights[index] / 2)
+        ceiling = middles[index] - heights[index] / 2
+    return middles
 
 
 def line_axes(panel: Axes, options: FigureOptions, grid: str = "both") -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvatlas.columns import cost_names
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
-from kvatlas.figures.heatmap import plot
-from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels, metric_panels
+from kvatlas.figures.heatmap import map_figure, plot
+from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.stats.maps import POLICY, curves_of_run, mean_maps
-from kvatlas.stats.pairs import CellDifference, differences_of_run, differences_of_runs
+from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, percent_text
@@ -61,7 +61,9 @@ def plot_sources(
     if cost:
         return _draw_cost(result, out, cost, show)
     if show.against:
-        return _draw_panels(_difference_panels(result, show.against, show.mean), out, show)
+        panels = _difference_panels(result, show.against, show.mean)
+        policies = {show.against, *(panel.map.policy for panel in panels)}
+        return _draw_panels(panels, out, show, _comparisons(result, policies))
     return _draw_metric(result, sources, out, options.metric, show)
 
 
@@ -77,13 +79,28 @@ def _draw_metric(
 ) -> list[Path]:
     maps = _tested_means(result, sources) if show.mean else [one.map for one in result.maps]
     _check_metric(maps, metric)
-    figure = plot(metric_panels(maps), shared=show.shared, one_bar=show.mean, options=show.figure)
+    figure = map_figure(
+        maps,
+        shared=show.shared,
+        one_bar=show.mean,
+        comparisons=_comparisons(result, {map_.policy for map_ in maps}),
+        options=show.figure,
+    )
     return save(figure, out, maps)
 
 
-def _draw_panels(panels: Sequence[Panel], out: Path, show: MapOptions) -> list[Path]:
-    figure = plot(panels, shared=show.shared, one_bar=show.mean, options=show.figure)
+def _draw_panels(
+    panels: Sequence[Panel], out: Path, show: MapOptions, comparisons: Sequence[Comparison] = ()
+) -> list[Path]:
+    figure = plot(panels, shared=show.shared, one_bar=show.mean, comparisons=comparisons, options=show.figure)
     return save(figure, out, data=data_csv(panels))
+
+
+def _comparisons(result: Result, policies: Set[str]) -> list[Comparison]:
+    """Return the comparisons of two policies in each model; none where there are other than two."""
+    if len(policies) != 2:
+        return []
+    return [one for one in result.comparisons if {one.first, one.second} == policies]
 
 
 def _check_metric(maps: Sequence[Map], metric: str | None) -> None:

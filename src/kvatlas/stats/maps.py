@@ -307,7 +307,8 @@ def curves_of_run(run: RunData) -> list[Map]:
     cells = [cell for cell in run.cells if run.fits(cell)]
     check_complete(cells, run.partial, "curve")
     check_measured(cells, run.metric, run.partial)
-    notes = [*partial_note(cells), *mixed_note(cells)]
+    notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
+    notes += [*partial_note(cells), *mixed_note(cells)]
     if run.manifest.screened:
         notes.append(SCREEN_NOTE)
     measured = [cell for cell in cells if cell.measured]

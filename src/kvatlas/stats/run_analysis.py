@@ -131,8 +131,10 @@ def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin:
         verdict = by_map.get(map_.name)
         if verdict is not None:
             keeps = None
+            breaks = None
             if verdict.losses is not None:
                 keeps = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_kept)
-            map_ = replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, margin=margin)
+                breaks = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_broken)
+            map_ = replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, breaks=breaks, margin=margin)
         framed.append(map_)
     return framed

@@ -1,0 +1,201 @@
+"""The arrangement of heatmaps: what differs between panels names rows and columns once, what they share the figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from kvatlas.core import Note, NoteKind
+from kvatlas.figures.panels import BEST, Baseline, Panel
+from kvatlas.figures.style import FigureOptions
+from kvatlas.stats.estimates import common
+from kvatlas.text import model_name
+
+#: Points by which the intervals of panels may differ and still be told together.
+_LIKE_INTERVALS = 2.0
+#: Letters of a baseline's name beside a colour bar, at most.
+_SHORT = 12
+
+
+class Names(NamedTuple):
+    """The parts of a panel's name."""
+
+    model: str
+    benchmark: str
+    policy: str
+    measure: str
+
+
+#: The parts of which columns are named, the first that differs; and the order in which rows are named.
+_COLUMNS = ("benchmark", "policy", "measure")
+
+
+class Arrangement(NamedTuple):
+    """Panels in their order on the figure, with the words around them.
+
+    `rows` are the names of rows, empty where each panel has its whole name in `names`; in a grid each of `names` is
+    that of a column, and stands above the first row. `subject` and `about` are for all panels.
+    """
+
+    panels: Sequence[Panel]
+    names: Sequence[str]
+    rows: Sequence[str]
+    subject: str
+    about: Sequence[str]
+
+    @property
+    def is_grid(self) -> bool:
+        """Return whether rows and columns are named once."""
+        return bool(self.rows)
+
+    @property
+    def columns(self) -> int:
+        """The number of panels in a row of a grid."""
+        return len(self.panels) // len(self.rows)
+
+    def without_grid(self, options: FigureOptions) -> Arrangement:
+        """Return the same panels each under its whole name."""
+        return self._replace(names=_whole_names(self.panels, options), rows=())
+
+
+def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
+    """Return panels in rows and columns where they fill these, else in their own order."""
+    by_panel = [names_of(panel) for panel in panels]
+    subject = _subject(by_panel, options)
+    about = _about(panels, by_panel, options)
+    if options.plain:
+        names = [" | ".join(filter(None, (options.named(one.model), options.named(one.benchmark)))) for one in by_panel]
+        if len(set(names)) < len(panels):
+            names = _whole_names(panels, options)
+        return Arrangement(panels, names, (), subject, about)
+    column_part = next((part for part in _COLUMNS if _differ(by_panel, part)), None)
+    row_parts = [part for part in ("model", "policy", "measure") if part != column_part and _differ(by_panel, part)]
+    if column_part is None or not row_parts:
+        return Arrangement(panels, _whole_names(panels, options), (), subject, about)
+    places = {}
+    for panel, parts in zip(panels, by_panel, strict=True):
+        places[_named(parts, row_parts, options), _named(parts, [column_part], options)] = panel
+    rows = list(dict.fromkeys(row for row, _ in places))
+    columns = list(dict.fromkeys(column for _, column in places))
+    if len(places) < len(panels) or len(places) < len(rows) * len(columns):
+        return Arrangement(panels, _whole_names(panels, options), (), subject, about)
+    in_rows = []
+    for row in rows:
+        in_rows += [places[row, column] for column in columns]
+    return Arrangement(in_rows, columns * len(rows), rows, subject, about)
+
+
+def names_of(panel: Panel) -> Names:
+    """Return model, benchmark, policy and measure of a panel."""
+    benchmark = f"{panel.map.benchmark} benchmarks" if panel.map.is_mean else panel.map.benchmark
+    return Names(model_name(panel.map.model), benchmark, panel.map.policy, panel.label)
+
+
+def _differ(by_panel: Sequence[Names], part: str) -> bool:
+    return len({getattr(names, part) for names in by_panel}) > 1
+
+
+def _named(names: Names, parts: Sequence[str], options: FigureOptions) -> str:
+    return ", ".join(options.named(getattr(names, part)) for part in parts if getattr(names, part))
+
+
+def _whole_names(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
+    """Return the name of each panel: what differs, and of one panel the benchmark."""
+    by_panel = [names_of(panel) for panel in panels]
+    parts = [part for part in Names._fields if _differ(by_panel, part)] or ["benchmark"]
+    return [_named(names, parts, options) for names in by_panel]
+
+
+def _subject(by_panel: Sequence[Names], options: FigureOptions) -> str:
+    """Return the model and the policy that all panels have, for the title."""
+    first = by_panel[0]
+    parts = [part for part in ("model", "policy") if getattr(first, part) and not _differ(by_panel, part)]
+    return " under ".join(options.named(getattr(first, part)) for part in parts)
+
+
+def _about(panels: Sequence[Panel], by_panel: Sequence[Names], options: FigureOptions) -> list[str]:
+    """Return the clauses about all panels: the measure, the benchmark, the problems and the intervals."""
+    first = by_panel[0]
+    about = ["units as named"]
+    if not _differ(by_panel, "measure"):
+        about = [f"{options.named(first.measure)} {panels[0].unit}"]
+    is_named_above = not any(_differ(by_panel, part) for part in Names._fields)
+    if not _differ(by_panel, "benchmark") and not is_named_above:
+        about.append(options.named(first.benchmark))
+    problems = common([_problems(panel) for panel in panels])
+    if problems is not None:
+        about.append(f"{problems:,} problems")
+    return about
+
+
+def _problems(panel: Panel) -> int | None:
+    return common([cell.estimate.problems for cell in panel.map.cells.values()])
+
+
+def facts_of(panel: Panel, panels: Sequence[Panel], on_bar: Sequence[Baseline], options: FigureOptions) -> list[str]:
+    """Return what stands over a panel: n and ±, where panels do not share them, and baselines that are not on a bar."""
+    facts = []
+    problems = _problems(panel)
+    if problems and common([_problems(other) for other in panels]) is None:
+        facts.append(f"n {problems}")
+    if panel.half_interval and options.intervals is None and not _shared_interval(panels):
+        facts.append(f"± {panel.half_interval:.0f}")
+    for baseline in panel.baselines:
+        if baseline in on_bar:
+            continue
+        text = f"{options.named(baseline.name)} {baseline.text}"
+        facts.append(f"{text} ({baseline.interval})" if baseline.interval and options.intervals else text)
+    return facts
+
+
+def _shared_interval(panels: Sequence[Panel]) -> str:
+    """Return half the interval of the panels' median cells in points, empty where it is unlike or unknown."""
+    halves = [panel.half_interval for panel in panels if panel.half_interval]
+    if len(halves) < len(panels) or max(halves) - min(halves) > _LIKE_INTERVALS:
+        return ""
+    ends = dict.fromkeys((f"{min(halves):.0f}", f"{max(halves):.0f}"))
+    return " to ".join(ends)
+
+
+def marks(panels: Sequence[Panel], has_values: bool, has_intervals: bool, options: FigureOptions) -> list[str]:
+    """Return what the marks and the small type of panels stand for."""
+    found: list[str] = list(chain.from_iterable(panel.about for panel in panels))
+    if not has_values:
+        found = [mark for mark in found if mark != BEST]
+    shared = _shared_interval(panels)
+    if has_intervals:
+        found.append("small type: 95 % intervals")
+    elif options.intervals is None and shared:
+        found.append(f"half the 95 % interval of the median cell: {shared} points")
+    elif options.intervals is None and any(panel.half_interval for panel in panels):
+        found.append("±: half the 95 % interval of the median cell")
+    if any(panel.memory for panel in panels):
+        found.append("dotted: equal mean KV memory")
+    return found
+
+
+def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:
+    """Return the notes of panels; a warning that not all of them have names its panel."""
+    notes: list[Note] = []
+    for panel in panels:
+        for note in panel.notes:
+            if note.is_warning and not all(note in other.notes for other in panels):
+                name = " ".join(filter(None, names_of(panel)[:3]))
+                note = Note(note.kind, f"{note.text} ({name})")
+            notes.append(note)
+    if not has_values:
+        notes.append(Note(NoteKind.GRANULARITY, "The numbers are in the data next to the figure"))
+    return notes
+
+
+def on_bar(panels: Sequence[Panel], scale: tuple[float, float]) -> list[Baseline]:
+    """Return the baselines that are ticks on the bar of these panels: those on its scale that all of them share."""
+    found = []
+    for baseline in panels[0].baselines:
+        is_shared = all(baseline in panel.baselines for panel in panels)
+        if baseline.value is None or len(baseline.name) > _SHORT or not is_shared:
+            continue
+        if scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
+            found.append(baseline)
+    return found

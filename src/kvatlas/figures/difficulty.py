@@ -1,0 +1,209 @@
+"""Success and progress against difficulty, with fitted and published decays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
+from kvatlas.figures import colours
+from kvatlas.figures.curves import End, line_panels, write_names
+from kvatlas.figures.style import FigureOptions, line_axes, settle
+from kvatlas.stats.decay import PUBLISHED_L0, DepthCurve, depth_curve, says
+from kvatlas.stats.numerics.decay import Decay
+from kvatlas.stats.systems import ModelSetting
+from kvatlas.text import fixed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DIFFICULTIES: Mapping[str, str] = {
+    "L": "Logical depth L (actions of the optimal plan)",
+    "B": "Locked doors B",
+    "N": "Noise ratio N",
+    "S": "Shuffle ratio S",
+    "n": "Definitions n of the chain",
+}
+
+
+def told_difficulty(systems: Sequence[ModelSetting]) -> str:
+    """Return the difficulty that most problems of the systems tell; of equal ones the first."""
+    counts = {}
+    for by in DIFFICULTIES:
+        counts[by] = sum(says(system, key, by) for system in systems for key in system.outcomes)
+    return max(counts, key=lambda by: counts[by])
+
+
+def depth_figure(
+    success: Sequence[ModelSetting],
+    progress: Sequence[ModelSetting],
+    names: Sequence[str],
+    *,
+    by: str | None = None,
+    notes: Sequence[Note] = (),
+    options: FigureOptions | None = None,
+) -> tuple[Figure, list[DepthCurve]]:
+    """Return success and progress against difficulty, and the success curves.
+
+    By default the difficulty is the one that most problems tell. Against L, success comes with the fit exp(-L / L0),
+    and with the published decays as grey lines. Lines end where the data end.
+    """
+    by = by or told_difficulty(success)
+    if by not in DIFFICULTIES:
+        raise KvatlasError(f"Unknown difficulty {by!r}; expected {', '.join(DIFFICULTIES)}.")
+    most = len(colours.LINES)
+    if len(success) > most:
+        raise KvatlasError(f"{len(success)} systems are too many for one figure; at most {most} can be plotted.")
+    options = options or FigureOptions()
+    by_depth = by == "L"
+    curves = [depth_curve(system, by, decay=by_depth) for system in success]
+    short = [options.named(name) for name in names]
+    labels = [_label(name, curve) for name, curve in zip(short, curves, strict=True)]
+    published = dict(PUBLISHED_L0) if by_depth else {}
+    grey = [f"{name} {depth}" for name, depth in published.items()]
+    with options.applied():
+        figure, panels, room = line_panels(
+            options,
+            [options.named("Pass@1"), options.named("Progress ratio")],
+            [*labels, *grey],
+            options.named(DIFFICULTIES[by]),
+            title=_depth_title(by, short, curves),
+            about=_depth_about(by_depth, options),
+            notes=[*notes, *_left_out_note(success, by)],
+        )
+        ends = _draw_depth(panels[0], curves, labels, options)
+        ends += _draw_published(panels[0], published, options)
+        write_names(panels[0], ends, room)
+        progress_curves = [depth_curve(system, by) for system in progress]
+        write_names(panels[1], _draw_depth(panels[1], progress_curves, short, options), room)
+        settle(figure, options)
+    return figure, curves
+
+
+def _label(name: str, curve: DepthCurve) -> str:
+    """Return the name of a system with its decay."""
+    return f"{name}: L0 {decay_text(curve)}" if curve.decay else name
+
+
+def decay_text(curve: DepthCurve) -> str:
+    """Return L0 with its interval, or that it lies beyond the depths of the data."""
+    if curve.decay is None:
+        return ""
+    deepest = curve.points[-1][0]
+    if curve.decay.depth > deepest:
+        return f"beyond the data (L to {deepest:.0f})"
+    return depth_text(curve.decay)
+
+
+def _left_out_note(systems: Sequence[ModelSetting], by: str) -> list[Note]:
+    """Return a note that names the benchmarks of which the difficulty is unknown."""
+    unknown: dict[str, None] = {}
+    for system in systems:
+        unknown |= dict.fromkeys(key[0] for key in system.outcomes if not says(system, key, by))
+    if not unknown:
+        return []
+    return [Note(NoteKind.LEFT_OUT, f"{', '.join(unknown)} left out: the problems do not tell {by}")]
+
+
+def _depth_title(by: str, names: Sequence[str], curves: Sequence[DepthCurve]) -> str:
+    if by != "L" or len(names) > 2:
+        difficulty = DIFFICULTIES[by].partition(" (")[0]
+        return f"Success and progress by {difficulty[:1].lower()}{difficulty[1:]}"
+    decays = [curve.decay for curve in curves]
+    deepest = max(curve.points[-1][0] for curve in curves)
+    if all(decay is not None and decay.depth > deepest for decay in decays):
+        return f"No fall of success to 37 % is seen up to {deepest:.0f} actions: L0 lies beyond the data"
+    texts = [f"{name} {decay_text(curve)}" for name, curve in zip(names, curves, strict=True)]
+    return f"Success falls to 37 % after L0 actions: {', '.join(texts)}"
+
+
+def _depth_about(by_depth: bool, options: FigureOptions) -> list[str]:
+    about = ["points: means over problems"]
+    if by_depth:
+        about = ["points: means over problems, in bins of about equally many"]
+    if options.intervals is not False:
+        about.append("bars: 95 % intervals")
+    if by_depth:
+        about.append("lines: exp(-L / L0), in brackets the 95 % interval of L0")
+        about.append("grey: published L0 (B = 2, N = 0)")
+    return about
+
+
+def _draw_depth(panel: Axes, curves: Sequence[DepthCurve], names: Sequence[str], options: FigureOptions) -> list[End]:
+    """Draw the curves of a panel; return where each line ends."""
+    from matplotlib.ticker import MaxNLocator
+
+    left, right = _level_limits(curves)
+    width = right - left or 1.0
+    smooth = np.linspace(max(left, 1e-6), right, 200)
+    ends = []
+    for index, (curve, name) in enumerate(zip(curves, names, strict=True)):
+        colour = options.colours.lines[index]
+        height = curve.points[-1][1].value
+        if curve.decay:
+            panel.plot(smooth, curve.decay(smooth), color=colour, lw=1.1, alpha=0.8, zorder=2)
+            height = float(curve.decay(smooth[-1:])[0])
+        # A little apart, so that intervals of several systems at the same difficulty can be told apart.
+        shift = (index - (len(curves) - 1) / 2) * 0.02 * width
+        _draw_estimates(panel, curve, index, shift, options)
+        ends.append(End(height, name, colour))
+    line_axes(panel, options)
+    panel.set_xlim(left - 0.06 * width, right + 0.06 * width)
+    panel.set(ylim=(0, 1.03), yticks=(0, 0.2, 0.4, 0.6, 0.8, 1))
+    # Depths and doors are whole numbers, ratios are not.
+    panel.xaxis.set_major_locator(MaxNLocator(6, integer=right > 1, steps=[1, 2, 5, 10]))
+    return ends
+
+
+def _level_limits(curves: Sequence[DepthCurve]) -> tuple[float, float]:
+    """Return the smallest and the largest difficulty."""
+    levels: list[float] = []
+    for curve in curves:
+        levels += [level for level, _ in curve.points]
+    return min(levels), max(levels)
+
+
+def _draw_estimates(panel: Axes, curve: DepthCurve, index: int, shift: float, options: FigureOptions) -> None:
+    """Draw the points of a curve with their intervals, joined where there is no fitted line."""
+    estimates: list[Estimate] = [estimate for _, estimate in curve.points]
+    low = [estimate.value - (estimate.low or 0.0) for estimate in estimates]
+    high = [(1.0 if estimate.high is None else estimate.high) - estimate.value for estimate in estimates]
+    panel.errorbar(
+        [level + shift for level, _ in curve.points],
+        [estimate.value for estimate in estimates],
+        yerr=None if options.intervals is False else [low, high],
+        color=options.colours.lines[index],
+        marker=colours.MARKERS[index],
+        markersize=3.6,
+        linewidth=0.9,
+        linestyle="none" if curve.decay else "-",
+        elinewidth=0.8,
+        capsize=1.5,
+        zorder=3,
+    )
+
+
+def _draw_published(panel: Axes, published: Mapping[str, float], options: FigureOptions) -> list[End]:
+    """Draw published decays up to the edge of a panel; return where each line ends."""
+    smooth = np.linspace(max(panel.get_xlim()[0], 1e-6), panel.get_xlim()[1], 200)
+    ends = []
+    for name, depth in published.items():
+        line = np.exp(-smooth / depth)
+        panel.plot(smooth, line, color=options.colours.published, linewidth=0.8, zorder=1)
+        ends.append(End(float(line[-1]), f"{name} {depth}", options.colours.soft))
+    return ends
+
+
+def depth_text(decay: Decay) -> str:
+    """Return a depth as `40.2 (36.1–45.0)`, in whole numbers from 100 on, with ∞ where no decay is seen."""
+    return f"{_depth(decay.depth)} ({_depth(decay.low)}–{_depth(decay.high)})"
+
+
+def _depth(depth: float) -> str:
+    if math.isinf(depth):
+        return "∞"
+    return f"{depth:,.0f}" if depth >= 100 else fixed(depth)

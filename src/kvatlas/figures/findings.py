@@ -1,0 +1,143 @@
+"""Findings as the titles of figures: what tests of the results prove, and what they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from kvatlas.core import grouped
+from kvatlas.figures.panels import Panel, Question, Tested
+from kvatlas.stats.numerics.arrays import LEVEL
+from kvatlas.stats.pairs import Comparison
+from kvatlas.text import model_name, percent_text
+
+#: Leads that a title names one by one, at most.
+_NAMED = 3
+
+
+def finding(panels: Sequence[Panel]) -> str:
+    """State of how many cells something is proven; the range of the cells if nothing was tested."""
+    tested = [panel.tested for panel in panels if panel.tested is not None]
+    asked = {(one.question, one.reference) for one in tested}
+    if len(tested) < len(panels) or len(asked) > 1:
+        return _range(panels)
+    counts = _Counts(panels, tested)
+    if tested[0].question is Question.MARGIN:
+        return _of_margin(counts, tested[0].reference)
+    if tested[0].question is Question.DIFFERENCE:
+        return _of_difference(counts, tested[0].reference)
+    return _of_best(counts)
+
+
+class _Counts:
+    """The number of cells of panels, of those that are proven good and bad, and the noun for them."""
+
+    def __init__(self, panels: Sequence[Panel], tested: Sequence[Tested]) -> None:
+        self.every = sum(len(panel.cells) for panel in panels)
+        self.good = sum(len(one.good) for one in tested)
+        self.bad = sum(len(one.bad) for one in tested)
+        # A cell is a setting on a benchmark.
+        benchmarks = {panel.map.benchmark for panel in panels}
+        self.noun = "setting" if len(benchmarks) == 1 else "cell"
+
+    @property
+    def all(self) -> str:
+        """All cells in words."""
+        return f"the only {self.noun}" if self.every == 1 else f"all {self.every} {self.noun}s"
+
+    def some(self, count: int) -> str:
+        """Return `9 of 40 settings are`."""
+        return f"{count} of {self.every} {self.noun}s {'is' if count == 1 else 'are'}"
+
+    def verb(self, singular: str, plural: str) -> str:
+        """Return the form of a verb for all cells."""
+        return singular if self.every == 1 else plural
+
+
+def _of_margin(counts: _Counts, margin: str) -> str:
+    """State how many cells stay within a margin, and how many lose more."""
+    within = f"stay within {margin} of the full cache"
+    if counts.good == counts.every:
+        return f"{counts.all} {counts.verb('is', 'are')} proven to {within}"
+    if counts.bad == counts.every:
+        return f"{counts.all} {counts.verb('loses', 'lose')} more than {margin} against the full cache, proven"
+    if counts.good:
+        more = f", {counts.bad} to lose more" if counts.bad else ""
+        return f"{counts.some(counts.good)} proven to {within}{more}"
+    if counts.bad:
+        lost = f"{counts.some(counts.bad)} proven to lose more than {margin} against the full cache"
+        return f"{lost}, none to stay within it"
+    return f"no {counts.noun} is proven to {within}, and none to lose more"
+
+
+def _of_difference(counts: _Counts, other: str) -> str:
+    """State how many cells differ from another side, and in which direction."""
+    if counts.good == counts.every:
+        return f"{counts.all} {counts.verb('lies', 'lie')} above {other}, proven"
+    if counts.bad == counts.every:
+        return f"{counts.all} {counts.verb('lies', 'lie')} below {other}, proven"
+    if counts.good:
+        return f"{counts.some(counts.good)} proven to lie above {other}, {counts.bad or 'none'} below"
+    if counts.bad:
+        return f"{counts.some(counts.bad)} proven to lie below {other}, none above"
+    return f"no {counts.noun} is proven to differ from {other}"
+
+
+def _of_best(counts: _Counts) -> str:
+    """State how many cells are worse than the best."""
+    if counts.bad:
+        return f"{counts.some(counts.bad)} shown to be worse than the best"
+    return f"no {counts.noun} is shown to be better than another"
+
+
+def _range(panels: Sequence[Panel]) -> str:
+    """State what the panels show, and of one measure from which value to which."""
+    labels = dict.fromkeys(panel.label for panel in panels)
+    subject = " and ".join(labels)
+    if len(labels) > 1:
+        return subject
+    cells = sorted(chain.from_iterable(panel.cells.values() for panel in panels))
+    unit = panels[0].unit.removeprefix("in ")
+    if cells[0].text == cells[-1].text:
+        return f"{subject} {cells[0].text} {unit}"
+    return f"{subject} from {cells[0].text} to {cells[-1].text} {unit}"
+
+
+def comparison_texts(comparisons: Sequence[Comparison]) -> list[str]:
+    """Return a clause for each two systems: the points of one above the other, by models, or that none are proven."""
+    by_systems = grouped(comparisons, lambda one: (one.first, one.second))
+    return [_comparison_text(first, second, group) for (first, second), group in by_systems.items()]
+
+
+def _comparison_text(first: str, second: str, group: Sequence[Comparison]) -> str:
+    above = [one for one in group if one.p_holm <= LEVEL and one.difference.value > 0]
+    below = [one for one in group if one.p_holm <= LEVEL and one.difference.value < 0]
+    first_name = model_name(first)
+    second_name = model_name(second)
+    if len(above) == len(group):
+        return f"{first_name} is {_leads(group)} above {second_name}"
+    if len(below) == len(group):
+        return f"{second_name} is {_leads(group)} above {first_name}"
+    if not above and not below:
+        return f"no difference between {first_name} and {second_name} is proven"
+    clauses = []
+    for name, other, ahead in ((first_name, second_name, above), (second_name, first_name, below)):
+        if ahead:
+            clauses.append(f"{name} is {_leads(ahead)} above {other} on {_models(ahead)}")
+    return f"{' and '.join(clauses)}; on the other models no difference is proven"
+
+
+def _leads(group: Sequence[Comparison]) -> str:
+    """Return the points of each comparison with the interval: `9.0 (6.1 to 12.0) and 8.5 (5.5 to 11.7) points`."""
+    if len(group) > _NAMED:
+        values = sorted(abs(one.difference.value) for one in group)
+        return f"{percent_text(values[0])} to {percent_text(values[-1])} points"
+    leads = []
+    for one in group:
+        ends = sorted((abs(one.difference.low), abs(one.difference.high)))
+        leads.append(f"{percent_text(abs(one.difference.value))} ({' to '.join(map(percent_text, ends))})")
+    return f"{' and '.join(leads)} points"
+
+
+def _models(group: Sequence[Comparison]) -> str:
+    return " and ".join(model_name(one.model) for one in group)

@@ -1,0 +1,283 @@
+"""The layout of heatmaps: panels in a row, sizes of cells and type, margins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from kvatlas.core import KvatlasError
+from kvatlas.figures import style
+from kvatlas.figures.arrangement import Arrangement
+from kvatlas.figures.panels import Baseline, Panel
+from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, text_width, wrapped
+from kvatlas.text import axis_label
+
+#: Inches of a cell's width where there is room.
+_CELL_WIDTH = 0.44
+#: Inches of a panel's width where there is room, at least.
+_PANEL_WIDTH = 1.6
+#: Inches of a row of cells, of one whose cells have a second line, and of one where a page is full.
+_ROW_HEIGHT = 0.25
+_TALL_ROW_HEIGHT = 0.34
+_LEAST_ROW_HEIGHT = 0.13
+#: Inches of all rows, at least.
+_PANEL_HEIGHT = 0.8
+#: Points of a value, of an interval, and of an axis' label at most.
+_VALUE_TYPE = 8.0
+_INTERVAL_TYPE = 5.6
+LABEL_TYPE = 7.0
+#: Inches between panels.
+_GAP = 0.12
+#: Inches from a panel to its colour bar, and of the bar.
+BAR_GAP = 0.06
+BAR_WIDTH = 0.07
+
+
+class Tick(NamedTuple):
+    """A value on a colour bar with its text, and the baseline that it is of."""
+
+    value: float
+    text: str
+    baseline: Baseline | None = None
+
+
+class Gains(NamedTuple):
+    """The difference of two policies in each row of a grid: their names, and a value and its interval for each row."""
+
+    name: str
+    texts: Sequence[tuple[str, str]]
+
+    @property
+    def width(self) -> float:
+        """Inches of the texts."""
+        if not self.texts:
+            return 0.0
+        intervals = max(text_width(interval) for _, interval in self.texts)
+        return max(text_width(self.name, style.NAME_TYPE, bold=True), intervals)
+
+
+class Layout(NamedTuple):
+    """Panels in a row; inches of the figure's width and of a panel's height.
+
+    Points are those of the vertical axis' label, of values and of intervals, 0 for none. Panels of a row are `joined`
+    if they share the vertical axis, those of a column `joined_below` if they share the horizontal one. They have
+    `one_bar` at the end of each row, or one each. `above` has the lines over each panel.
+    """
+
+    arrangement: Arrangement
+    across: int
+    width: float
+    high: float
+    margins: Margins
+    joined: bool
+    joined_below: bool
+    one_bar: bool
+    label: float
+    value: float
+    interval: float
+    gains: Gains
+    above: Sequence[Sequence[Line]] = ()
+
+    @property
+    def inner(self) -> float:
+        """Inches of a panel's width."""
+        return self.margins.inner(self.width, self.across)
+
+    def with_lines_above(self, above: Sequence[Sequence[Line]], options: FigureOptions) -> Layout:
+        """Return the layout with lines over the panels, and rows that fit a page with them."""
+        first = 0.0
+        others = max(map(style.height_of, above)) + 0.1
+        if self.arrangement.is_grid:
+            top = others
+            others = max(map(style.height_of, above[self.across :]), default=0.0) + 0.1
+            first = max(top - others, 0.0)
+        below = _height_below(self.arrangement.panels, self.inner, options)
+        last = 0.0
+        if self.joined_below:
+            last = below
+            below = 0.0
+        margins = self.margins._replace(above=others, below=below, first=first, last=last)
+        high = _fitting_height(self, margins)
+        size = min(self.value, 72 * 0.62 * high / self.most_rows)
+        value = size if size >= style.LEAST_TYPE else min(self.value, style.LEAST_TYPE)
+        label = max(style.LEAST_TYPE, font_size(high, _vertical_labels(self.arrangement.panels, options), self.label))
+        return self._replace(margins=margins, above=above, high=high, value=value, label=label)
+
+    @property
+    def most_rows(self) -> int:
+        """The rows of cells of a panel, at most."""
+        return max(len(panel.map.axes[0][1]) for panel in self.arrangement.panels)
+
+
+def _fitting_height(layout: Layout, margins: Margins) -> float:
+    """Return the height of a panel with which all rows of panels fit a page, where its cells stay legible."""
+    rows = math.ceil(len(layout.arrangement.panels) / layout.across)
+    room = style.PAGE_HEIGHT - 0.6 - margins.first - margins.last
+    fitting = room / rows - margins.above - margins.below
+    least = _LEAST_ROW_HEIGHT * layout.most_rows * (2 if layout.interval else 1)
+    return min(layout.high, max(fitting, least))
+
+
+def heatmap_layout(
+    arrangement: Arrangement,
+    ticks: Sequence[Sequence[Tick]],
+    one_scale: bool,
+    gains: Gains,
+    options: FigureOptions,
+) -> Layout:
+    """Return the layout with as many panels in a row as leave numbers legible; rows of a grid stay whole.
+
+    A grid that is too wide becomes a series of panels under their whole names, and comparisons that have no room are
+    left out. Raises KvatlasError if there is no room for intervals that were asked for.
+    """
+    if arrangement.is_grid:
+        for shown_gains in dict.fromkeys((gains, Gains("", ()))):
+            sizes = _Sizes(arrangement, ticks, one_scale, shown_gains, options)
+            if sizes.fits(arrangement.columns):
+                return sizes.layout(arrangement.columns)
+        arrangement = arrangement.without_grid(options)
+    sizes = _Sizes(arrangement, ticks, one_scale, Gains("", ()), options)
+    most = _most_in_row(arrangement.panels)
+    across = style.panels_in_row(len(arrangement.panels), most, sizes.fits)
+    if across:
+        return sizes.layout(across)
+    if sizes.intervals:
+        raise KvatlasError("--look intervals=true: the cells are too narrow for intervals; leave it out.")
+    # A panel alone, without numbers.
+    return sizes.layout(1)._replace(value=0.0, interval=0.0)
+
+
+class _Sizes:
+    """The sizes of an arrangement's panels and texts, which depend on the number of panels in a row."""
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        ticks: Sequence[Sequence[Tick]],
+        one_scale: bool,
+        gains: Gains,
+        options: FigureOptions,
+    ) -> None:
+        self.arrangement = arrangement
+        self.options = options
+        self.gains = gains
+        panels = arrangement.panels
+        cells = list(chain.from_iterable(panel.cells.values() for panel in panels))
+        self.columns = max(len(panel.map.axes[1][1]) for panel in panels)
+        self.values = [cell.text for cell in cells]
+        self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
+        self.high = _panel_height(panels, bool(self.intervals))
+        labels = _vertical_labels(panels, options)
+        self.label = max(style.LEAST_TYPE, font_size(self.high, labels, LABEL_TYPE))
+        self.joined = len({panel.map.axes[0] for panel in panels}) == 1
+        self.one_bar = one_scale and _share_baselines(arrangement)
+        self.margins = self._side_margins(labels, ticks)
+
+    def _side_margins(self, labels: Sequence[str], ticks: Sequence[Sequence[Tick]]) -> Margins:
+        """Return the margins at the sides of panels."""
+        label_lines = max(len(wrapped(text, self.high, self.label)) for text in labels)
+        rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.arrangement.panels)
+        row_ticks = max(text_width(str(row), LABEL_TYPE) for row in rows)
+        axis = label_lines * self.label * style.LINE + 0.04 + row_ticks + 0.06
+        names = 0
+        for name in self.arrangement.rows:
+            names = max(names, len(row_name_lines(name, self.high)))
+        left = style.EDGE + axis
+        if names:
+            left += names * style.NAME_TYPE * style.LINE + 0.06
+        bar = BAR_GAP + BAR_WIDTH + 0.04 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
+        if self.options.plain:
+            bar += style.SMALL_TYPE * style.LINE + 0.04
+        right = style.EDGE + bar
+        if self.gains.texts:
+            right += self.gains.width + 0.12
+        between = _GAP
+        if not self.joined:
+            between += style.EDGE + axis
+        if not self.one_bar:
+            between += bar
+        return Margins(left, right, between, 0, 0)
+
+    def type_sizes(self, across: int, width: float) -> tuple[float, float]:
+        """Return the points of values and of intervals."""
+        cell_width = self.margins.inner(width, across) / self.columns
+        value_size = font_size(cell_width, self.values, _VALUE_TYPE, bold=True)
+        return value_size, font_size(cell_width, self.intervals, _INTERVAL_TYPE)
+
+    def fits(self, across: int) -> bool:
+        """Return whether numbers are legible with so many panels in a row."""
+        return min(self.type_sizes(across, self.options.widest)) >= style.LEAST_TYPE
+
+    def layout(self, across: int) -> Layout:
+        """Return the layout with so many panels in a row."""
+        width = self.options.inches or min(self._natural_width(across), self.options.widest)
+        value, interval = self.type_sizes(across, width)
+        panels = self.arrangement.panels
+        is_shared_below = len({panel.map.axes[1] for panel in panels}) == 1
+        return Layout(
+            self.arrangement,
+            across,
+            width,
+            self.high,
+            self.margins,
+            self.joined,
+            is_shared_below and self.arrangement.is_grid,
+            self.one_bar,
+            self.label,
+            value,
+            interval if self.intervals else 0.0,
+            self.gains,
+        )
+
+    def _natural_width(self, across: int) -> float:
+        """Return the inches of a figure that has all the room that it needs."""
+        panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
+        margins = self.margins
+        natural = margins.left + margins.right + across * panel_width + (across - 1) * margins.between
+        return max(natural, style.WIDTHS[1])
+
+
+def _share_baselines(arrangement: Arrangement) -> bool:
+    """Return whether one bar can have the baselines of a row as its ticks, or none has any."""
+    panels = arrangement.panels
+    across = arrangement.columns if arrangement.is_grid else len(panels)
+    for start in range(0, len(panels), across):
+        on_bars = {panel.baselines for panel in panels[start : start + across] if not panel.centred}
+        if len(on_bars) > 1:
+            return False
+    return True
+
+
+def row_name_lines(name: str, high: float) -> list[str]:
+    """Return the lines of the name of a row of panels of this height."""
+    return wrapped(name, max(high, 0.6), style.NAME_TYPE, bold=True)
+
+
+def _vertical_labels(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
+    return [options.named(axis_label(panel.map.axes[0][0])) for panel in panels]
+
+
+def _panel_height(panels: Sequence[Panel], has_intervals: bool) -> float:
+    rows = max(len(panel.map.axes[0][1]) for panel in panels)
+    row_height = _TALL_ROW_HEIGHT if has_intervals else _ROW_HEIGHT
+    return max(row_height * rows, _PANEL_HEIGHT)
+
+
+def _most_in_row(panels: Sequence[Panel]) -> int:
+    """Return the largest number of panels in a row; rows begin with the same policy, if there are several."""
+    count = len(panels)
+    most = 4 if count <= 8 else math.ceil(math.sqrt(count))
+    policies = len({panel.map.policy for panel in panels})
+    if policies == 1:
+        return most
+    whole_rows = [size for size in range(policies, most + 1, policies) if count % size == 0]
+    return whole_rows[-1] if whole_rows else most
+
+
+def _height_below(panels: Sequence[Panel], inner: float, options: FigureOptions) -> float:
+    """Return the inches of the values and the label below a panel."""
+    labels = [options.named(axis_label(panel.map.axes[1][0])) for panel in panels]
+    lines = max(len(wrapped(label, inner, LABEL_TYPE)) for label in labels)
+    return 0.12 + LABEL_TYPE / 72 + lines * LABEL_TYPE * style.LINE
