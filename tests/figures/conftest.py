@@ -1,10 +1,14 @@
 """The published maps of R1-Llama, and the texts of a figure."""
 
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from kvatlas.core import Cell, Estimate, Map, Setting
 from kvatlas.figures.style import save
@@ -33,3 +37,33 @@ def texts(figure: Figure, folder: Path) -> list[str]:
     path, *_ = save(figure, folder / "figure.svg")
     root = ElementTree.parse(path).getroot()
     return ["".join(element.itertext()).strip() for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def pixels(path):
+    """Return the colours of a picture [height, width, 3]; skip the test without a program that draws its kind."""
+    if path.suffix == ".png":
+        return imread(path)[..., :3]
+    command = ["rsvg-convert", path, "-z", "3", "-o", path.with_suffix(".view.png")]
+    written = path.with_suffix(".view.png")
+    if path.suffix == ".pdf":
+        command = ["pdftoppm", "-png", "-singlefile", "-r", "216", path, path.with_suffix(".view")]
+    elif shutil.which("rsvg-convert") is None:
+        return svg_in_a_browser(path, written)
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    subprocess.run(list(map(str, command)), check=True)
+    return imread(written)[..., :3]
+
+
+def svg_in_a_browser(path, written):
+    """Draw an SVG at three pixels for each point by Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("neither rsvg-convert nor chromium is installed")
+    width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', path.read_text()).groups())
+    page = path.with_suffix(".html")
+    page.write_text(f'<body style="margin:0"><img src="{path.name}" width="{3 * width}" height="{3 * height}">')
+    size = f"--window-size={round(3 * width)},{round(3 * height) + 200}"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size, f"--screenshot={written}"]
+    subprocess.run([chromium, *options, page.as_uri()], check=True, capture_output=True, timeout=60)
+    return imread(written)[: round(3 * height), : round(3 * width), :3]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
-from kvatlas.figures.curves import data_csv, depth_figure, depth_text, line_figure
+from kvatlas.figures.curves import data_csv, line_figure
+from kvatlas.figures.difficulty import decay_text, depth_figure, depth_text, told_difficulty
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.stats.decay import PUBLISHED_L0, Decay
@@ -98,7 +99,7 @@ def test_curves_have_both_axes_fits_and_published_lines(run: RunData, tmp_path: 
         assert fitted.decay.low < fitted.decay.depth < fitted.decay.high
         assert sum(estimate.problems for _, estimate in fitted.points) == 90
         assert all(a[0] < b[0] for a, b in zip(fitted.points, fitted.points[1:], strict=False))
-        assert f"L0 {depth_text(fitted.decay)}".split(" (")[0] in shown
+        assert f"L0 {decay_text(fitted)}".split(" (")[0] in shown
     assert depth_text(Decay(40.2, 36.07, 99.94, 9, 9)) == "40.2 (36.1–99.9)"
     assert depth_text(Decay(1234.5, 100.0, math.inf, 9, 9)) == "1,234 (100–∞)"
     # A chance c of failing at each action is a depth of -1 / log(1 - c), but for the first action, which never fails.
@@ -106,6 +107,25 @@ def test_curves_have_both_axes_fits_and_published_lines(run: RunData, tmp_path: 
     grey = [line for line in figure.axes[0].lines if line.get_color() == "#c4c4c4"]
     assert len(grey) == len(PUBLISHED_L0)
     assert "gemini-2.0-flash 40.2" in shown
+
+
+def test_lines_end_where_the_data_end_and_no_depth_beyond_them_is_told(run: RunData) -> None:
+    success = systems_of([run], "pass@1")
+    figure, curves = depth_figure(success, success, names_of(success), by="L")
+    deepest = max(level for curve in curves for level, _ in curve.points)
+    fitted = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 200 and line.get_color() != "#c4c4c4"]
+    assert len(fitted) == len(curves)
+    assert all(max(line.get_xdata()) <= deepest for line in fitted)
+    beyond = [curve for curve in curves if curve.decay.depth > curve.points[-1][0]]
+    assert 0 < len(beyond) < len(curves)
+    assert {decay_text(curve) for curve in beyond} == {f"beyond the data (L to {deepest:.0f})"}
+
+
+def test_the_difficulty_is_the_one_that_most_problems_tell() -> None:
+    about = {("B", "1"): {"n": 4}, ("B", "2"): {"n": 5}, ("C", "1"): {"L": 9}}
+    system = ModelSetting("A", FULL, {key: {0: 1.0} for key in about}, about)
+    assert told_difficulty([system]) == "n"
+    assert told_difficulty([replace(system, about={})]) == "L"
 
 
 def test_curves_by_doors_have_no_decay(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
 from kvatlas.figures import colours
-from kvatlas.figures.curves import depth_figure, line_figure
+from kvatlas.figures.curves import line_figure
+from kvatlas.figures.difficulty import depth_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.pairwise import names_of, pairwise_figure
 from kvatlas.figures.style import LEAST_TYPE, WIDTHS, FigureOptions, save
@@ -177,10 +178,10 @@ def test_a_widened_scale_stays_among_percentages() -> None:
     assert colours.scale_limits([100.0, 90.0]) == (90.0, 100.0)
 
 
-@pytest.mark.parametrize("colours", [colours.VALUES, colours.COSTS, colours.COUNTS, colours.DIFFERENCES])
-def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(colours: str) -> None:
+@pytest.mark.parametrize("palette", [colours.VALUES, colours.COSTS, colours.COUNTS, colours.DIFFERENCES])
+def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(palette: str) -> None:
     for share in np.linspace(0, 1, 201):
-        background = to_hex(colours.colour_map(colours)(share))
+        background = to_hex(colours.colour_map(palette)(share))
         assert contrast(background, colours.ON_COLOUR) >= 4.5, background
-    steps = colours.colour_steps(colours)
-    assert [to_hex(colours.colour_map(colours)(end)) for end in (0.0, 1.0)] == [steps[0], steps[-1]]
+    steps = colours.colour_steps(palette)
+    assert [to_hex(colours.colour_map(palette)(end)) for end in (0.0, 1.0)] == [steps[0], steps[-1]]

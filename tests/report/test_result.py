@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status
-from kvatlas.figures.panels import finding, metric_panels
+from kvatlas.figures.findings import finding
+from kvatlas.figures.panels import metric_panels
 from kvatlas.report.result import analyse
 from kvatlas.report.text import every_map, one_page, p_text, recommendation
 from kvatlas.results.csv_maps import read_maps

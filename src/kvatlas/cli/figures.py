@@ -34,6 +34,9 @@ def map_(
     against: Annotated[
         str | None, typer.Option(metavar="NAME|RUN|CSV", help="Paired differences to a policy, model, run or map.")
     ] = None,
+    loss_by_memory: Annotated[
+        bool | None, typer.Option("--loss-by-memory/--heatmaps", help="Points lost against memory saved, or maps.")
+    ] = None,
     lose_at_most: options.LoseAtMost = None,
     partial: options.Partial = False,
     fix: options.Fix = None,
@@ -41,13 +44,14 @@ def map_(
 ) -> None:
     """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side.
 
-    Runs that vary one parameter, or only the policy, become line charts. The data is written next to the figure.
+    Runs that vary one parameter, or only the policy, become line charts, those of equal bytes losses by memory. The
+    data is written next to the figure.
     """
     from kvatlas.report.map_figure import MapOptions, plot_sources
     from kvatlas.report.options import ReadOptions
 
     read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most)
-    show = MapOptions(mean, shared, against, options.figure_options(look))
+    show = MapOptions(mean, shared, against, options.figure_options(look), loss_by_memory)
     written = plot_sources(inputs, out, read, show)
     for path in written:
         typer.echo(path)

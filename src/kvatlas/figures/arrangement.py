@@ -14,8 +14,9 @@ from kvatlas.text import model_name
 
 #: Points by which the intervals of panels may differ and still be told together.
 _LIKE_INTERVALS = 2.0
-#: Letters of a baseline's name beside a colour bar, at most.
+#: Letters of a baseline's name beside a colour bar, and baselines there, at most.
 _SHORT = 12
+_MOST_ON_BAR = 3
 
 
 class Names(NamedTuple):
@@ -198,4 +199,4 @@ def on_bar(panels: Sequence[Panel], scale: tuple[float, float]) -> list[Baseline
             continue
         if scale[0] - 1e-9 <= baseline.value <= scale[1] + 1e-9:
             found.append(baseline)
-    return found
+    return found[:_MOST_ON_BAR]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from kvatlas.core import Cell, KvatlasError, Map
+from kvatlas.core import Cell, KvatlasError, Map, grouped
 from kvatlas.figures import colours, style
 from kvatlas.figures.panels import Unit, cost_of
 from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
@@ -35,6 +35,10 @@ _NAMES = 1.15
 _NARROW = 5.0
 #: Values on an axis that are all named, at most.
 _NAMED_VALUES = 8
+#: Letters of all names of settings below a panel, at most.
+_NAMED_LETTERS = 90
+#: Inches of a row of a setting.
+_SETTING_ROW = 0.15
 
 
 class End(NamedTuple):
@@ -83,6 +87,8 @@ def line_figure(curves: Sequence[Map], *, cost: str | None = None, options: Figu
     """
     options = options or FigureOptions()
     first = curves[0]
+    if not first.axes[1][0] and _names_are_long(first):
+        return settings_figure(curves, cost=cost, options=options)
     policies = list(dict.fromkeys(chain.from_iterable(map(points, curves))))
     measure = _measure(curves, cost)
     axis = axis_label(first.axes[1][0] or POLICY)
@@ -99,10 +105,115 @@ def line_figure(curves: Sequence[Map], *, cost: str | None = None, options: Figu
         top = _top(curves, measure)
         for panel, curve in zip(panels, curves, strict=True):
             panel.set_ylim(0, top)
+            panel.set_yticks(_ticks(top))
             ends = _draw_curves(panel, curve, policies, measure, options)
             write_names(panel, ends, room)
         settle(figure, options)
         return figure
+
+
+def _names_are_long(curve: Map) -> bool:
+    """Return whether the names of settings have no room below a panel."""
+    names = list(map(str, curve.axes[0][1]))
+    return len(names) * max(map(len, names)) > _NAMED_LETTERS
+
+
+def settings_figure(curves: Sequence[Map], *, cost: str | None = None, options: FigureOptions | None = None) -> Figure:
+    """Return one panel for each map of settings without an axis: a row for each setting, its value with the interval.
+
+    Rows stand in the order of the run, and their names left of the first panel of a row.
+    """
+    options = options or FigureOptions()
+    measure = _measure(curves, cost)
+    with options.applied():
+        across = _settings_across(curves, options)
+        rows = [_settings_of(curves[start : start + across]) for start in range(0, len(curves), across)]
+        figure, panels = _setting_panels(curves, rows, across, measure, options)
+        top = _top(curves, measure)
+        most = max(map(len, rows))
+        for index, (panel, curve) in enumerate(zip(panels, curves, strict=True)):
+            settings = rows[index // across]
+            line_axes(panel, options, "both")
+            panel.set(xlim=(0, top), ylim=(most - 0.4, -0.6), yticks=[])
+            for (setting, _), cell in curve.cells.items():
+                point = _point(curve, cell, measure.cost)
+                _draw_setting(panel, settings.index(setting), point, measure.unit, options)
+        settle(figure, options)
+        return figure
+
+
+def _settings_of(curves: Sequence[Map]) -> list[Any]:
+    """Return the settings of a row of panels."""
+    return list(dict.fromkeys(chain.from_iterable(curve.axes[0][1] for curve in curves)))
+
+
+def _settings_across(curves: Sequence[Map], options: FigureOptions) -> int:
+    """Return the number of panels in a row; models with settings of their own have rows of their own."""
+    most = 1 if options.widest < _NARROW else 3
+    across = style.panels_in_row(len(curves), most)
+    if len({curve.axes[0] for curve in curves}) == 1:
+        return across
+    by_model = grouped(curves, lambda curve: curve.model)
+    counts = {len(of_model) for of_model in by_model.values()}
+    return counts.pop() if len(counts) == 1 and max(counts) <= most else 1
+
+
+def _setting_panels(
+    curves: Sequence[Map], settings: Sequence[Sequence[Any]], across: int, measure: _Measure, options: FigureOptions
+) -> tuple[Figure, list[Axes]]:
+    """Return panels of a line for each setting, with the names of settings left of each row of panels."""
+    width = options.inches or style.WIDTHS[2]
+    names = [[options.named(str(setting)) for setting in of_row] for of_row in settings]
+    room = min(max(map(text_width, chain.from_iterable(names))) + 0.1, 0.5 * width)
+    lines = [[wrapped(name, room - 0.08) for name in of_row] for of_row in names]
+    most_lines = max(map(len, chain.from_iterable(lines)))
+    line_height = max(_SETTING_ROW, most_lines * style.SMALL_TYPE * style.LINE)
+    margins = Margins(room + 0.08, 0.12, 0.14, 0, 0)
+    inner = margins.inner(width, across)
+    ink = options.colours.ink
+    titles = [style.text_lines(name, inner, style.NAME_TYPE, ink, "bold") for name in _panel_names(curves, options)]
+    margins = margins._replace(above=max(map(style.height_of, titles)) + 0.1, below=_TICKS)
+    count = len(dict.fromkeys(chain.from_iterable(settings)))
+    figure, panels = sheet(
+        options,
+        (width, line_height * max(map(len, settings))),
+        len(curves),
+        across,
+        margins,
+        title=_title(curves, (), f"{measure.label} of {count} settings", options),
+        about=_about(curves, measure, options),
+        notes=list(chain.from_iterable(curve.notes for curve in curves)),
+    )
+    for panel, of_panel in zip(panels, titles, strict=True):
+        write_above(panel, of_panel)
+    for panel, of_row in zip(panels[::across], lines, strict=True):
+        _write_settings(panel, of_row)
+    return figure, panels
+
+
+def _write_settings(panel: Axes, names: Sequence[Sequence[str]]) -> None:
+    """Write the names of settings left of a panel."""
+    for place, lines in enumerate(names):
+        panel.annotate(
+            "\n".join(lines),
+            (0, place),
+            (-4, 0),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="right",
+            va="center",
+            fontsize=style.SMALL_TYPE,
+            linespacing=1.1,
+        )
+
+
+def _draw_setting(panel: Axes, row: int, point: _Point, unit: Unit, options: FigureOptions) -> None:
+    """Draw the value of a setting in its row, with its interval."""
+    colour = options.colours.lines[0]
+    value = point.value / unit.size
+    panel.plot(value, row, "o", color=colour, ms=3.5)
+    if point.low is not None and point.high is not None and options.intervals is not False:
+        panel.plot((point.low / unit.size, point.high / unit.size), (row, row), color=colour, lw=1)
 
 
 def _title(curves: Sequence[Map], policies: Sequence[str], text: str, options: FigureOptions) -> str:
@@ -157,6 +268,13 @@ def _measure(curves: Sequence[Map], cost: str | None) -> _Measure:
     for curve in curves:
         values += [_point(curve, cell, cost).value for cell in (*curve.cells.values(), *curve.baselines.values())]
     return _Measure(known_cost.label, known_cost.unit(values), cost)
+
+
+def _ticks(top: float) -> list[float]:
+    """Return round values from 0 to the top of an axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    return [float(value) for value in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top) if value <= top]
 
 
 def _panel_names(curves: Sequence[Map], options: FigureOptions) -> list[str]:

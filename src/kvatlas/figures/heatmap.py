@@ -20,6 +20,7 @@ from kvatlas.figures.heatmap_layout import (
     Layout,
     Tick,
     heatmap_layout,
+    label_room,
     row_name_lines,
 )
 from kvatlas.figures.panels import NARROWEST, Baseline, CellText, Panel, metric_panels
@@ -361,7 +362,7 @@ def _write_axes(axes: Axes, panel: Panel, index: int, layout: Layout, options: F
     axes.set(xticks=[], yticks=[])
     if not layout.joined or index % layout.across == 0:
         axes.set_yticks([y + 0.5 for y in range(len(rows))], [visible(str(value)) for value in rows])
-        y_label = wrapped(options.named(axis_label(vertical)), layout.high, layout.label)
+        y_label = wrapped(options.named(axis_label(vertical)), label_room(layout.high), layout.label)
         axes.set_ylabel("\n".join(y_label), labelpad=3, fontsize=layout.label)
     if layout.joined_below and index + layout.across < len(layout.arrangement.panels):
         return
@@ -389,7 +390,7 @@ def _draw_bar(
     shades = colours.colour_map(panel.palette)((np.arange(_STRIPS) + 0.5) / _STRIPS)
     bar = PolyCollection(strips, facecolors=shades, edgecolors="none", transform=axes.transAxes, clip_on=False)
     axes.add_collection(bar, autolim=False)
-    line = style.SMALL_TYPE / 72 / layout.high
+    line = 1.2 * style.SMALL_TYPE / 72 / layout.high
     heights = _tick_heights(ticks, scale, line)
     for tick, height in heights.items():
         if tick.baseline is not None:

@@ -102,7 +102,8 @@ class Layout(NamedTuple):
         high = _fitting_height(self, margins)
         size = min(self.value, 72 * 0.62 * high / self.most_rows)
         value = size if size >= style.LEAST_TYPE else min(self.value, style.LEAST_TYPE)
-        label = max(style.LEAST_TYPE, font_size(high, _vertical_labels(self.arrangement.panels, options), self.label))
+        labels = _vertical_labels(self.arrangement.panels, options)
+        label = max(style.LEAST_TYPE, font_size(label_room(high), labels, self.label))
         return self._replace(margins=margins, above=above, high=high, value=value, label=label)
 
     @property
@@ -170,14 +171,14 @@ class _Sizes:
         self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
         self.high = _panel_height(panels, bool(self.intervals))
         labels = _vertical_labels(panels, options)
-        self.label = max(style.LEAST_TYPE, font_size(self.high, labels, LABEL_TYPE))
+        self.label = max(style.LEAST_TYPE, font_size(label_room(self.high), labels, LABEL_TYPE))
         self.joined = len({panel.map.axes[0] for panel in panels}) == 1
         self.one_bar = one_scale and _share_baselines(arrangement)
         self.margins = self._side_margins(labels, ticks)
 
     def _side_margins(self, labels: Sequence[str], ticks: Sequence[Sequence[Tick]]) -> Margins:
         """Return the margins at the sides of panels."""
-        label_lines = max(len(wrapped(text, self.high, self.label)) for text in labels)
+        label_lines = max(len(wrapped(text, label_room(self.high), self.label)) for text in labels)
         rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.arrangement.panels)
         row_ticks = max(text_width(str(row), LABEL_TYPE) for row in rows)
         axis = label_lines * self.label * style.LINE + 0.04 + row_ticks + 0.06
@@ -248,6 +249,11 @@ def _share_baselines(arrangement: Arrangement) -> bool:
         if len(on_bars) > 1:
             return False
     return True
+
+
+def label_room(high: float) -> float:
+    """Return the room for the label of the vertical axis: it may stand out a little beyond a low panel."""
+    return max(high, _PANEL_HEIGHT)
 
 
 def row_name_lines(name: str, high: float) -> list[str]:

@@ -227,7 +227,9 @@ class Unit(NamedTuple):
 _TIMES = (Unit("ms", 0.001), Unit("s"), Unit("h", 3600))
 _BYTES = (Unit("bytes"), Unit("KiB", 2**10), Unit("MiB", 2**20), Unit("GiB", 2**30))
 #: The units in which figures print costs of a column's unit; others have one unit, under its name.
-_UNITS = {"seconds": _TIMES, "traces": (Unit("number"),)}
+_UNITS = {"seconds": _TIMES, "traces": (Unit("%"),)}
+#: The unit of columns that count traces: figures show them as shares, which benchmarks of any size have alike.
+_COUNTED = "traces"
 
 
 class Cost(NamedTuple):
@@ -243,6 +245,8 @@ class Cost(NamedTuple):
         if self.units is _BYTES and cell.mean_kv_bytes is not None:
             return cell.mean_kv_bytes
         value = self.column.read(cell)
+        if self.column.unit == _COUNTED:
+            return _share_of_traces(value, cell)
         return None if value is None else self.factor * value
 
     def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
@@ -260,6 +264,14 @@ class Cost(NamedTuple):
         if len(self.units) == 1 or largest <= 0:
             return unit
         return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
+
+
+def _share_of_traces(count: int | None, cell: Cell) -> float | None:
+    """Return a number of a cell's traces in percent of them; None where either is unknown."""
+    estimate = cell.estimate
+    if count is None or not estimate.problems or not estimate.samples:
+        return None
+    return 100 * count / (estimate.problems * estimate.samples)
 
 
 def cost_of(name: str, model: str) -> Cost:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from kvatlas.columns import cost_names
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures.heatmap import map_figure, plot
+from kvatlas.figures.loss_memory import data_csv as losses_csv
+from kvatlas.figures.loss_memory import has_losses, loss_figure
 from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.options import ReadOptions, Source, bare_maps
@@ -31,12 +34,14 @@ class MapOptions:
         shared: how far scales go (see `kvatlas.figures.heatmap.plot`).
         against: differences to a baseline, a policy, a model, or the maps of another run or CSV file.
         figure: the options of all figures.
+        loss_by_memory: losses against memory saved in place of maps; by default for runs of equal bytes.
     """
 
     mean: bool = False
     shared: bool | None = None
     against: str | None = None
     figure: FigureOptions | None = None
+    loss_by_memory: bool | None = None
 
 
 def plot_sources(
@@ -58,6 +63,8 @@ def plot_sources(
     if any(analysis.run.is_line for analysis in result.opened_runs):
         _check_line(result, show)
         return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
+    if _is_by_memory(result, cost, show):
+        return _draw_losses(result, out, show)
     if cost:
         return _draw_cost(result, out, cost, show)
     if show.against:
@@ -65,6 +72,26 @@ def plot_sources(
         policies = {show.against, *(panel.map.policy for panel in panels)}
         return _draw_panels(panels, out, show, _comparisons(result, policies))
     return _draw_metric(result, sources, out, options.metric, show)
+
+
+def _is_by_memory(result: Result, cost: str | None, show: MapOptions) -> bool:
+    """Return whether the figure is that of losses by memory; raises KvatlasError for options that do not fit it."""
+    others = {"--mean": show.mean, f"--against {show.against}": show.against, f"--metric {cost}": cost}
+    other = next((option for option, is_given in others.items() if is_given), None)
+    if show.loss_by_memory is None:
+        # Tokens and bits that take equal memory are compared by what they lose in it.
+        axes = {analysis.run.axes for analysis in result.opened_runs}
+        return other is None and axes == {("kv_budget", "kv_bits")} and has_losses(result.choices)
+    if show.loss_by_memory and other is not None:
+        raise KvatlasError(f"--loss-by-memory and {other} are different figures; leave one of them out.")
+    return show.loss_by_memory
+
+
+def _draw_losses(result: Result, out: Path, show: MapOptions) -> list[Path]:
+    notes = list(chain.from_iterable(one.map.notes for one in result.grids))
+    metric = result.opened_runs[0].run.metric if result.opened_runs else ""
+    figure = loss_figure(result.choices, metric, notes=notes, options=show.figure)
+    return save(figure, out, data=losses_csv(result.choices))
 
 
 def _draw_cost(result: Result, out: Path, cost: str, show: MapOptions) -> list[Path]:

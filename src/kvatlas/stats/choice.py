@@ -46,7 +46,8 @@ class Choice:
     (`family` is None) they are the `members` of the plateau, without the levels of an axis that are proven worse.
     `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
     of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
-    reason, as a clause, why nothing is chosen. `saving` is that of `by_memory`, or else of `safest`.
+    reason, as a clause, why nothing is chosen. `savings` are those of the settings with a loss, by id, as far as the
+    costs are known.
     """
 
     model: str
@@ -62,13 +63,25 @@ class Choice:
     family: LossFamily | None = None
     losses: Mapping[str, SettingLoss] | None = None
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    saving: Saving | None = None
+    savings: Mapping[str, Saving] = field(default_factory=dict)
 
     @property
     def loss(self) -> SettingLoss | None:
         """The loss of the chosen setting against the full cache."""
         chosen = self.by_memory or self.by_time
         return self.losses[chosen.setting.id] if self.losses and chosen is not None else None
+
+    @property
+    def offered(self) -> Setting | None:
+        """The setting that is chosen by memory, or else the safest."""
+        if self.by_memory is not None:
+            return self.by_memory.setting
+        return None if self.safest is None else self.safest[0]
+
+    @property
+    def saving(self) -> Saving | None:
+        """What the offered setting saves; None where a cost is unknown."""
+        return None if self.offered is None else self.savings.get(self.offered.id)
 
     @property
     def behind_highest(self) -> float | None:
@@ -136,9 +149,7 @@ def choice_of(
     chosen_among = allowed if among is None else {id_: cell for id_, cell in allowed.items() if id_ in among}
     by_memory = _least_memory(list(chosen_among.values()))
     by_time = _least_time(list(allowed.values()))
-    # Where nothing is proven the saving is that of the safest setting.
-    offered = _safest(losses) if by_memory is None else by_memory.setting.id
-    saving = None if offered is None else _saving(stored[offered], baselines)
+    savings = {id_: saving for id_ in losses if (saving := _saving(stored[id_], baselines)) is not None}
     return Choice(
         model,
         _name_of_benchmarks(cells),
@@ -150,7 +161,7 @@ def choice_of(
         family=family,
         losses=losses,
         settings=settings,
-        saving=saving,
+        savings=savings,
     )
 
 

@@ -1,0 +1,198 @@
+"""Figures as pictures: frames, colour bars and published forms, seen in the pixels of PNG, SVG and PDF."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import colormaps
+from matplotlib.colors import to_rgb
+
+from kvatlas.core import Map
+from kvatlas.figures import colours
+from kvatlas.figures.difficulty import depth_figure
+from kvatlas.figures.heatmap import map_figure, plot
+from kvatlas.figures.pairwise import names_of, pairwise_figure
+from kvatlas.figures.panels import metric_panels
+from kvatlas.figures.style import FigureOptions, save
+from kvatlas.results.csv_maps import read_maps
+from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import pairs_of, systems_of
+from tests.figures.conftest import dense, pixels
+from tests.figures.test_curves_and_pairs import FULL, WINDOW
+from tests.stored import maze_run
+
+pytestmark = pytest.mark.newest
+
+FORMATS = [".png", ".svg", ".pdf"]
+
+
+def kinds(llama: list[Map]) -> dict[str, tuple[list[Map], FigureOptions]]:
+    """Six kinds of figures of maps, by their names: the maps, of which the first has the region, and the look."""
+    models = [replace(map_, model=model) for model in ("R1-Llama", "R1-Qwen") for map_ in llama[:2]]
+    return {
+        "one": (llama[:1], FigureOptions()),
+        "row": (llama[:3], FigureOptions()),
+        "grid": (models, FigureOptions()),
+        "narrow": (llama[:2], FigureOptions(1)),
+        "dark": (llama[:1], FigureOptions(dark=True)),
+        "dense": ([dense(12)], FigureOptions()),
+    }
+
+
+class Place:
+    """The pixels of a panel's cells in a picture."""
+
+    def __init__(self, axes, map_: Map, shape: tuple[int, ...]) -> None:
+        self.box = axes.get_position()
+        self.map = map_
+        self.height = shape[0]
+        self.width = shape[1]
+
+    def of(self, coord, x: float, y: float) -> tuple[int, int]:
+        """The pixel (row, column) at a place of a cell, from its lower left corner."""
+        (_, rows), (_, columns) = self.map.axes
+        across = self.box.x0 + self.box.width * (columns.index(coord[1]) + x) / len(columns)
+        up = self.box.y0 + self.box.height * (rows.index(coord[0]) + y) / len(rows)
+        return round((1 - up) * self.height), round(across * self.width)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("kind", ["one", "row", "grid", "narrow", "dark", "dense"])
+def test_one_outline_runs_around_proven_cells(llama: list[Map], tmp_path: Path, suffix: str, kind: str) -> None:
+    maps, look = kinds(llama)[kind]
+    (_, rows), (_, columns) = maps[0].axes
+    # An L of three cells.
+    corner = (rows[1], columns[1])
+    region = frozenset({corner, (rows[1], columns[2]), (rows[2], columns[1])})
+    pictures = []
+    for index, keeps in enumerate((region, frozenset())):
+        panels = metric_panels([replace(maps[0], keeps=keeps, margin=0.03), *maps[1:]])
+        # The words say the same, so that the frame alone differs.
+        figure = plot([replace(panel, about=(), tested=None) for panel in panels], options=look)
+        path, *_ = save(figure, tmp_path / f"{index}{suffix}")
+        pictures.append(pixels(path))
+    place = Place(figure.axes[0], maps[0], pictures[0].shape)
+    changed = np.abs(pictures[0] - pictures[1]).max(2) > 0.2
+    rows_changed, columns_changed = np.nonzero(changed)
+    top, left = place.of((rows[2], columns[1]), 0, 1)
+    bottom, right = place.of((rows[1], columns[2]), 1, 0)
+    assert top - 1 <= rows_changed.min() <= top + 9
+    assert bottom - 9 <= rows_changed.max() <= bottom + 1
+    assert left - 1 <= columns_changed.min() <= left + 9
+    assert right - 9 <= columns_changed.max() <= right + 1
+    # Nothing between two cells of the region, and nothing in the cell that the L leaves out.
+    y, x = place.of(corner, 1, 0.5)
+    assert not changed[y - 3 : y + 4, x - 3 : x + 4].any()
+    y, x = place.of(corner, 0.5, 1)
+    assert not changed[y - 3 : y + 4, x - 3 : x + 4].any()
+    y, x = place.of((rows[2], columns[2]), 0.5, 0.5)
+    assert not changed[y, x:].any()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_bar_has_the_colours_of_its_cells(llama: list[Map], tmp_path: Path, suffix: str) -> None:
+    figure = map_figure(llama[:1], shared=False)
+    path, *_ = save(figure, tmp_path / f"bar{suffix}")
+    picture = pixels(path)
+    axes = figure.axes[0]
+    box = axes.get_position()
+    (bar,) = [item for item in axes.collections if item.get_transform() != axes.collections[0].get_transform()]
+    corners = bar.get_paths()[0].vertices
+    middle = (corners[:, 0].min() + corners[:, 0].max()) / 2
+    column = round((box.x0 + box.width * middle) * picture.shape[1])
+    palette = colours.colour_map(colours.VALUES)
+    for height in (0.02, 0.31, 0.5, 0.77, 0.98):
+        row = round((1 - box.y0 - box.height * height) * picture.shape[0])
+        assert picture[row, column] == pytest.approx(palette(height)[:3], abs=0.025), height
+
+
+def close(picture, colour, tolerance: float = 0.03):
+    """Return which pixels have a colour."""
+    return np.abs(picture - np.array(to_rgb(colour))).max(2) < tolerance
+
+
+def plain(name: str) -> list[Map]:
+    return read_maps(f"published:{name}")
+
+
+@pytest.mark.parametrize(
+    ("maps", "names"),
+    [
+        (lambda: plain("dynts_r1_llama"), [f"R1-Llama | {name}" for name in ("AIME24", "AIME25", "AMC23", "GPQA_D")]),
+        (lambda: plain("dynts_r1_qwen"), [f"R1-Qwen | {name}" for name in ("AIME24", "AIME25", "AMC23", "GPQA_D")]),
+        (
+            lambda: mean_maps([*plain("dynts_r1_llama"), *plain("dynts_r1_qwen")]),
+            ["R1-Llama | mean of 4 benchmarks", "R1-Qwen | mean of 4 benchmarks"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_published_maps_are_drawn_as_published(maps, names, tmp_path: Path, suffix: str) -> None:
+    shown = maps()
+    figure = map_figure(shown, options=FigureOptions(2, plain=True))
+    path, *_ = save(figure, tmp_path / f"plain{suffix}")
+    picture = pixels(path)
+    panels = figure.axes
+    texts = [[text.get_text() for text in axes.texts] for axes in panels]
+    assert [of_panel.count("Pass@1") for of_panel in texts] == [1] * len(shown)
+    assert [name for name, of_panel in zip(names, texts, strict=True) if name in of_panel] == names
+    # No sentence stands outside the panels.
+    assert [text.get_text() for text in figure.texts] == []
+    for axes, map_ in zip(panels, shown, strict=True):
+        place = Place(axes, map_, picture.shape)
+        values = {coord: cell.estimate.value for coord, cell in map_.cells.items()}
+        low, high = min(values.values()), max(values.values())
+        palette = colours.colour_map(colours.VALUES)
+        for coord, value in values.items():
+            y, x = place.of(coord, 0.08, 0.15)
+            expected = palette((value - low) / (high - low))[:3]
+            assert picture[y, x] == pytest.approx(expected, abs=0.03), (map_.benchmark, coord)
+
+
+@pytest.fixture(scope="module")
+def mazes(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    solvers = {("A", FULL): 0.01, ("A", WINDOW): 0.15, ("B", FULL): 0.04, ("C", FULL): 0.08}
+    return RunData.open(maze_run(tmp_path_factory.mktemp("mazes"), solvers, problems=60))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_published_pairs_are_densities_from_yellow_to_dark_purple(mazes, tmp_path: Path, suffix: str) -> None:
+    systems = systems_of([mazes])
+    figure = pairwise_figure(systems, pairs_of(systems), "progress", options=FigureOptions(2, kind="density"))
+    panels = [axes for axes in figure.axes if axes.get_xlabel()]
+    assert len(panels) == 6
+    path, *_ = save(figure, tmp_path / f"density{suffix}")
+    picture = pixels(path)
+    palette = colormaps["viridis"]
+    for axes in panels:
+        assert axes.get_xlim() == axes.get_ylim() == (0, 1)
+        assert list(axes.get_xticks()) == [0.2, 0.4, 0.6, 0.8]
+        box = axes.get_position()
+        height, width = picture.shape[:2]
+        rows = slice(round((1 - box.y1) * height) + 2, round((1 - box.y0) * height) - 2)
+        panel = picture[rows, round(box.x0 * width) + 2 : round(box.x1 * width) - 2]
+        share = {name: close(panel, palette(value), 0.08).mean() for name, value in (("few", 1.0), ("many", 0.02))}
+        assert share["few"] > 0.02, share
+        assert share["many"] > 0.0005, share
+        assert close(panel, "#ffffff").mean() > 0.02
+    names = names_of(systems)
+    heads = " ".join(text.get_text() for text in panels[0].texts)
+    assert heads.startswith(f"x: {names[0]}")
+    assert "reflected at 0 and 1" in " ".join(text.get_text() for text in figure.texts)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_published_decays_are_grey_lines(mazes, tmp_path: Path, suffix: str) -> None:
+    systems = systems_of([mazes], "pass@1")
+    figure, _ = depth_figure(systems, systems, names_of(systems), by="L", options=FigureOptions(2))
+    path, *_ = save(figure, tmp_path / f"decay{suffix}")
+    picture = pixels(path)
+    box = figure.axes[0].get_position()
+    height, width = picture.shape[:2]
+    rows = slice(round((1 - box.y1) * height), round((1 - box.y0) * height))
+    panel = picture[rows, round(box.x0 * width) : round(box.x1 * width)]
+    assert close(panel, colours.LIGHT.published, 0.06).mean() > 0.002
+    for colour in colours.LINES[: len(systems)]:
+        assert close(panel, colour, 0.06).any(), colour
