@@ -80,7 +80,7 @@ def test_curves_leave_out_what_has_no_such_difficulty(kvatlas: Call, run: Path, 
     words = ("draw", "curves", run, other, *full, "--json")
     said = kvatlas.succeed(*words, err="")
     assert sum(point["problems"] for point in json.loads(said)["curves"][0]["points"]) == 40
-    assert "CHAIN4-8 left out: the L of their problems is unknown" in (tmp_path / "a.svg").read_text()
+    assert "CHAIN4-8 left out: the problems do not tell L" in (tmp_path / "a.svg").read_text()
     kvatlas.succeed(*words, "--by", "n")
     err = kvatlas.refuse("draw", "curves", other, "--by", "L", *full)
     assert err == "kvatlas: No benchmark of A says the L of its problems; there are: CHAIN4-8.\n"

@@ -20,7 +20,7 @@ _MOST_ON_BAR = 3
 
 
 class Names(NamedTuple):
-    """The parts of a panel's name."""
+    """The fields of a panel's name."""
 
     model: str
     benchmark: str
@@ -28,7 +28,7 @@ class Names(NamedTuple):
     measure: str
 
 
-#: The parts of which columns are named, the first that differs; and the order in which rows are named.
+#: The fields by which columns are named, the first that differs; and the order in which rows are named.
 _COLUMNS = ("benchmark", "policy", "measure")
 
 
@@ -70,13 +70,15 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
         if len(set(names)) < len(panels):
             names = _whole_names(panels, options)
         return Arrangement(panels, names, (), subject, about)
-    column_part = next((part for part in _COLUMNS if _differ(by_panel, part)), None)
-    row_parts = [part for part in ("model", "policy", "measure") if part != column_part and _differ(by_panel, part)]
-    if column_part is None or not row_parts:
+    column_field = next((field for field in _COLUMNS if _differ(by_panel, field)), None)
+    row_fields = [
+        field for field in ("model", "policy", "measure") if field != column_field and _differ(by_panel, field)
+    ]
+    if column_field is None or not row_fields:
         return Arrangement(panels, _whole_names(panels, options), (), subject, about)
     places = {}
-    for panel, parts in zip(panels, by_panel, strict=True):
-        places[_named(parts, row_parts, options), _named(parts, [column_part], options)] = panel
+    for panel, fields in zip(panels, by_panel, strict=True):
+        places[_named(fields, row_fields, options), _named(fields, [column_field], options)] = panel
     rows = list(dict.fromkeys(row for row, _ in places))
     columns = list(dict.fromkeys(column for _, column in places))
     if len(places) < len(panels) or len(places) < len(rows) * len(columns):
@@ -93,26 +95,26 @@ def names_of(panel: Panel) -> Names:
     return Names(model_name(panel.map.model), benchmark, panel.map.policy, panel.label)
 
 
-def _differ(by_panel: Sequence[Names], part: str) -> bool:
-    return len({getattr(names, part) for names in by_panel}) > 1
+def _differ(by_panel: Sequence[Names], field: str) -> bool:
+    return len({getattr(names, field) for names in by_panel}) > 1
 
 
-def _named(names: Names, parts: Sequence[str], options: FigureOptions) -> str:
-    return ", ".join(options.named(getattr(names, part)) for part in parts if getattr(names, part))
+def _named(names: Names, fields: Sequence[str], options: FigureOptions) -> str:
+    return ", ".join(options.named(getattr(names, field)) for field in fields if getattr(names, field))
 
 
 def _whole_names(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
     """Return the name of each panel: what differs, and of one panel the benchmark."""
     by_panel = [names_of(panel) for panel in panels]
-    parts = [part for part in Names._fields if _differ(by_panel, part)] or ["benchmark"]
-    return [_named(names, parts, options) for names in by_panel]
+    fields = [field for field in Names._fields if _differ(by_panel, field)] or ["benchmark"]
+    return [_named(names, fields, options) for names in by_panel]
 
 
 def _subject(by_panel: Sequence[Names], options: FigureOptions) -> str:
     """Return the model and the policy that all panels have, for the title."""
     first = by_panel[0]
-    parts = [part for part in ("model", "policy") if getattr(first, part) and not _differ(by_panel, part)]
-    return " under ".join(options.named(getattr(first, part)) for part in parts)
+    fields = [field for field in ("model", "policy") if getattr(first, field) and not _differ(by_panel, field)]
+    return " under ".join(options.named(getattr(first, field)) for field in fields)
 
 
 def _about(panels: Sequence[Panel], by_panel: Sequence[Names], options: FigureOptions) -> list[str]:
@@ -121,7 +123,7 @@ def _about(panels: Sequence[Panel], by_panel: Sequence[Names], options: FigureOp
     about = ["units as named"]
     if not _differ(by_panel, "measure"):
         about = [f"{options.named(first.measure)} {panels[0].unit}"]
-    is_named_above = not any(_differ(by_panel, part) for part in Names._fields)
+    is_named_above = not any(_differ(by_panel, field) for field in Names._fields)
     if not _differ(by_panel, "benchmark") and not is_named_above:
         about.append(options.named(first.benchmark))
     problems = common([_problems(panel) for panel in panels])

@@ -163,31 +163,31 @@ def _setting_panels(
 ) -> tuple[Figure, list[Axes]]:
     """Return panels of a line for each setting, with the names of settings left of each row of panels."""
     width = options.inches or style.WIDTHS[2]
-    names = [[options.named(str(setting)) for setting in of_row] for of_row in settings]
-    room = min(max(map(text_width, chain.from_iterable(names))) + 0.1, 0.5 * width)
-    lines = [[wrapped(name, room - 0.08) for name in of_row] for of_row in names]
-    most_lines = max(map(len, chain.from_iterable(lines)))
+    every_setting = list(dict.fromkeys(chain.from_iterable(settings)))
+    names = {setting: options.named(str(setting)) for setting in every_setting}
+    room = min(max(map(text_width, names.values())) + 0.1, 0.5 * width)
+    lines = {setting: wrapped(name, room - 0.08) for setting, name in names.items()}
+    most_lines = max(map(len, lines.values()))
     line_height = max(_SETTING_ROW, most_lines * style.SMALL_TYPE * style.LINE)
     margins = Margins(room + 0.08, 0.12, 0.14, 0, 0)
     inner = margins.inner(width, across)
     ink = options.colours.ink
     titles = [style.text_lines(name, inner, style.NAME_TYPE, ink, "bold") for name in _panel_names(curves, options)]
     margins = margins._replace(above=max(map(style.height_of, titles)) + 0.1, below=_TICKS)
-    count = len(dict.fromkeys(chain.from_iterable(settings)))
     figure, panels = sheet(
         options,
         (width, line_height * max(map(len, settings))),
         len(curves),
         across,
         margins,
-        title=_title(curves, (), f"{measure.label} of {count} settings", options),
+        title=_title(curves, (), f"{measure.label} of {len(names)} settings", options),
         about=_about(curves, measure, options),
         notes=list(chain.from_iterable(curve.notes for curve in curves)),
     )
     for panel, of_panel in zip(panels, titles, strict=True):
         write_above(panel, of_panel)
-    for panel, of_row in zip(panels[::across], lines, strict=True):
-        _write_settings(panel, of_row)
+    for panel, of_row in zip(panels[::across], settings, strict=True):
+        _write_settings(panel, [lines[setting] for setting in of_row])
     return figure, panels
 
 

@@ -18,7 +18,7 @@ from kvatlas.stats.systems import Pair
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import BoundaryNorm, Colormap
+    from matplotlib.colors import Colormap
 
 #: Inches right of a row for the colour bar with its texts.
 BAR_ROOM = 0.62
@@ -63,7 +63,7 @@ def draw_densities(panels: Sequence[Axes], pairs: Sequence[Pair], across: int, o
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
         is_last_in_row = (index + 1) % across == 0 or index + 1 == len(panels)
         if is_last_in_row:
-            _draw_bar(panel, palette, norm)
+            _draw_bar(panel, palette)
 
 
 def reflected_density(x: Floats, y: Floats, places: Floats) -> Floats:
@@ -85,17 +85,19 @@ def _kernels(values: Floats, places: Floats, width: float) -> Floats:
     return kernels
 
 
-def _draw_bar(panel: Axes, palette: Colormap, norm: BoundaryNorm) -> None:
+def _draw_bar(panel: Axes, palette: Colormap) -> None:
     """Draw a colour bar right of a panel."""
     from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm
 
     figure = panel.figure
     box = panel.get_position()
     width = figure.get_figwidth()  # type: ignore[union-attr]
     place = (box.x1 + _BAR_GAP / width, box.y0, _BAR_WIDTH / width, box.height)
     axes = figure.add_axes(place)
-    bar = figure.colorbar(ScalarMappable(norm, palette), cax=axes)
-    bar.set_ticks([_LEVELS[0], 1], labels=["low", "high"], minor=False)
+    bar = figure.colorbar(ScalarMappable(BoundaryNorm(_LEVELS, palette.N), palette), cax=axes)
+    bar.set_ticks([_LEVELS[0], 1], labels=["low", "high"])
+    bar.minorticks_off()
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
     bar.set_label("density of problems", fontsize=style.SMALL_TYPE, labelpad=-8)

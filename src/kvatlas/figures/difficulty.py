@@ -32,9 +32,10 @@ DIFFICULTIES: Mapping[str, str] = {
 
 def told_difficulty(systems: Sequence[ModelSetting]) -> str:
     """Return the difficulty that most problems of the systems tell; of equal ones the first."""
-    counts = {}
-    for by in DIFFICULTIES:
-        counts[by] = sum(says(system, key, by) for system in systems for key in system.outcomes)
+    counts = dict.fromkeys(DIFFICULTIES, 0)
+    for system in systems:
+        for by in DIFFICULTIES:
+            counts[by] += sum(says(system, key, by) for key in system.outcomes)
     return max(counts, key=lambda by: counts[by])
 
 

@@ -214,8 +214,8 @@ def _bars(
         is_last_in_row = index + 1 == min(row_start + layout.across, len(panels))
         if layout.one_bar and not is_last_in_row:
             continue
-        beside = panels[row_start : index + 1] if layout.one_bar else [panels[index]]
-        shared = on_bar(beside, scales[index])
+        bar_panels = panels[row_start : index + 1] if layout.one_bar else [panels[index]]
+        shared = on_bar(bar_panels, scales[index])
         bars[index] = [tick for tick in ticks[index] if tick.baseline is None or tick.baseline in shared]
     return bars
 

@@ -215,14 +215,14 @@ def _draw_marks(panel: Axes, marks: Sequence[_Mark], series: Sequence[str], opti
     for index, name in enumerate(series):
         colour = options.colours.lines[index % len(colours.LINES)]
         marker = colours.MARKERS[index % len(colours.MARKERS)]
-        own = [mark for mark in marks if mark.series == name]
-        if not own:
+        series_marks = [mark for mark in marks if mark.series == name]
+        if not series_marks:
             continue
-        least = _least_losses(own)
+        least = _least_losses(series_marks)
         panel.plot(
             [mark.saved for mark in least], [mark.lost for mark in least], color=colour, lw=1, alpha=0.6, zorder=2
         )
-        for mark in own:
+        for mark in series_marks:
             face = colour if mark.loss.is_kept else options.colours.ground
             panel.plot(mark.saved, mark.lost, marker, color=colour, mfc=face, ms=4, mew=1, zorder=3)
         ends.append(End(least[-1].lost, options.named(name), colour))
@@ -278,7 +278,9 @@ def _write_beside(
 ) -> None:
     """Write lines in the corner of a panel that covers the fewest marks, with a thin line to their place."""
     box = panel.get_position()
-    wide, high = box.width * panel.figure.get_figwidth(), box.height * panel.figure.get_figheight()  # type: ignore[union-attr]
+    size = panel.figure.get_size_inches()  # type: ignore[union-attr]
+    wide = box.width * size[0]
+    high = box.height * size[1]
     rows: list[str] = list(chain.from_iterable(wrapped(line, 0.62 * wide) for line in lines))
     width = max(map(text_width, rows)) / wide + 0.03
     height = len(rows) * style.SMALL_TYPE * style.LINE / high + 0.03

@@ -195,7 +195,8 @@ def _title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], label: 
         ends = sorted((abs(difference.low), abs(difference.high)))
         interval = " to ".join(map(_points, ends))
         return f"{label}: {ahead} is ahead by {_points(abs(difference.value))} points ({interval}), proven"
-    proven = [p <= LEVEL for p in holm([pair.difference.p for _, _, pair in pairs])]
+    p_values = [pair.difference.p for _, _, pair in pairs]
+    proven = [p <= LEVEL for p in holm(p_values)]
     best = [name for index, name in enumerate(names) if _is_ahead_of_all(index, pairs, proven)]
     if best:
         return f"{label}: {best[0]} is proven to be ahead of all others"

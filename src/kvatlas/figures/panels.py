@@ -131,7 +131,10 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
 
     Numbers are whole where the intervals of all maps are wide, unless they shall be `exact`.
     """
-    widths = [_widths(cell.estimate for cell in map_.cells.values()) for map_ in maps]
+    widths = []
+    for map_ in maps:
+        estimates = [cell.estimate for cell in map_.cells.values()]
+        widths.append(_widths(estimates))
     digits = 1 if exact else _digits(widths)
     return [_metric_panel(map_, of_map, digits) for map_, of_map in zip(maps, widths, strict=True)]
 

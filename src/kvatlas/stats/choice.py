@@ -80,7 +80,7 @@ class Choice:
 
     @property
     def saving(self) -> Saving | None:
-        """What the offered setting saves; None where a cost is unknown."""
+        """The saving of the offered setting; None where a cost is unknown."""
         return None if self.offered is None else self.savings.get(self.offered.id)
 
     @property
