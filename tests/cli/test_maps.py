@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("options", "texts"),
     [
-        ([], ["CHAIN6", "dynts", "Pass@1 in %", "within 3 points"]),
+        ([], ["CHAIN6", "dynts", "Pass@1 in %", "3 points"]),
         (["--shared", "--look", "dark=true"], ["CHAIN8", "random", "#12161b"]),
         (["--mean", "--against", "full", "--look", "intervals=true"], ["mean of 2", "to −"]),
         (["--against", "random"], ["CHAIN6", "Pass@1 minus random in points", "paired by problem", "proven to differ"]),

@@ -203,8 +203,8 @@ def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, ma
     assert low == pytest.approx(-high)
     said = texts(figure, tmp_path)
     assert "cells are proven to lie below the full cache, none above" in " ".join(said)
-    about = "Pass@1 minus full in points; 20 problems; paired by problem; bold: a difference is proven"
-    assert about in " ".join(said)
+    assert "Pass@1 minus full in points" in " ".join(said)
+    assert "paired by problem; bold: a difference is proven" in " ".join(said)
     # The difference is that of the maps' own values where all traces are there.
     for panel, whole in zip(panels, maps, strict=False):
         base = whole.baselines["full"].estimate.value

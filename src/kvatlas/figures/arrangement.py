@@ -28,7 +28,7 @@ class Names(NamedTuple):
     measure: str
 
 
-#: The fields by which columns are named, the first that differs; and the order in which rows are named.
+#: The fields by which columns may be named: by the first that differs.
 _COLUMNS = ("benchmark", "policy", "measure")
 
 
@@ -65,28 +65,38 @@ def arranged(panels: Sequence[Panel], options: FigureOptions) -> Arrangement:
     by_panel = [names_of(panel) for panel in panels]
     subject = _subject(by_panel, options)
     about = _about(panels, by_panel, options)
-    if options.plain:
-        names = [" | ".join(filter(None, (options.named(one.model), options.named(one.benchmark)))) for one in by_panel]
-        if len(set(names)) < len(panels):
-            names = _whole_names(panels, options)
-        return Arrangement(panels, names, (), subject, about)
-    column_field = next((field for field in _COLUMNS if _differ(by_panel, field)), None)
-    row_fields = [
-        field for field in ("model", "policy", "measure") if field != column_field and _differ(by_panel, field)
-    ]
-    if column_field is None or not row_fields:
-        return Arrangement(panels, _whole_names(panels, options), (), subject, about)
+    names = _plain_names(panels, options) if options.plain else _whole_names(panels, options)
+    series = Arrangement(panels, names, (), subject, about)
+    return series if options.plain else _grid(series, by_panel, options)
+
+
+def _grid(series: Arrangement, by_panel: Sequence[Names], options: FigureOptions) -> Arrangement:
+    """Return the panels of a series in rows and columns; the series where they do not fill these."""
+    differing = [field for field in Names._fields if _differ(by_panel, field)]
+    # All but the models may be columns.
+    column_fields = [field for field in _COLUMNS if field in differing][:1]
+    row_fields = [field for field in differing if field not in column_fields]
+    if not column_fields or not row_fields:
+        return series
     places = {}
-    for panel, fields in zip(panels, by_panel, strict=True):
-        places[_named(fields, row_fields, options), _named(fields, [column_field], options)] = panel
+    for panel, names in zip(series.panels, by_panel, strict=True):
+        places[_named(names, row_fields, options), _named(names, column_fields, options)] = panel
     rows = list(dict.fromkeys(row for row, _ in places))
     columns = list(dict.fromkeys(column for _, column in places))
-    if len(places) < len(panels) or len(places) < len(rows) * len(columns):
-        return Arrangement(panels, _whole_names(panels, options), (), subject, about)
+    if len(places) < len(series.panels) or len(places) < len(rows) * len(columns):
+        return series
     in_rows = []
     for row in rows:
         in_rows += [places[row, column] for column in columns]
-    return Arrangement(in_rows, columns * len(rows), rows, subject, about)
+    return series._replace(panels=in_rows, names=columns * len(rows), rows=rows)
+
+
+def _plain_names(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
+    """Return the names of panels as papers have them, `R1-Llama | AIME24`, with the policy where that differs."""
+    fields = ["model", "benchmark"]
+    by_panel = [names_of(panel) for panel in panels]
+    fields += [field for field in ("policy", "measure") if _differ(by_panel, field)]
+    return [_named(names, fields, options, " | ") for names in by_panel]
 
 
 def names_of(panel: Panel) -> Names:
@@ -99,8 +109,8 @@ def _differ(by_panel: Sequence[Names], field: str) -> bool:
     return len({getattr(names, field) for names in by_panel}) > 1
 
 
-def _named(names: Names, fields: Sequence[str], options: FigureOptions) -> str:
-    return ", ".join(options.named(getattr(names, field)) for field in fields if getattr(names, field))
+def _named(names: Names, fields: Sequence[str], options: FigureOptions, between: str = ", ") -> str:
+    return between.join(options.named(getattr(names, field)) for field in fields if getattr(names, field))
 
 
 def _whole_names(panels: Sequence[Panel], options: FigureOptions) -> list[str]:

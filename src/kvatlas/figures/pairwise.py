@@ -123,24 +123,20 @@ def pairwise_figure(
     check_panels(systems)
     options = options or FigureOptions()
     names = [_whole_name(options.named(name), system) for name, system in zip(names_of(systems), systems, strict=True)]
-    every_value = np.concatenate([np.concatenate((pair.x, pair.y)) for _, _, pair in pairs])
-    bins = _Bins.of(every_value)
-    counts = [bins.counts(pair) for _, _, pair in pairs]
-    most = max(int(count.max()) for count in counts)
     label = options.named(axis_label(metric))
     with options.applied():
-        is_density = options.kind == DENSITY
-        layout = _layout(len(pairs), names, 0 if is_density else most, options)
+        bins = _Bins.of(pairs)
+        counts = [bins.counts(pair) for _, _, pair in pairs]
+        most = 0 if options.kind == DENSITY else max(int(count.max()) for count in counts)
         about = _about(systems, pairs, label, options)
         shown = names
         if options.widest < _NARROW and len(pairs) > 2:
             # In a narrow figure the names leave no room beside each other, so letters stand for them.
             shown = list(_LETTERS[: len(names)])
-            layout = _layout(len(pairs), shown, 0 if is_density else most, options)
             about = [", ".join(f"{letter}: {name}" for letter, name in zip(shown, names, strict=True)), *about]
-        heads = [_head(pair, layout.inner, options) for _, _, pair in pairs]
-        if is_density:
-            heads = [_pair_name(shown[x], shown[y], layout.inner, options) for x, y, _ in pairs]
+        layout = _layout(len(pairs), shown, most, options)
+        heads = _heads(pairs, shown, layout, options)
+        if options.kind == DENSITY:
             layout = layout.with_bar()
         above = max(map(style.height_of, heads)) + 0.1
         figure, panels = sheet(
@@ -159,6 +155,15 @@ def pairwise_figure(
             write_above(panel, head)
         settle(figure, options)
     return figure
+
+
+def _heads(
+    pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], layout: _Layout, options: FigureOptions
+) -> list[list[Line]]:
+    """Return the lines over each panel: who is ahead, or as published the names of both systems."""
+    if options.kind == DENSITY:
+        return [_pair_name(names[x], names[y], layout.inner, options) for x, y, _ in pairs]
+    return [_head(pair, layout.inner, options) for _, _, pair in pairs]
 
 
 def _draw_panels(
@@ -313,8 +318,9 @@ class _Bins(NamedTuple):
     inner: int
 
     @classmethod
-    def of(cls, values: Floats) -> _Bins:
-        """Return the bins of these values, without inner ones where all are 0 or 1."""
+    def of(cls, pairs: Sequence[tuple[int, int, Pair]]) -> _Bins:
+        """Return the bins of the values of pairs, without inner ones where all are 0 or 1."""
+        values = np.concatenate([np.concatenate((pair.x, pair.y)) for _, _, pair in pairs])
         is_middle = (values > 1e-9) & (values < 1 - 1e-9)
         return cls(_INNER if is_middle.any() else 0)
 
