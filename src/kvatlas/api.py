@@ -245,8 +245,7 @@ def run(  # noqa: PLR0913
         problems=problems,
         samples=samples,
         seed=seed,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
+        sampling={"temperature": temperature, "max_new_tokens": max_new_tokens},
         model_options=model_options or {},
     )
     scratch = tempfile.TemporaryDirectory(prefix="kvatlas-") if out is None else None

@@ -49,8 +49,18 @@ Column = Annotated[
     list[str] | None, typer.Option(metavar="question|answer=NAME", help="Column of a problem file with other names.")
 ]
 FirstProblems = Annotated[int | None, typer.Option(min=1, help="Only the first problems of each benchmark.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Another value for a key of the spec, as axes.ratio=[0.3,0.5]."),
+]
+SpecSamples = Annotated[int | None, typer.Option("--samples", min=1, help="Generations for each problem.")]
 Seed = Annotated[int, typer.Option(min=0, help="Another seed gives other traces.")]
 Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(help="Share of the likelihood that tokens are drawn from; default 0.95.")]
+TopK = Annotated[int | None, typer.Option(help="Likeliest tokens to draw from; 0: all; default 20.")]
+Prompt = Annotated[
+    str, typer.Option(metavar="NAME|TEXT", help="r1, plain, dynts, line, or a text with {question}; default: r1.")
+]
 MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Default: what fits the model, at most 16384.")]
 
 # A cell: one setting of a policy.
@@ -177,6 +187,13 @@ def model_options(
             name: scalar(value) for name, value in assignments("--template-values", values).items()
         }
     return joined(assignments("--model-option", texts), prompt_options)
+
+
+def changes(texts: Sequence[str] | None, problems: int | None, samples: int | None) -> dict[str, str]:
+    """Return the values for keys of a spec that `--problems`, `--samples` and `--set` give, as texts in YAML."""
+    numbers = {"problems": problems, "samples": samples}
+    given = {name: str(value) for name, value in numbers.items() if value is not None}
+    return joined(assignments("--set", texts), given)
 
 
 def columns(texts: Sequence[str] | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
@@ -65,6 +66,9 @@ def demo(
 @app.command()
 def plan(
     spec: SpecFile,
+    problems: options.FirstProblems = None,
+    samples: options.SpecSamples = None,
+    set_: options.Changes = None,
     tokens_per_second: Annotated[
         float | None, typer.Option(callback=options.positive, help="Decoding rate; default: a few steps are timed.")
     ] = None,
@@ -76,7 +80,7 @@ def plan(
     from kvatlas.stats.power import designs
     from kvatlas.sweeps import make_plan, measure, read_spec
 
-    planned = make_plan(read_spec(spec))
+    planned = make_plan(read_spec(spec, options.changes(set_, problems, samples)))
     for sentence in planned.notes:
         note(sentence)
     rate = tokens_per_second or measure(planned)
@@ -158,11 +162,14 @@ def run(
     samples: Annotated[int, typer.Option(min=1, help="Generations for each problem.")] = 1,
     seed: options.Seed = 0,
     temperature: options.Temperature = 0.6,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
     max_new_tokens: options.MaxNewTokens = None,
     model_option: options.ModelOption = None,
     template_values: options.TemplateValues = None,
     template: options.Template = "",
     system: options.System = "",
+    prompt: options.Prompt = "",
     column: options.Column = None,
     show: Annotated[int, typer.Option(min=0, help="Traces to print.")] = 1,
     as_json: options.Json = False,
@@ -184,13 +191,12 @@ def run(
         _check_start(out)
     spec = setting_spec(
         model,
-        [{"name": name, **options.columns(column)} for name in benchmarks],
+        [{"name": name, "prompt": prompt, **options.columns(column)} for name in benchmarks],
         options.cell(policy, kv_budget, local_window, ratio, set_),
         problems=problems,
         samples=samples,
         seed=seed,
-        temperature=temperature,
-        max_new_tokens=max_new_tokens,
+        sampling={"temperature": temperature, "top_p": top_p, "top_k": top_k, "max_new_tokens": max_new_tokens},
         model_options=options.model_options(model_option, template_values, template, system),
     )
     with tempfile.TemporaryDirectory() as scratch:
@@ -209,6 +215,9 @@ def sweep(
     screen: Annotated[
         bool, typer.Option("--screen", help="Read full-cache traces under each setting instead.")
     ] = False,
+    problems: options.FirstProblems = None,
+    samples: options.SpecSamples = None,
+    set_: options.Changes = None,
     from_: Annotated[Path | None, typer.Option("--from", metavar="RUN", help="Full-cache traces of a screen.")] = None,
     replace: options.Replace = False,
     allow_code: options.AllowCode = False,
@@ -230,7 +239,8 @@ def sweep(
 
     if from_ is not None and not screen:
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
-    plan = make_plan(read_spec(spec))
+    changes = options.changes(set_, problems, samples)
+    plan = dataclasses.replace(make_plan(read_spec(spec, changes)), changes=changes)
     work = partial(read_all, traces=from_) if screen else None
     how: dict[str, Any] = {"executor": executor, "address": address, "workers": workers}
     how |= {"replace": replace, "allow_code": allow_code}
@@ -289,14 +299,21 @@ Work = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for tr
 
 
 def _full_cache(
-    model: str, benchmarks: list[str], model_options: dict[str, Any], problems: int | None, skip: int, **others: Any
+    model: str,
+    benchmarks: list[str],
+    model_options: dict[str, Any],
+    problems: int | None,
+    skip: int,
+    max_new_tokens: int | None,
+    **others: Any,
 ) -> Spec:
     from kvatlas.sweeps import parse_spec
     from kvatlas.sweeps.spec import setting_spec
 
     count = None if problems is None else skip + problems
+    sampling = {"temperature": 0.6, "max_new_tokens": max_new_tokens}
     spec = setting_spec(
-        model, benchmarks, Setting("full"), temperature=0.6, model_options=model_options, problems=count, **others
+        model, benchmarks, Setting("full"), sampling=sampling, model_options=model_options, problems=count, **others
     )
     return parse_spec(spec, "the options")
 

@@ -7,7 +7,7 @@ import json
 import platform
 import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ class Plan:
 
     Each policy comes with True if it is a baseline. `prompts` are token counts by (model, benchmark), `contents`
     digests of the prompt and the reference of each problem. A `screened` plan makes screening records instead of
-    traces. `notes` are sentences for the user.
+    traces. `notes` are sentences for the user, `changes` the keys of the spec's file that were given another value.
     """
 
     spec: Spec
@@ -66,6 +66,7 @@ class Plan:
     contents: Mapping[tuple[str, str], Mapping[str, str]]
     screened: bool = False
     notes: tuple[str, ...] = ()
+    changes: Mapping[str, str] = field(default_factory=dict)
 
     def bind_cells(self) -> Iterator[tuple[ModelHandle, Benchmark, Policy, bool]]:
         """Yield model, benchmark and policy of every cell, and True if it is a baseline."""
@@ -113,6 +114,7 @@ class Plan:
             "benchmarks": [benchmarks.identity(benchmark) for benchmark in self.benchmarks],
             # Traces are read with them where the models are not.
             "tags": {model.name: asdict(model.tags) for model in self.models},
+            "changes": dict(self.changes),
         }
         return Manifest(
             axes=axes,

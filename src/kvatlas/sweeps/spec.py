@@ -246,8 +246,11 @@ def recipes() -> dict[str, str]:
     return {path.stem: path.read_text("utf-8") for path in paths}
 
 
-def read_spec(path: Path) -> Spec:
-    """Read a spec file or a recipe by its name; KvatlasError for every fault."""
+def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
+    """Read a spec file or a recipe by its name; KvatlasError for every fault.
+
+    `changes` are values in YAML by their keys, those of inner mappings with dots: `{"sampling.temperature": "0"}`.
+    """
     try:
         if not path.exists() and str(path) in recipes():
             data = _load(recipes()[str(path)])
@@ -263,7 +266,23 @@ def read_spec(path: Path) -> Spec:
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
+    for key, text in (changes or {}).items():
+        _change(data, key, text)
     return parse_spec(data, str(path), _FILE)
+
+
+def _change(data: dict[str, Any], key: str, text: str) -> None:
+    """Set the value of a key, with dots for inner mappings, to a text in YAML."""
+    *outer, last = key.split(".")
+    target: Any = data
+    for name in outer:
+        target = target.setdefault(name, {})
+        if not isinstance(target, dict):
+            raise KvatlasError(f"--set {key}={text}: {name} is {target!r} in the spec, and no mapping.")
+    try:
+        target[last] = _load(text)
+    except (yaml.YAMLError, KvatlasError) as error:
+        raise KvatlasError(f"--set {key}={text}: expected a value in YAML ({reason(error)}).") from error
 
 
 def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
@@ -279,19 +298,18 @@ def setting_spec(
     benchmarks: Sequence[str | Mapping[str, Any]],
     setting: Setting,
     *,
-    temperature: float,
-    max_new_tokens: int | None,
+    sampling: Mapping[str, Any],
     model_options: Mapping[str, Any],
     **others: Any,
 ) -> dict[str, Any]:
-    """Return the spec, as data, of a sweep with one setting; `others` are further keys of a spec."""
-    sampling: dict[str, Any] = {"temperature": temperature}
-    if max_new_tokens:
-        sampling["max_new_tokens"] = max_new_tokens
+    """Return the spec, as data, of a sweep with one setting; `others` are further keys of a spec.
+
+    Values of `sampling` that are None are the defaults.
+    """
     return {
         "models": [{"model": model, **model_options}],
         "benchmarks": list(benchmarks),
-        "sampling": sampling,
+        "sampling": {name: value for name, value in sampling.items() if value is not None},
         "baseline": [{"policy": setting.policy, **setting.values}],
         **others,
     }
