@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kvatlas.sweeps import read_spec
 from kvatlas.sweeps.spec import recipes
 from tests.demo_numbers import FILE, quotes
+from tests.stand_ins import ELSEWHERE, hub_of_small_models, names_of, run_script
 from tests.stored import decode_run
 
 ROOT = Path(__file__).parents[1]
@@ -26,11 +28,12 @@ NOT_HERE = {
     "make bench": "measures for minutes",
     "make site": "is what tests/test_documented.py builds",
     "kvatlas demo": "is `make demo`",
-    "pip install": "needs the network",
+    "pip install": "needs the network; tests/packaging installs a wheel",
     "git clone": "needs the network",
+    "cd kvatlas": "is the folder of the line before",
     "inspect eval": "asks a remote or a large model; tests/integrations asks local ones",
     "kvatlas view runs": "runs until it is stopped; tests/report",
-    "kvatlas serve": "runs until it is stopped; tests/serve",
+    "kvatlas serve": "runs until it is stopped; the client of the same page asks it below",
     "python -m kvatlas.integrations.lm_eval": "fetches a large model; tests/integrations runs a local task",
     "kvatlas draw curves": "needs a run over mazes; tests/cli/test_compare.py draws one",
     "kvatlas import": "needs the log of the line before; tests/integrations",
@@ -38,6 +41,8 @@ NOT_HERE = {
     "kvatlas deploy verify": "needs an endpoint; tests/deploy/test_verify.py",
     "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
 }
+#: Words with which a line of code begins.
+CODE = re.compile(r"(kvatlas|pip|python|git|make|cd|import|from|export|[\w.]+\() ?")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -73,13 +78,35 @@ def test_readme_quotes_the_numbers_of_the_demo() -> None:
     assert [line for line in quotes(json.loads(FILE.read_text())) if line not in lines] == []
 
 
+def test_every_block_says_what_it_is() -> None:
+    """Blocks of text hold output and drawings, no code: code is run below."""
+    known = {"bash", "python", "yaml", "toml", "bibtex", "text"}
+    for page in PAGES:
+        assert set(re.findall(r"^```(\w*)\n.*?^```", page.read_text(), flags=re.S | re.M)) <= known, page.name
+        for block in blocks(page, "text"):
+            assert not [line for line in block.splitlines() if CODE.match(line)], page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_specs_are_read(page: Path, tmp_path: Path) -> None:
+    """A block without models, benchmarks or settings is a part of a spec: it is read beside these."""
+    rest = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "settings": {"policy": "rkv"}}
+    for block in blocks(page, "yaml"):
+        path = tmp_path / "spec.yaml"
+        path.write_text(yaml.safe_dump({**rest, **yaml.load(block, yaml.BaseLoader)}))
+        read_spec(path)
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as a reader would stand in: the documents, and a finished small demo."""
+    """A folder as a reader would stand in: the documents, the specs that they name, and a finished small demo."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("docs", "README.md"):
         (folder / name).symlink_to(ROOT / name)
     quick = yaml.safe_load(small(recipes()["demo-quick"]))
+    (folder / "grid.yaml").write_text(small(recipes()["demo-quick"]))
+    (grid,) = blocks(ROOT / "docs" / "one-gpu.md", "yaml")
+    (folder / "r1-llama.yaml").write_text(f"problems: 1\n{grid}")
     decode_run({**quick, "problems": 2}, folder / "runs" / "demo")
     return folder
 
@@ -92,19 +119,30 @@ def small(recipe: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_run(
-    page: Path, workplace: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    page: Path, workplace: Path, succeed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(workplace)
     monkeypatch.setenv("COLUMNS", "100")
     one_problem = {name: small(text) for name, text in recipes().items()}
     monkeypatch.setattr("kvatlas.sweeps.spec.recipes", lambda: one_problem)
-    for block in blocks(page, "bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            text = line.split(" #")[0].strip()
-            if not text or any(text.startswith(name) and "--quick" not in text for name in NOT_HERE):
+    with hub_of_small_models(tmp_path, monkeypatch):
+        for block in blocks(page, "bash"):
+            if block.startswith("#!"):
+                run_script(block, workplace)
                 continue
-            assert text.startswith("kvatlas "), f"a command that this test cannot run: {text}"
-            succeed(*shlex.split(text)[1:])
+            for line in block.replace("\\\n", " ").splitlines():
+                run_command(line, succeed)
+
+
+def run_command(line: str, succeed: Callable[..., str]) -> None:
+    """Run a line of a block with stand-ins, unless it is run elsewhere."""
+    text = line.split(" #")[0].strip()
+    for part, stand_in in ELSEWHERE.items():
+        text = text.replace(part, stand_in)
+    if not text or any(text.startswith(name) and "--quick" not in text for name in NOT_HERE):
+        return
+    assert text.startswith("kvatlas "), f"a command that this test cannot run: {text}"
+    succeed(*shlex.split(text)[1:])
 
 
 @pytest.mark.slow
@@ -112,9 +150,12 @@ def test_commands_run(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
-    for block in blocks(page, "python"):
-        code = compile(block, page.name, "exec", dont_inherit=True)
-        exec(code, {"__name__": "__main__"})  # noqa: S102
+    with names_of(page, monkeypatch) as names:
+        address = names.pop("ADDRESS", "")
+        for block in blocks(page, "python"):
+            text = block.replace("http://127.0.0.1:8000", address or "http://127.0.0.1:8000")
+            code = compile(text, page.name, "exec", dont_inherit=True)
+            exec(code, {"__name__": "__main__", **names})  # noqa: S102
 
 
 @pytest.mark.slow

@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvatlas import __version__
 from kvatlas.core import Status
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, policies
 from kvatlas.predictor.labels import query_statistics
 from kvatlas.results import Store
+from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
 from tests.r1 import AIME
 from tests.stats.synthetic import grid, manifest
@@ -99,6 +101,88 @@ def test_a_sweep_says_before_and_after_what_it_cannot_show(
     assert "Warning: CHAIN4: 0 of 4 traces under a KV budget were compressed" in err
     kvatlas.succeed("map", tmp_path / "run", "--out", tmp_path / "map.svg")
     assert "VACUOUS: none of the 4 traces under a KV budget was" in (tmp_path / "map.svg").read_text()
+
+
+def test_a_spec_is_changed_on_the_command_line_and_the_run_says_so(
+    kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = write_spec()
+    changes = ("--problems", 1, "--samples", 1, "--set", "axes.ratio=[0.5]", "--set", "sampling.max_new_tokens=60")
+    plan = json.loads(kvatlas.succeed("plan", spec, *changes, "--tokens-per-second", 100, "--json"))
+    assert (plan["settings"], plan["traces"]) == (5, 10)
+    kvatlas.succeed("sweep", spec, "--out", tmp_path / "run", "--workers", 1, "--quiet", *changes)
+    run = RunData.open(tmp_path / "run")
+    assert run.manifest.spec["sampling"]["max_new_tokens"] == 60
+    assert run.manifest.provenance["changes"] == {
+        "axes.ratio": "[0.5]", "sampling.max_new_tokens": "60", "problems": "1", "samples": "1"
+    }  # fmt: skip
+    for words, sentence in [
+        (["--set", "prblems=3"], "Unknown key 'prblems'"),
+        (["--set", "models.name=x"], "--set models.name=x: models is"),
+        (["--set", "axes.ratio=[0.5"], "--set axes.ratio=[0.5: expected a value in YAML"),
+        (["--set", "problems=3", "--problems", 4], "problems is given twice"),
+        (["--set", "samples=few"], "samples: input should be a valid integer, given 'few'"),
+    ]:
+        assert sentence in kvatlas.refuse("plan", spec, *words)
+
+
+def test_a_log_has_what_was_said_with_times(kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path) -> None:
+    spec = write_spec(problems=1, samples=1, benchmarks=["CHAIN4"])
+    log = tmp_path / "sweep.log"
+    words = ("sweep", spec, "--out", tmp_path / "run", "--workers", 1, "--log", log)
+    assert kvatlas.succeed(*words, "--quiet", "-v", err="") == ""
+    lines = log.read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|WARNING) ", line) for line in lines)
+    assert f"kvatlas {__version__} on " in lines[0]
+    assert lines[0].endswith("--quiet -v")
+    assert sum("CHAIN4-0000, sample 0: " in line for line in lines) == 9
+    assert "1 worker of up to " in lines[1]
+    assert re.search("9/9 traces", log.read_text())
+    assert "Ended after" in lines[-1]
+    # A second start is added to it, also the reason why it failed; without -v traces are only counted.
+    kvatlas("sweep", spec, "--out", tmp_path / "run", "--log", log, "--set", "seed=9")
+    kvatlas("sweep", spec, "--out", tmp_path / "other", "--workers", 1, "--log", log)
+    more = log.read_text().splitlines()[len(lines) :]
+    assert any(" ERROR The run in " in line for line in more)
+    assert not any("sample 0: " in line for line in more)
+    assert "cannot be written (Is a directory)" in kvatlas.refuse(*words[:-1], tmp_path)
+
+
+def test_a_run_draws_from_other_tokens_and_asks_another_way(kvatlas: Call, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"question": "a = 3 . ? a", "answer": 3}))
+    words = ("--top-k", 1, "--top-p", 0.5, "--prompt", "{question}", "--max-new-tokens", 20, "--workers", 1, "--quiet")
+    kvatlas.succeed("run", "embedded:tiny-llama", path, *words, "--out", tmp_path / "run")
+    spec = RunData.open(tmp_path / "run").manifest.spec
+    assert (spec["sampling"]["top_k"], spec["sampling"]["top_p"]) == (1, 0.5)
+    assert spec["benchmarks"][0]["prompt"] == "{question}"
+
+
+def test_a_run_says_its_workers_and_memory_before_it_decodes(
+    kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    spec = write_spec(problems=2, samples=1, benchmarks=["CHAIN4"])
+    code, _, err = kvatlas("sweep", spec, "--out", tmp_path / "run", "--workers", 2)
+    assert code == 0
+    said = next(line for line in err.splitlines() if " workers of up to " in line)
+    assert re.search(r": 2 workers of up to \d+ sequences at a time, at most [\d.]+ [MG]iB of memory in all", said)
+    assert err.index(said) < err.index("traces, CHAIN4")
+
+
+def test_a_budget_without_room_is_advised_another(
+    kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path
+) -> None:
+    def spec(budget: int) -> Path:
+        settings = [{"policy": "window", "kv_budget": budget, "local_window": 8, "ratio": 0.5}]
+        return write_spec(settings=settings, axes={}, benchmarks=["CHAIN4"])
+
+    err = kvatlas.refuse("plan", spec(40))
+    assert "expected budgets above" in err
+    (advised, new) = map(int, re.search(r"a kv_budget of (\d+) leaves (\d+) new tokens between two", err).groups())
+    assert new >= 64
+    narrow = kvatlas("plan", spec(advised - 128), "--tokens-per-second", 100)[1]
+    assert "compress again after fewer than 16 tokens on CHAIN4" in narrow
+    assert "compress again" not in kvatlas("plan", spec(advised), "--tokens-per-second", 100)[1]
 
 
 def test_own_problems_are_run_in_one_step_and_told_as_data(kvatlas: Call, tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: li
     assert out.with_suffix(".data.csv").read_text().startswith("model,benchmark,policy,")
 
 
+def test_a_mean_of_one_benchmark_names_the_option_that_was_meant(kvatlas: Call, tmp_path: Path) -> None:
+    one = store(tmp_path / "one", manifest(grid("dynts"), problems=5, benchmarks=("CHAIN6",)), 0.5)
+    assert "there is one; --shared draws" in kvatlas.refuse("map", one, "--mean", "--out", tmp_path / "x.png")
+
+
 def test_runs_are_compared_with_runs_and_models_with_models(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     worse = store(tmp_path / "worse", manifest(grid("dynts", "random"), problems=20), 0.1)
     out = tmp_path / "a.svg"

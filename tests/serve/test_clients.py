@@ -21,6 +21,7 @@ from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.serve.service import stream_of
 from kvatlas.serve.text import Detokenizer
+from kvatlas.text import model_name
 from tests.by_the_engine import VALUES, generations, questions
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model
 from tests.serve.running import metrics, served, serving
@@ -177,6 +178,7 @@ def test_models_and_names(client: openai.OpenAI) -> None:
     assert model.id == NAME
     assert model.policy["local_window"] == 8
     assert client.models.retrieve(NAME).id == NAME
+    client.completions.create(model=model_name(NAME), prompt="x", max_tokens=1)
     with pytest.raises(openai.NotFoundError, match=f"There is no model 'gpt'; expected '{NAME}'"):
         client.completions.create(model="gpt", prompt="x")
     with pytest.raises(openai.NotFoundError):

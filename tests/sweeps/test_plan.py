@@ -218,7 +218,8 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, r1_model: Callable[...
     data = spec_data(models=[model.name], problems=1, samples=1, settings=[], axes={}, sampling={"max_new_tokens": 4})
     told: list[str] = []
     sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, on_message=told.append)
-    (note,) = told
+    note, workers = told
+    assert workers.startswith(f"{model.name}: 1 worker of up to ")
     assert note.startswith(f"The model {model.name!r} has no think tags: its whole output is its answer")
     data["models"] = [{"model": model.name, "think_close": ""}]
     assert make_plan(parse_spec(data)).notes == ()

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import platform
+import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvatlas.core import Outcome, Setting, differing, grouped
+from kvatlas import __version__
+from kvatlas.core import KvatlasError, Outcome, Setting, differing, grouped
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
@@ -25,6 +31,10 @@ if TYPE_CHECKING:
     from kvatlas.stats.table import CellTraces
     from kvatlas.sweeps import Progress
 
+LOG = logging.getLogger("kvatlas")
+# Without `--log` it goes nowhere.
+LOG.addHandler(logging.NullHandler())
+LOG.propagate = False
 #: Columns of a table that goes to a file or a pipe.
 _NO_EDGE = 10_000
 #: Columns of a text that wraps in a terminal, at least.
@@ -36,14 +46,46 @@ INTERVAL = 10.0
 
 
 def note(sentence: str) -> None:
-    """Print a sentence on standard error."""
+    """Print a sentence on standard error, and write it to the log."""
     typer.echo(visible(sentence), err=True)
+    LOG.info(visible(sentence))
 
 
-def warn(sentences: Iterable[str]) -> None:
-    """Print warnings on standard error."""
+def warn(sentences: Iterable[str], quiet: bool = False) -> None:
+    """Print warnings on standard error, unless `quiet`, and write them to the log."""
     for sentence in sentences:
-        note(f"Warning: {sentence}")
+        if not quiet:
+            typer.echo(visible(f"Warning: {sentence}"), err=True)
+        LOG.warning(visible(sentence))
+
+
+@contextmanager
+def logging_to(file: Path | None) -> Iterator[None]:
+    """Append everything that is said to a log with times, its beginning and the reason of its end; None for no log."""
+    if file is None:
+        yield
+        return
+    try:
+        handler = logging.FileHandler(file, encoding="utf-8")
+    except OSError as error:
+        raise KvatlasError(f"The log {str(file)!r} cannot be written ({error.strerror}).") from error
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    began = time.monotonic()
+    LOG.info(visible(f"kvatlas {__version__} on {platform.node()}, process {os.getpid()}: {shlex.join(sys.argv[1:])}"))
+    try:
+        yield
+        LOG.info("Ended after %.0f s.", time.monotonic() - began)
+    except (KvatlasError, typer.Exit) as end:
+        LOG.error(visible(str(end) or "Stopped."))
+        raise
+    except BaseException:
+        LOG.exception("Ended by an error.")
+        raise
+    finally:
+        LOG.removeHandler(handler)
+        handler.close()
 
 
 def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: bool = False) -> None:
@@ -276,8 +318,12 @@ def print_demo(folder: Path) -> None:
         Console().print(Text(visible(f"{name:<9}{text}")), soft_wrap=True)
 
 
-def progress_display(quiet: bool = False) -> Callable[[Progress], None]:
-    """Return the function that a sweep calls after each trace; it prints a line now and then, and at the end."""
+def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Progress], None]:
+    """Return the function that a sweep calls after each trace; it says a line now and then, and at the end.
+
+    A `verbose` one says each trace. A `quiet` one writes to the log alone.
+    """
+    say = message_display(quiet)
     began = last = time.monotonic()
     before = -1
 
@@ -286,11 +332,21 @@ def progress_display(quiet: bool = False) -> Callable[[Progress], None]:
         if before < 0:
             before = progress.done - 1
         now = time.monotonic()
-        if not quiet and (now - last >= INTERVAL or progress.done == progress.total):
+        if verbose:
+            trace = progress.trace
+            tokens = trace.usage.output_tokens
+            name = f"{trace.model} {trace.setting}, {trace.problem}, sample {trace.sample}"
+            say(f"{name}: {trace.grade.verdict}, {tokens} tokens")
+        if now - last >= INTERVAL or progress.done == progress.total:
             last = now
-            note(progress.text(before, now - began))
+            say(progress.text(before, now - began))
 
     return on_trace
+
+
+def message_display(quiet: bool) -> Callable[[str], None]:
+    """Return the function that says a sentence; a quiet one writes to the log alone."""
+    return (lambda sentence: LOG.info(visible(sentence))) if quiet else note
 
 
 def answers_display(name: str) -> Callable[[int, int], None]:

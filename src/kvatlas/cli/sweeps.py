@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import note, print_audit, print_demo, print_run, progress_display, warn
+from kvatlas.cli.output import (
+    logging_to,
+    message_display,
+    note,
+    print_audit,
+    print_demo,
+    print_run,
+    progress_display,
+    warn,
+)
 from kvatlas.core import KvatlasError, Setting
 
 if TYPE_CHECKING:
@@ -179,6 +188,8 @@ def run(
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    log: options.Log = None,
 ) -> None:
     """Run one setting: Pass@1 with its interval, its cost, a few traces."""
     import tempfile
@@ -201,10 +212,11 @@ def run(
     )
     with tempfile.TemporaryDirectory() as scratch:
         folder = out or Path(scratch) / "run"
-        plan = make_plan(parse_spec(spec, "the options"))
-        check_choice(plan.audit)
-        how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
-        _drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet, **how)
+        with logging_to(log):
+            plan = make_plan(parse_spec(spec, "the options"))
+            check_choice(plan.audit)
+            how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
+            _drive(plan, folder, workers=workers, batch_size=batch_size, quiet=quiet, verbose=verbose, **how)
         print_run(folder, show, as_json, plan.policies[0][0].setting)
 
 
@@ -225,6 +237,8 @@ def sweep(
     workers: options.Workers = None,
     batch_size: options.BatchSize = None,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    log: options.Log = None,
 ) -> None:
     """Run a sweep, resume it, or add it to a run of the same models and benchmarks: missing traces are decoded.
 
@@ -239,13 +253,15 @@ def sweep(
 
     if from_ is not None and not screen:
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
-    changes = options.changes(set_, problems, samples)
-    plan = dataclasses.replace(make_plan(read_spec(spec, changes)), changes=changes)
-    work = partial(read_all, traces=from_) if screen else None
     how: dict[str, Any] = {"executor": executor, "address": address, "workers": workers}
-    how |= {"replace": replace, "allow_code": allow_code}
-    size = batch_size or (64 if screen else None)
-    _drive(screening(plan) if screen else plan, out, work, batch_size=size, quiet=quiet, **how)
+    how |= {"replace": replace, "allow_code": allow_code, "batch_size": batch_size or (64 if screen else None)}
+    with logging_to(log):
+        changes = options.changes(set_, problems, samples)
+        plan = dataclasses.replace(make_plan(read_spec(spec, changes)), changes=changes)
+        if screen:
+            _drive(screening(plan), out, partial(read_all, traces=from_), quiet=quiet, verbose=verbose, **how)
+        else:
+            _drive(plan, out, quiet=quiet, verbose=verbose, **how)
     if quiet:
         return
     if screen:
@@ -266,27 +282,42 @@ def _check_start(folder: Path, executor: str = "local") -> None:
     executor_of(executor)
 
 
-def _drive(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
+def _drive(
+    plan: Any,
+    folder: Path,
+    work: Callable[..., None] | None = None,
+    *,
+    quiet: bool,
+    verbose: bool = False,
+    **options: Any,
+) -> None:
     """Sweep, or do other `work`, between the warnings of the plan and those of the run."""
     from kvatlas.stats.run_data import RunData
     from kvatlas.stats.validity import Kind, findings
 
-    if not quiet:
-        warn(plan.warnings)
-    _decode(plan, folder, work, quiet=quiet, **options)
+    warn(plan.warnings, quiet)
+    _decode(plan, folder, work, quiet=quiet, verbose=verbose, **options)
     if not quiet:
         cells = RunData.open(folder, metric=None).cells
         # The plan warns of cells without a choice.
         warn(finding.text for finding in findings(cells) if finding.kind is not Kind.NO_CHOICE)
 
 
-def _decode(plan: Any, folder: Path, work: Callable[..., None] | None = None, *, quiet: bool, **options: Any) -> None:
+def _decode(
+    plan: Any,
+    folder: Path,
+    work: Callable[..., None] | None = None,
+    *,
+    quiet: bool,
+    verbose: bool = False,
+    **options: Any,
+) -> None:
     """Work with progress on standard error; Ctrl-C keeps finished traces and exits with 130."""
     from kvatlas.sweeps import sweep as decode_all
 
-    on_message = (lambda _: None) if quiet else note
+    on_trace = progress_display(quiet, verbose)
     try:
-        (work or decode_all)(plan, folder, on_trace=progress_display(quiet), on_message=on_message, **options)
+        (work or decode_all)(plan, folder, on_trace=on_trace, on_message=message_display(quiet), **options)
     except KeyboardInterrupt:
         note(f"Stopped. Finished traces are kept in {folder}; the same command goes on from there.")
         raise typer.Exit(130) from None

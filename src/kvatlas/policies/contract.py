@@ -38,6 +38,14 @@ if TYPE_CHECKING:
 
     from kvatlas.models import ModelHandle
 
+#: New tokens between two compressions that an advised budget leaves room for.
+ROOM = 64
+#: Advised budgets are multiples of this.
+BUDGET_STEP = 64
+#: An advised budget is at most so many tokens above the least one.
+MOST_ROOM = 4096
+#: Fewer new tokens between two compressions are warned of.
+LITTLE_ROOM = 16
 #: Rises with every change of packed numbers: part of the run keys of such settings.
 STORAGE_VERSION = 2
 
@@ -459,8 +467,28 @@ class CompressingPolicy(Policy):
         if counted and least >= self.tokens:
             raise KvatlasError(
                 f"kv_budget {self._budget_text} is too small for {where}: prompt {prompt_length} + local_window "
-                f"{self.local_window} tokens can never be compressed below it; expected budgets above {least}."
+                f"{self.local_window} tokens can never be compressed below it; expected budgets above "
+                f"{least}{self.advice(prompt_length)}."
             )
+
+    def new_between(self, prompt: int) -> int:
+        """Return the new tokens between two compressions while a sequence with such a prompt thinks."""
+        if self.every:
+            return self.every
+        older = max(0, self.budget.first(prompt) - self.local_window)
+        protected = min(prompt, older) if self.keep_prompt else 0
+        return older - sum(allotted(self, older, protected, protected))
+
+    def advice(self, prompt: int) -> str:
+        """Return a clause on a budget that leaves room for new tokens between two compressions, or ""."""
+        if self.every:
+            return ""
+        least = prompt + self.local_window
+        for tokens in range(least - least % BUDGET_STEP + BUDGET_STEP, least + MOST_ROOM, BUDGET_STEP):
+            new = replace(self, kv_budget=tokens, tokens_held=0).new_between(prompt)
+            if new >= ROOM:
+                return f"; a kv_budget of {tokens} leaves {new} new tokens between two compressions"
+        return ""
 
 
 def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int) -> tuple[int, int]:

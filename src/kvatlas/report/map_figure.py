@@ -60,6 +60,11 @@ def plot_sources(
     cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
+    if show.mean and not result.untested_means:
+        raise KvatlasError(
+            "--mean averages two or more benchmarks of one model, and there is one; --shared draws its maps side by "
+            "side on one colour scale."
+        )
     if any(analysis.run.is_line for analysis in result.opened_runs):
         _check_line(result, show)
         return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)

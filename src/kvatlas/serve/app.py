@@ -37,7 +37,7 @@ from kvatlas.serve.service import (
     sampling_with,
     stream_of,
 )
-from kvatlas.text import visible
+from kvatlas.text import model_name, visible
 
 _log = logging.getLogger("kvatlas.serve")
 #: Texts with more characters for each position of the model are refused before tokenization; five are usual.
@@ -169,8 +169,8 @@ class CompletionHandler:
         }
 
     def check_model(self, model: str | None) -> None:
-        """Raise 404 for another model."""
-        if model is not None and model != self.name:
+        """Raise 404 for another model than the served one, which has a short name, too: that of figures."""
+        if model is not None and model not in (self.name, model_name(self.name)):
             raise HTTPException(404, f"There is no model {model!r}; expected {self.name!r}.")
 
     def _check_size(self, lengths: Sequence[int], choices: int | None) -> None:

@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Setting, grouped
+from kvatlas.core import KvatlasError, Setting, differing, grouped
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.paired import Outcomes, strata_of
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_pairs, check_same_problems
+
+#: Systems that a sentence names before it only counts them.
+_NAMED = 6
 
 
 @dataclass(frozen=True)
@@ -104,25 +107,48 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str]) -> list[ModelS
     """Return the system of each name, in the order of the names; all systems without any name.
 
     All words of a name must fit: a model, a policy (`*` stands for anything), `PARAMETER=VALUE`, as in `R1-Qwen full`
-    or `dynts ratio=0.3 local_window=500`. Raises KvatlasError unless each name fits one system of its own.
+    or `dynts ratio=0.3 local_window=500`. Raises KvatlasError unless each name fits one system of its own; a name that
+    fits none is said first.
     """
     if not names:
         return list(systems)
-    chosen = [_chosen(systems, name) for name in names]
+    fitting = {name: _fitting(systems, name) for name in names}
+    for name, fits in sorted(fitting.items(), key=lambda item: len(item[1])):
+        if len(fits) != 1:
+            raise KvatlasError(_ambiguous(name, fits, systems))
+    chosen = [fitting[name][0] for name in names]
     if len(set(map(id, chosen))) < len(chosen):
         raise KvatlasError(f"The names {', '.join(map(repr, names))} say a system twice.")
     return chosen
 
 
-def _chosen(systems: Sequence[ModelSetting], name: str) -> ModelSetting:
-    """Return the only system that fits a name."""
-    fits = list(systems)
-    for word in name.split():
-        fits = [system for system in fits if _fits(word, system)]
-    if len(fits) != 1:
-        listed = "; ".join(f"{system.model} {system.setting}" for system in fits or systems)
-        raise KvatlasError(f"{name!r} fits {len(fits) or 'none'} of the systems and must fit one of: {listed}.")
-    return fits[0]
+def _fitting(systems: Sequence[ModelSetting], name: str) -> list[ModelSetting]:
+    """Return the systems that all words of a name fit."""
+    return [system for system in systems if all(_fits(word, system) for word in name.split())]
+
+
+def _ambiguous(name: str, fits: Sequence[ModelSetting], systems: Sequence[ModelSetting]) -> str:
+    """Return a sentence on a name that fits no system, or several."""
+    if not fits:
+        models = ", ".join(dict.fromkeys(system.model for system in systems))
+        policies = ", ".join(dict.fromkeys(system.setting.policy for system in systems))
+        return f"{name!r} fits none of the systems; there are the policies {policies} and the models {models}."
+    listed = "; ".join(_short_names(fits)[:_NAMED])
+    more = f"; and {len(fits) - _NAMED} more" if len(fits) > _NAMED else ""
+    return f"{name!r} fits {len(fits)} of the systems and must fit one: {listed}{more}."
+
+
+def _short_names(systems: Sequence[ModelSetting]) -> list[str]:
+    """Return the systems as names for `choose`, with the values alone that tell them apart."""
+    values = differing(system.setting.values for system in systems)
+    with_model = len({system.model for system in systems}) > 1
+    names = []
+    for system in systems:
+        own_values = system.setting.values
+        words = [system.model] if with_model else []
+        words += [system.setting.policy, *(f"{name}={own_values[name]}" for name in values if name in own_values)]
+        names.append(" ".join(words))
+    return names
 
 
 def _fits(word: str, system: ModelSetting) -> bool:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, described
 from kvatlas.machine import free_memory
-from kvatlas.sweeps.worker import Finished, Job, decode
+from kvatlas.sweeps.worker import Finished, Job, decode, worker_needs
+from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -110,11 +111,30 @@ def shares(job: Job, workers: int) -> list[Job]:
     return jobs
 
 
+def local_workers(job: Job, pool: WorkerPool) -> int:
+    """Return the number of processes of a job on this machine."""
+    return max(1, min(pool.workers or usual_workers(job), len(job.units)) >> job.halvings)
+
+
+def needs_text(job: Job, pool: WorkerPool) -> str:
+    """Return a sentence on the workers of a job on this machine, their batches and their memory."""
+    workers = local_workers(job, pool)
+    rows, size = worker_needs(shares(job, workers)[0])
+    device = job.model.device
+    memory = f"at most {bytes_text(size)} of each GPU's memory"
+    if device == "cpu":
+        memory = f"at most {bytes_text(workers * (PROCESS + size))} of memory in all"
+    free = free_memory(device)
+    free_text = "" if free is None else f" ({bytes_text(free)} are free)"
+    count = f"{workers} worker{'s' if workers > 1 else ''}"
+    return f"{job.model.name}: {count} of up to {rows} sequences at a time, {memory}{free_text}."
+
+
 def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     """Decode in this process for one worker, else in several processes of one thread each."""
     if pool.address:
         raise KvatlasError(f"The executor 'local' has no cluster {pool.address!r}; use the executor 'ray' for it.")
-    workers = max(1, min(pool.workers or usual_workers(job), len(job.units)) >> job.halvings)
+    workers = local_workers(job, pool)
     # After the death of a worker the job stays in another process, so that this one survives.
     if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))

@@ -17,7 +17,7 @@ from kvatlas.core import KvatlasError, Setting, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
-from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, local
+from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, local, needs_text
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
 from kvatlas.sweeps.worker import Job, fitting_batch
 
@@ -317,6 +317,8 @@ class Driver:
         while units:
             job = self._job(model, units)
             before = self.finished
+            if self.run is local:
+                self.on_message(needs_text(job, self.pool))
             for trace, decoded in self.run(job, self.pool):
                 self.store.add(keys[model.name, trace.benchmark, trace.setting], trace)
                 self.finished += 1

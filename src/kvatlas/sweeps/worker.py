@@ -144,6 +144,16 @@ def _batch_size(job: Job, chosen: Sequence[Policy]) -> int:
     return max(2, size) if job.screened else size
 
 
+def worker_needs(job: Job) -> tuple[int, int]:
+    """Return the batch of one worker, and the bytes of its weights and caches at their largest."""
+    from kvatlas.engine.scheduler import peak
+
+    chosen = tuple(dict.fromkeys([*job.policies().values(), FULL]))
+    size = _batch_size(job, chosen)
+    taken = peak(job.model, chosen, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
+    return size, taken.total
+
+
 class _Source:
     """The requests of a job, and the full-cache traces on which some of them wait.
 

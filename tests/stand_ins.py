@@ -1,0 +1,96 @@
+"""Stand-ins for what the documents use and a test lacks: models and data sets of the hub, trackers, a cluster."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pandas as pd
+import pytest
+
+from kvatlas.benchmarks.public import SOURCES
+from kvatlas.models import find
+from tests.hub_server import connect, hub
+from tests.r1 import AIME, edit, save_model
+from tests.serve.running import serving
+
+#: Parts of commands, and what takes their place.
+ELSEWHERE = {
+    # A cluster: this machine.
+    " --executor ray@10.0.0.1:6379": "",
+}
+#: Models of the hub that the pages run.
+MODELS = ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B",)
+#: Benchmarks of the hub that the pages run.
+BENCHMARKS = ("AIME24", "AIME25", "AMC23")
+
+
+@contextmanager
+def hub_of_small_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Serve a small random model under the name of each model of the pages, and three problems as each benchmark."""
+    model = save_model("llama", folder / "model").folder
+    # Short, so that its traces end soon.
+    edit(model, "config.json", max_position_embeddings=768)
+    folders = dict.fromkeys(MODELS, model)
+    for name in BENCHMARKS:
+        data_set = folder / name
+        data_set.mkdir()
+        file = data_set / SOURCES[name].files[0].replace("*", "")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".parquet":
+            pd.read_json(AIME, lines=True, dtype=str).to_parquet(file)
+        else:
+            shutil.copy(AIME, file)
+        folders[SOURCES[name].repository] = data_set
+    with hub(folders) as (endpoint, _):
+        connect(monkeypatch, endpoint, folder / "cache")
+        yield
+
+
+def run_script(script: str, folder: Path) -> None:
+    """Run a shell script with `kvatlas` on its path; the file system that it shares is a folder here."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    (folder / "shared" / "runs").mkdir(parents=True, exist_ok=True)
+    kvatlas = programs / "kvatlas"
+    kvatlas.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m kvatlas "$@"\n')
+    kvatlas.chmod(0o755)
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    words = ["bash", "-c", script.replace("/shared/", f"{folder}/shared/")]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@contextmanager
+def names_of(page: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Yield the names that the Python blocks of a page take as given, and serve what they ask."""
+    if page.name == "README.md":
+        yield _model_and_inputs()
+    elif page.name == "serving.md":
+        (command,) = re.findall(r"^kvatlas serve (.*)$", page.read_text(), flags=re.M)
+        with serving(*shlex.split(command)) as (_, address):
+            yield {"ADDRESS": address}
+    else:
+        for module in ("wandb", "mlflow"):
+            monkeypatch.setitem(sys.modules, module, MagicMock())
+        monkeypatch.setattr("huggingface_hub.HfApi", MagicMock())
+        yield {}
+
+
+def _model_and_inputs() -> dict[str, Any]:
+    """Return a loaded model, as transformers has it, and a prompt for it."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import kvatlas
+
+    folder = find("embedded:tiny-llama").folder
+    inputs = AutoTokenizer.from_pretrained(folder)("a = 3 . ? a", return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    return {"model": AutoModelForCausalLM.from_pretrained(folder), "inputs": inputs, "kvatlas": kvatlas}
