@@ -31,6 +31,9 @@ def reason(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
+    if isinstance(error, OSError) and error.strerror:
+        # Without the number of the error.
+        return f"{error.strerror}: {error.filename!r}" if error.filename is not None else error.strerror
     try:
         text = str(error)
     except Exception:  # an error of foreign code may have no text

@@ -107,6 +107,13 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
         choose(result, ["B", "B full"])
 
 
+def test_a_policy_of_a_file_is_chosen_by_its_class(run: RunData) -> None:
+    (first, *others) = systems_of([run])
+    of_file = replace(first, setting=Setting.from_parameters("sinks.py:Sinks", ratio=0.3))
+    for name in ("sinks", "Sinks", "sinks.py:Sinks", "sinks ratio=0.3"):
+        assert choose([of_file, *others], [name]) == [of_file]
+
+
 def test_overlapping_runs_are_refused_and_others_add_up(run: RunData, tmp_path: Path) -> None:
     other = maze_run(tmp_path, {("B", FULL): 0.1}, benchmark="SEQBENCH-5x5", problems=5)
     assert len(systems_of([run, RunData.open(other)])[3].outcomes) == 17

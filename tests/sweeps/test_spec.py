@@ -31,7 +31,7 @@ def test_defaults_are_the_published_ones() -> None:
         ({"sampling": {"temp": 1}}, "Unknown key 'sampling.temp' in spec; expected temperature, top_k"),
         ({"benchmarks": [{"name": "AIME24", "path": "x"}]}, "expected name, file, prompt, columns"),
         ({"models": [{"name": "R1"}]}, "The key 'models.0.model' is missing in spec"),
-        ({"models": "embedded:tiny-llama"}, "models: input should be a valid list"),
+        ({"models": "embedded:tiny-llama"}, "models: expected a list, as [embedded:tiny-llama]"),
         ({"samples": 0}, "Wrong value in spec, samples: input should be greater than or equal to 1, given 0"),
         ({"problems": True}, "problems: input should be a valid integer, given True"),
         ({"seed": "3"}, "seed: input should be a valid integer, given '3'"),

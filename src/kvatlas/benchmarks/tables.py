@@ -88,6 +88,8 @@ def _json_lines(file: TextIOWrapper) -> Iterator[Any]:
         if line.strip():
             try:
                 yield _json(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {line_number}, column {error.colno}: {error.msg}") from error
             except ValueError as error:
                 raise ValueError(f"line {line_number}: {error}") from error
 

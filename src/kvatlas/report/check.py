@@ -178,7 +178,9 @@ def _token_digests(folder: Path) -> dict[tuple[Any, ...], str]:
 def runs_as_text(compared: Mapping[str, Any]) -> str:
     """Return the comparison of two runs as sentences."""
     lines = []
-    if not compared["differing"]:
+    if not compared["common"]:
+        lines.append("No trace is in both: the runs share no model, benchmark and setting with the same problems.")
+    elif not compared["differing"]:
         lines.append(f"All {compared['common']:,} common traces hold the same tokens.")
     for cell in compared["differing"]:
         problems = ", ".join(cell["problems"][:_NAMED])

@@ -157,8 +157,11 @@ def _fits(word: str, system: ModelSetting) -> bool:
     if equals:
         return parameter in system.setting.values and str(system.setting.values[parameter]) == value
     # Models are `embedded:NAME` or `OWNER/NAME` and may be given by the last part alone.
-    names = (system.setting.policy, system.model, system.model.rpartition(":")[2], system.model.rpartition("/")[2])
-    return any(fnmatchcase(text, word) for text in names)
+    policy = system.setting.policy
+    # A policy FILE.py:CLASS may be given by its class, also in small letters, as policies are named.
+    policy_class = policy.rpartition(":")[2]
+    models = (system.model, system.model.rpartition(":")[2], system.model.rpartition("/")[2])
+    return any(fnmatchcase(text, word) for text in (policy, policy_class, policy_class.lower(), *models))
 
 
 #: Resamples of problems behind the intervals of correlations.

@@ -294,7 +294,8 @@ class Plan:
         return (
             f"{len(narrow)} of {len(budgeted)} settings with a KV budget compress again after fewer than {LITTLE_ROOM} "
             f"tokens on {benchmark.name}, whose longest prompt has {prompt:,}: kv_budget {worst.kv_budget}, "
-            f"local_window {worst.local_window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}{worst.advice(prompt)}."
+            f"local_window {worst.local_window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
+            f"{worst.advice(prompt)}."
         )
 
     def _output(self, benchmark: Benchmark) -> int:

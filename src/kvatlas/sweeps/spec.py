@@ -377,5 +377,7 @@ def _sentence(error: ValidationError, source: str) -> str:
     if first["type"] == "missing":
         return f"The key {where!r} is missing in {source}."
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "list_type":
+        message = f"expected a list, as [{first['input']}]"
     given = "" if first["type"] == "value_error" else f", given {first['input']!r}"
     return f"Wrong value in {source}, {where or 'as a whole'}: {message[0].lower()}{message[1:]}{given}."
