@@ -13,6 +13,8 @@ from kvatlas.policies.parameter_types import UNNAMED
 
 #: The most cells that a sentence names.
 _NAMED = 6
+#: Fewer new tokens between two compressions are warned of.
+_LITTLE_ROOM = 16
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,39 @@ def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | Non
         return audit(from_setting(setting), prompts)
     except KvatlasError:
         return None
+
+
+def uncompressed_sentence(policies: Iterable[Policy], model: str, benchmark: str, prompt: int, longest: int) -> str:
+    """Return a sentence on settings whose budget no trace reaches, or "".
+
+    The longest prompt has `prompt` tokens, the longest trace `longest` with it.
+    """
+    budgets = [policy.budget.first(prompt) for policy in policies if policy.budget]
+    # The last token never enters the cache.
+    beyond = [budget for budget in budgets if budget >= longest]
+    if not beyond:
+        return ""
+    return (
+        f"{len(beyond)} of {len(budgets)} settings with a KV budget compress nothing on {benchmark} with {model} if "
+        f"its traces are as long as expected, at most {longest:,} tokens with their prompts: the least of these "
+        f"budgets is {min(beyond):,}."
+    )
+
+
+def narrow_sentence(policies: Iterable[Policy], model: str, benchmark: str, prompt: int) -> str:
+    """Return a sentence on settings that compress again after a few tokens behind a prompt of this length, or ""."""
+    budgeted = [policy for policy in policies if isinstance(policy, CompressingPolicy)]
+    # A setting that frees nothing is named by the audit.
+    narrow = [policy for policy in budgeted if 0 < policy.new_between(prompt) < _LITTLE_ROOM]
+    if not narrow:
+        return ""
+    worst = min(narrow, key=lambda policy: policy.new_between(prompt))
+    return (
+        f"{len(narrow)} of {len(budgeted)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "
+        f"tokens on {benchmark} with {model}, whose longest prompt has {prompt:,}: kv_budget {worst.kv_budget}, "
+        f"local_window {worst.local_window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
+        f"{worst.advice(prompt)}."
+    )
 
 
 def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:

@@ -38,14 +38,8 @@ if TYPE_CHECKING:
 
     from kvatlas.models import ModelHandle
 
-#: New tokens between two compressions that an advised budget leaves room for.
+#: New tokens between two compressions that an advised budget leaves room for, a multiple of so many tokens.
 ROOM = 64
-#: Advised budgets are multiples of this.
-BUDGET_STEP = 64
-#: An advised budget is at most so many tokens above the least one.
-MOST_ROOM = 4096
-#: Fewer new tokens between two compressions are warned of.
-LITTLE_ROOM = 16
 #: Rises with every change of packed numbers: part of the run keys of such settings.
 STORAGE_VERSION = 2
 
@@ -484,7 +478,7 @@ class CompressingPolicy(Policy):
         if self.every:
             return ""
         least = prompt + self.local_window
-        for tokens in range(least - least % BUDGET_STEP + BUDGET_STEP, least + MOST_ROOM, BUDGET_STEP):
+        for tokens in range(least - least % ROOM + ROOM, least + ROOM * ROOM, ROOM):
             new = replace(self, kv_budget=tokens, tokens_held=0).new_between(prompt)
             if new >= ROOM:
                 return f"; a kv_budget of {tokens} leaves {new} new tokens between two compressions"

@@ -20,8 +20,7 @@ from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
-from kvatlas.policies.audit import AuditedCell, audit, no_choice_sentence
-from kvatlas.policies.contract import LITTLE_ROOM
+from kvatlas.policies.audit import AuditedCell, audit, narrow_sentence, no_choice_sentence, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.spec import Spec
@@ -248,8 +247,11 @@ class Plan:
         sentences = [no_choice_sentence(self.audit)]
         for model in self.models:
             sentences.append(self._outside_claims(model))
-            sentences += [self._uncompressed(model, benchmark) for benchmark in self.benchmarks]
-            sentences += [self._without_room(model, benchmark) for benchmark in self.benchmarks]
+            for benchmark in self.benchmarks:
+                prompt = max(self.prompts[model.name, benchmark.name])
+                where = (self.policies_on(model), model.name, benchmark.name, prompt)
+                sentences.append(uncompressed_sentence(*where, prompt + self._output(benchmark)))
+                sentences.append(narrow_sentence(*where))
             if any(policy.storage.key_bits < 16 for policy, _ in self.policies):
                 sentences.append(key_bias_warning(model))
         return [sentence for sentence in sentences if sentence]
@@ -264,38 +266,6 @@ class Plan:
         return (
             f"{model.name} is made for {claims}. These problems lie outside, so many of them may be wrong with every "
             f"setting: {', '.join(counted)}."
-        )
-
-    def _uncompressed(self, model: ModelHandle, benchmark: Benchmark) -> str:
-        """Return a sentence on settings whose budget no trace of the expected length reaches, or ""."""
-        prompt = max(self.prompts[model.name, benchmark.name])
-        first_fires = [_first_fires(policy, prompt) for policy in self.policies_on(model)]
-        budgets = [length for length in first_fires if length is not None]
-        longest = prompt + self._output(benchmark)
-        # The last token never enters the cache.
-        beyond = [budget for budget in budgets if budget >= longest]
-        if not beyond:
-            return ""
-        return (
-            f"{len(beyond)} of {len(budgets)} settings with a KV budget compress nothing on {benchmark.name} with "
-            f"{model.name} if its traces are as long as expected, at most {longest:,} tokens with their prompts: the "
-            f"least of these budgets is {min(beyond):,}."
-        )
-
-    def _without_room(self, model: ModelHandle, benchmark: Benchmark) -> str:
-        """Return a sentence on settings that compress again after a few tokens, or ""."""
-        prompt = max(self.prompts[model.name, benchmark.name])
-        budgeted = [policy for policy in self.policies_on(model) if isinstance(policy, CompressingPolicy)]
-        # A setting that frees nothing is named by the budget audit.
-        narrow = [policy for policy in budgeted if 0 < policy.new_between(prompt) < LITTLE_ROOM]
-        if not narrow:
-            return ""
-        worst = min(narrow, key=lambda policy: policy.new_between(prompt))
-        return (
-            f"{len(narrow)} of {len(budgeted)} settings with a KV budget compress again after fewer than {LITTLE_ROOM} "
-            f"tokens on {benchmark.name}, whose longest prompt has {prompt:,}: kv_budget {worst.kv_budget}, "
-            f"local_window {worst.local_window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
-            f"{worst.advice(prompt)}."
         )
 
     def _output(self, benchmark: Benchmark) -> int:
