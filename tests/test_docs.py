@@ -90,7 +90,8 @@ def test_every_block_says_what_it_is() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_specs_are_read(page: Path, tmp_path: Path) -> None:
     """A block without models, benchmarks or settings is a part of a spec: it is read beside these."""
-    rest = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"], "settings": {"policy": "rkv"}}
+    rest = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN4"]}
+    rest["settings"] = [{"policy": "rkv"}, {"policy": "random"}]
     for block in blocks(page, "yaml"):
         path = tmp_path / "spec.yaml"
         path.write_text(yaml.safe_dump({**rest, **yaml.load(block, yaml.BaseLoader)}))

@@ -18,6 +18,7 @@ from kvatlas.noise import uniform
 from kvatlas.policies.from_file import code_of
 from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import (
+    ROOM,
     UNNAMED,
     Budget,
     Scope,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 
     from kvatlas.models import ModelHandle
 
-#: New tokens between two compressions that an advised budget leaves room for, a multiple of so many tokens.
-ROOM = 64
 #: Rises with every change of packed numbers: part of the run keys of such settings.
 STORAGE_VERSION = 2
 

@@ -16,6 +16,8 @@ from kvatlas.core import KvatlasError, Storage
 if TYPE_CHECKING:
     from kvatlas.models import Shape
 
+#: New tokens between two compressions that an advised budget leaves room for, a multiple of so many tokens.
+ROOM = 64
 #: Parameters that a setting names only if they have another value.
 UNNAMED: Mapping[str, Any] = {
     "strict_budget": False,
