@@ -95,7 +95,7 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
     assert choose(result, ["dynts ratio=0.5", "A-7B full", "B"]) == [result[2], result[0], result[3]]
     for name, sentence in [
         ("full", "'full' fits 2 of the systems and must fit one: hf:lab/A-7B full; B full."),
-        ("dynts", "'dynts' fits 2 of the systems and must fit one: dynts ratio=0.3; dynts ratio=0.5."),
+        ("dynts", "'dynts' fits 2 of the systems and must fit one: dynts ratio=0.1; dynts ratio=0.5."),
         ("dynts ratio=0.7", "'dynts ratio=0.7' fits none of the systems; there are the policies full, dynts and the "),
     ]:
         with pytest.raises(KvatlasError, match=sentence):

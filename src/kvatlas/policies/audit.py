@@ -14,7 +14,7 @@ from kvatlas.policies.parameter_types import UNNAMED
 #: The most cells that a sentence names.
 _NAMED = 6
 #: Fewer new tokens between two compressions are warned of.
-_LITTLE_ROOM = 16
+_LITTLE_ROOM = 8
 
 
 @dataclass(frozen=True)

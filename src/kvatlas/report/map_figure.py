@@ -60,14 +60,10 @@ def plot_sources(
     cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
-    if show.mean and not result.untested_means:
-        raise KvatlasError(
-            "--mean averages two or more benchmarks of one model, and there is one; --shared draws its maps side by "
-            "side on one colour scale."
-        )
     if any(analysis.run.is_line for analysis in result.opened_runs):
         _check_line(result, show)
         return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
+    _check_mean(result, show)
     if _is_by_memory(result, cost, show):
         return _draw_losses(result, out, show)
     if cost:
@@ -77,6 +73,15 @@ def plot_sources(
         policies = {show.against, *(panel.map.policy for panel in panels)}
         return _draw_panels(panels, out, show, _comparisons(result, policies))
     return _draw_metric(result, sources, out, options.metric, show)
+
+
+def _check_mean(result: Result, show: MapOptions) -> None:
+    """Raise KvatlasError for a mean of one benchmark."""
+    if show.mean and not result.untested_means:
+        raise KvatlasError(
+            "--mean averages two or more benchmarks of one model, and there is one; --shared draws its maps side by "
+            "side on one colour scale."
+        )
 
 
 def _is_by_memory(result: Result, cost: str | None, show: MapOptions) -> bool:

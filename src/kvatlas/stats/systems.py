@@ -124,7 +124,10 @@ def choose(systems: Sequence[ModelSetting], names: Sequence[str]) -> list[ModelS
 
 def _fitting(systems: Sequence[ModelSetting], name: str) -> list[ModelSetting]:
     """Return the systems that all words of a name fit."""
-    return [system for system in systems if all(_fits(word, system) for word in name.split())]
+    fits = list(systems)
+    for word in name.split():
+        fits = [system for system in fits if _fits(word, system)]
+    return fits
 
 
 def _ambiguous(name: str, fits: Sequence[ModelSetting], systems: Sequence[ModelSetting]) -> str:
