@@ -63,17 +63,43 @@ class ForwardBatch:
         #: The number of cached tokens of each sequence before the pass, and its row in the cache.
         self.lengths = [sequence.length for sequence in self.sequences]
         self.rows = [sequence.row for sequence in self.sequences]
+        self.longest = max(map(add, self.lengths, self.counts))
+        if self.cache.key_biases is not None:
+            self.cache.key_biases.angles(max(map(add, self.first_positions, self.counts)))
+
+    # Tensors on the device come when they are used: a captured step has its own.
+
+    @cached_property
+    def _by_token(self) -> Tensor:
         token_ids = list(chain.from_iterable(self.tokens))
         positions: list[int] = []
         for first, count in zip(self.first_positions, self.counts, strict=True):
             positions.extend(range(first, first + count))
-        device = self.cache.device
-        # Two transfers to the device instead of four.
-        self.input_ids, self.positions = torch.tensor([token_ids, positions]).to(device)
-        self.length, self.row = torch.tensor([self.lengths, self.rows]).to(device)
-        self.longest = max(map(add, self.lengths, self.counts))
-        if self.cache.key_biases is not None:
-            self.cache.key_biases.angles(max(positions) + 1)
+        return torch.tensor([token_ids, positions]).to(self.cache.device)
+
+    @cached_property
+    def _by_sequence(self) -> Tensor:
+        return torch.tensor([self.lengths, self.rows]).to(self.cache.device)
+
+    @cached_property
+    def input_ids(self) -> Tensor:
+        """The new tokens of all sequences [tokens]."""
+        return self._by_token[0]
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The true positions of the new tokens [tokens]."""
+        return self._by_token[1]
+
+    @cached_property
+    def length(self) -> Tensor:
+        """The numbers of cached tokens before the pass [sequences]."""
+        return self._by_sequence[0]
+
+    @cached_property
+    def row(self) -> Tensor:
+        """The rows of the sequences in the cache [sequences]."""
+        return self._by_sequence[1]
 
     @cached_property
     def attention(self) -> Tensor:
@@ -81,7 +107,7 @@ class ForwardBatch:
         shape = self.cache.shape
         width = self.longest if self.watched_width is None else self.watched_width
         size = (shape.layers, len(self.watched), shape.kv_heads, width if self.watched else 0)
-        return torch.zeros(size, device=self.positions.device)
+        return torch.zeros(size, device=self.cache.device)
 
     def take_attention(self, padded: ForwardBatch) -> None:
         """Take the weights of the watched sequences from a batch that watches all of these and has padding."""
@@ -109,10 +135,9 @@ class ForwardBatch:
             for layer in shape.cached_layers
         }
 
-    def load(self, other: ForwardBatch) -> None:
-        """Copy the numbers of another batch of as many sequences and tokens into these tensors."""
-        for name in ("input_ids", "positions", "length", "row"):
-            getattr(self, name).copy_(getattr(other, name), non_blocking=True)
+    def keep(self, inputs: Tensor) -> None:
+        """Read token ids, positions, lengths and rows from `inputs` [4 or more, sequences], one new token each."""
+        vars(self).update(zip(("input_ids", "positions", "length", "row"), inputs, strict=False))
 
     def forget(self) -> None:
         """Drop all that was derived from the tensors, before another pass."""

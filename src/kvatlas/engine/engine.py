@@ -15,7 +15,7 @@ import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 ROUNDING_FP32 = 1e-2
 #: The same in shorter types.
 ROUNDING_SHORT = 0.15
+#: Of torch's compiler: FlexAttention is compiled for each number of sequences of each model, up to so many times, and
+#: numbers of layers are constants.
+COMPILING = {"recompile_limit": 4096, "accumulated_recompile_limit": 4096, "specialize_float": True}
 #: Models that passed the comparison with transformers.
 _rehearsed: WeakSet[PreTrainedModel] = WeakSet()
 #: The true shapes of models, by their layers.
@@ -375,8 +378,9 @@ class Engine:
         """Run the model under our attention function, and keep its last hidden states if a policy declares them."""
         decoder = self.model.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.collector.hidden else None
+        compiling = torch._dynamo.config.patch(COMPILING) if self.backend.name == "flex" else nullcontext()
         try:
-            with own_attention(self.model):
+            with own_attention(self.model), compiling:
                 yield
         finally:
             if hook is not None:

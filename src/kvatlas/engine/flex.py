@@ -95,7 +95,7 @@ def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor,
     The kernels of torch that keep no table of all weights take no mask and heads in groups, or a mask and no groups.
     """
     cache = batch.cache
-    cache.write(layer.place, batch.entered_slots, key, value)
+    cache.write(layer.place, batch.entered_slots, key, value, batch.positions)
     out = query.new_empty(*query.shape[:2], value.shape[2])
     for index, row in enumerate(batch.rows):
         cached = batch.lengths[index]

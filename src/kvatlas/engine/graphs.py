@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -22,10 +21,6 @@ from kvatlas.machine import out_of_memory
 
 #: Captured batches have so many sequences, or a multiple of the last number, with idle ones as padding.
 BUCKETS = (1, 2, 4, 8, 16)
-#: The most compilations of FlexAttention: one or two for each number of sequences of each model. Beyond that torch runs
-#: without a compiler, slower.
-COMPILED = 4096
-
 Forward = Callable[[ForwardBatch], "tuple[Tensor, Tensor | None]"]
 
 
@@ -50,7 +45,10 @@ class CapturedStep:
     def __init__(self, batch: ForwardBatch, sampling: Sampling) -> None:
         self.batch = batch
         self.sampling = sampling
-        self.streams = torch.zeros_like(batch.length)
+        #: Token ids, positions, lengths, rows and streams of the sequences.
+        self.inputs = torch.zeros(5, len(batch.rows), dtype=torch.long, device=batch.cache.device)
+        batch.keep(self.inputs)
+        self.streams = self.inputs[4]
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def work(self, forward: Forward) -> None:
@@ -88,21 +86,9 @@ class CudaGraphRunner:
             return None
         self._drop_moved()
         size = bucket(len(streams))
-        missing = size - len(streams)
         watching = bool(batch.watched)
-        padded = ForwardBatch(
-            self.cache,
-            [*batch.sequences, *[self.cache.idle] * missing],
-            [*batch.tokens, *[[0]] * missing],
-            [*batch.first_positions, *[0] * missing],
-            watched=tuple(range(size)) if watching else (),
-            remembered=tuple(range(size)) if self.cache.query_window else (),
-            # All slots that a table has: sizes of a captured step never change.
-            watched_width=self.cache.table.shape[1] * self.cache.page_size,
-        )
-        step = self._captured.get((size, watching)) or CapturedStep(padded, self.sampling)
-        step.batch.load(padded)
-        step.streams.copy_(torch.tensor([*streams, *[0] * missing]), non_blocking=True)
+        step = self._captured.get((size, watching)) or self._new_step(batch, size)
+        step.inputs.copy_(self._inputs(batch, streams, size), non_blocking=True)
         # Other layers attend in plain torch, in shapes that depend on the lengths.
         plain = all(layer.plain for layer in self.cache.layers.values())
         if (size, watching) not in self._captured and plain and self._capture(step, forward):
@@ -110,7 +96,7 @@ class CudaGraphRunner:
         if (size, watching) in self._captured:
             self.steps += 1
         if step.graph is None:
-            self._work(step, forward)
+            step.work(forward)
         else:
             with torch.cuda.device(self.cache.device):
                 step.graph.replay()
@@ -118,10 +104,35 @@ class CudaGraphRunner:
             batch.take_attention(step.batch)
         return step
 
-    def _work(self, step: CapturedStep, forward: Forward) -> None:
-        limits = {"recompile_limit": COMPILED, "accumulated_recompile_limit": COMPILED}
-        with torch._dynamo.config.patch(limits) if self.cuda else nullcontext():
-            step.work(forward)
+    def _new_step(self, batch: ForwardBatch, size: int) -> CapturedStep:
+        """Return a step for a batch with idle sequences behind its own."""
+        missing = size - len(batch.rows)
+        every = tuple(range(size))
+        padded = ForwardBatch(
+            self.cache,
+            [*batch.sequences, *[self.cache.idle] * missing],
+            [*batch.tokens, *[[0]] * missing],
+            [*batch.first_positions, *[0] * missing],
+            watched=every if batch.watched else (),
+            remembered=every if self.cache.query_window else (),
+            # All slots that a table has: sizes of a captured step never change.
+            watched_width=self.cache.table.shape[1] * self.cache.page_size,
+        )
+        return CapturedStep(padded, self.sampling)
+
+    def _inputs(self, batch: ForwardBatch, streams: Sequence[int], size: int) -> Tensor:
+        """Return the inputs of a step [5, size] for a batch."""
+        missing = [0] * (size - len(streams))
+        tokens = [new[0] for new in batch.tokens]
+        idle = [self.cache.idle.row] * len(missing)
+        numbers = [
+            [*tokens, *missing],
+            [*batch.first_positions, *missing],
+            [*batch.lengths, *missing],
+            [*batch.rows, *idle],
+            [*streams, *missing],
+        ]
+        return torch.tensor(numbers)
 
     def _drop_moved(self) -> None:
         """Forget the steps if their tensors have moved because the cache grew."""
@@ -156,7 +167,7 @@ class CudaGraphRunner:
             aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
-                self._work(step, forward)
+                step.work(forward)
             torch.cuda.current_stream().wait_stream(aside)
             with torch.cuda.graph(graph, pool=self._pool):
                 step.work(forward)

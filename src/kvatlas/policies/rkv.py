@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
+from kvatlas.machine import compiles
 from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled
@@ -139,11 +142,31 @@ def _newest_similar_of_all(unit: Tensor, threshold: float) -> Tensor:
     import torch
 
     heads, cached, _ = unit.shape
-    rows = torch.arange(cached, dtype=torch.int32, device=unit.device)[:, None]
+    in_block = _compiled() if unit.is_cuda and compiles() else _newest_in_block
     newest = unit.new_full((heads, cached), -1, dtype=torch.int32)
     for start in range(0, cached, BLOCK_OF_ALL):
-        stop = min(cached, start + BLOCK_OF_ALL)
-        columns = torch.arange(start, stop, dtype=torch.int32, device=unit.device)
-        similarity = (unit @ unit[:, start:stop].transpose(1, 2)).masked_fill(rows == columns, 0.0)
-        newest = torch.where(similarity > threshold, columns, newest[..., None]).amax(-1)
+        similarity = unit @ unit[:, start : start + BLOCK_OF_ALL].transpose(1, 2)
+        newest = torch.maximum(newest, in_block(similarity, start, threshold))
     return newest.long()
+
+
+def _newest_in_block(similarity: Tensor, start: int, threshold: float) -> Tensor:
+    """Return the index of the newest similar key [KV heads, cached] among those from `start` on; -1 without one.
+
+    similarity [KV heads, cached, keys of the block].
+    """
+    import torch
+
+    _, cached, count = similarity.shape
+    rows = torch.arange(cached, dtype=torch.int32, device=similarity.device)[:, None]
+    columns = torch.arange(count, dtype=torch.int32, device=similarity.device) + start
+    similar = torch.where(rows == columns, 0.0, similarity) > threshold
+    return torch.where(similar, columns, -1).amax(-1)
+
+
+@cache
+def _compiled() -> Callable[[Tensor, int, float], Tensor]:
+    import torch
+
+    # One pass over the table instead of four.
+    return torch.compile(_newest_in_block, dynamic=True)
