@@ -130,6 +130,9 @@ class Gpu(TorchDispatchMode):
         self.fake = FakeTensorMode()
         self.known: dict[Any, bool] = {}
         self.captured = 0
+        #: Operations that a GPU starts a kernel for, and those at which the host waits for it.
+        self.launches = 0
+        self.waits = 0
         self.graph: Graph | None = None
         self.pool: Pool | None = None
         self.pools: list[Pool] = []
@@ -153,8 +156,11 @@ class Gpu(TorchDispatchMode):
         if func is torch.ops.aten._fused_sdp_choice.default:
             # CUDA's fused kernels are not here; all of them are softmax(q k) v.
             return 0
-        if self._reads(func, flat, args, kwargs) and self.graph is not None:
+        reads = self._reads(func, flat, args, kwargs)
+        if reads and self.graph is not None:
             raise RuntimeError(f"{func}: {CAPTURING}")
+        self.waits += reads
+        self.launches += not _is_view(func)
         own_args, own_kwargs = _each(_on_cpu, args), _each(_on_cpu, kwargs)
         result = func(*own_args, **own_kwargs)
         goes = asked[0].type == "cuda" if asked else bool(there)
@@ -181,9 +187,10 @@ class Gpu(TorchDispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any, outs: list[Any]) -> None:
         if func._schema.name in ("aten::mm", "aten::bmm", "aten::addmm") and self.workspace is None:
             self.workspace = self.pool
+        if _is_view(func):
+            # The memory is there.
+            return
         kinds = [item.alias_info for item in func._schema.returns]
-        if kinds and all(kind is not None and not kind.is_write for kind in kinds):
-            return  # a view: the memory is there
         fresh = [None if kind is not None else out for out, kind in zip(outs, kinds, strict=True)] if kinds else [None]
         self.graph.tape.append((func, args, kwargs, fresh))
 
@@ -210,6 +217,11 @@ class Gpu(TorchDispatchMode):
         finally:
             self.graph = self.pool = None
         self.captured += 1
+
+
+def _is_view(func: Any) -> bool:
+    kinds = [item.alias_info for item in func._schema.returns]
+    return bool(kinds) and all(kind is not None and not kind.is_write for kind in kinds)
 
 
 def _on_cpu(value: Any) -> Any:

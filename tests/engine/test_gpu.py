@@ -10,7 +10,9 @@ import torch
 
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
-from kvatlas.engine import Engine, Request
+from kvatlas.engine import Engine, Request, scheduler
+from kvatlas.engine.rows import compress
+from kvatlas.machine import compiles
 from kvatlas.models import ModelHandle
 from kvatlas.models.weights import load_weights
 from kvatlas.policies import Policy, ReferenceTrace, Signal
@@ -73,6 +75,28 @@ def test_every_policy_writes_on_the_gpu_what_it_writes_on_a_cpu(
     assert engine.graphs.steps
 
 
+def test_compressions_start_few_kernels_and_rarely_wait(
+    tiny_llama: ModelHandle, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of waits does not grow with layers and heads; noise for all tokens takes some 200 kernels once."""
+    counts: dict[str, tuple[int, int]] = {}
+
+    def counted(model: ModelHandle, cache: Any, row: Any) -> int:
+        before = (gpu.launches, gpu.waits)
+        evicted = compress(model, cache, row)
+        counts[row.policies[0].name] = (gpu.launches - before[0], gpu.waits - before[1])
+        return evicted
+
+    monkeypatch.setattr(scheduler, "compress", counted)
+    model = endless(tiny_llama)
+    decode(model, moved(on_cpu(model)), EVERY)
+    layers = tiny_llama.shape.layers
+    assert set(counts) == set(EVERY)
+    for name, (launches, waits) in counts.items():
+        assert launches <= 60 * layers + 250, (name, launches)
+        assert waits <= 20, (name, waits)
+
+
 def test_steps_are_graphs_through_growth(tiny_llama: ModelHandle, gpu: Gpu) -> None:
     """The cache grows on the way, that of the first layer alone."""
     shallow = endless(tiny_llama)
@@ -84,3 +108,72 @@ def test_steps_are_graphs_through_growth(tiny_llama: ModelHandle, gpu: Gpu) -> N
     assert engine.cache.moves > 1
     assert len(gpu.pools) > 1
     assert [pool.retired for pool in gpu.pools] == [True] * (len(gpu.pools) - 1) + [False]
+
+
+def test_a_cache_with_the_room_of_a_plan_never_grows(tiny_llama: ModelHandle, gpu: Gpu) -> None:
+    model = endless(tiny_llama)
+    chosen = tuple(setting(name, LONG) for name in GROWING)
+    engine = Engine(model, moved(on_cpu(model)), chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 4)
+    engine.reserve(scheduler.peak(model, chosen, 4, 2, LONG + 1, 22))
+    before = engine.cache.moves
+    prompt = tuple(5 + 3 * i % 100 for i in range(LONG))
+    work = [Request(row, prompt, row, chosen) for row in range(2)]
+    list(engine.run(work))
+    assert engine.cache.moves == before
+    assert len(gpu.pools) == 1
+
+
+def test_timed_steps_are_captured_and_leave_no_trace(tiny_llama: ModelHandle, gpu: Gpu) -> None:
+    model = endless(tiny_llama)
+    policy = setting("window", SHORT)
+    engine = Engine(model, moved(on_cpu(model)), [policy], Sampling(0.8, 20, 0.95, max_new_tokens=22), 3)
+    seconds, tokens = engine.time_steps([policy], 200, 4)
+    assert seconds > 0
+    assert tokens == 12
+    assert gpu.captured == 1
+    requests = [Request(0, tuple(range(5, 11)), 100, (policy,))]
+    again = outcome(engine.run(requests))
+    fresh = Engine(model, on_cpu(model), [policy], Sampling(0.8, 20, 0.95, max_new_tokens=22), 3, "reference")
+    assert again == outcome(fresh.run(requests))
+
+
+def test_without_a_compiler_plain_torch_decodes(
+    tiny_llama: ModelHandle, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.\nMore")
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    compiles.cache_clear()
+    model = endless(tiny_llama)
+    with pytest.warns(UserWarning, match=r"cannot compile for this GPU \(Failed to find C compiler.*variable\.\)"):
+        engine, written = decode_warned(model, moved(on_cpu(model)))
+    assert engine.backend.name == "reference"
+    assert written == decode(model, on_cpu(model), ("window",), "reference")[1]
+    compiles.cache_clear()
+
+
+def decode_warned(handle: ModelHandle, model: Any) -> tuple[Engine, Any]:
+    policy = setting("window", SHORT)
+    engine = Engine(handle, model, [policy], Sampling(0.8, 20, 0.95, max_new_tokens=22), 40)
+    return engine, outcome(engine.run([Request(0, tuple(5 + 3 * i % 100 for i in range(SHORT)), 100, (policy,))]))
+
+
+def test_prompts_are_read_apart_from_rows_in_decoding(tiny_llama: ModelHandle, gpu: Gpu) -> None:
+    """All decoding steps are captured, also those between the parts of a long prompt that comes later."""
+    model = endless(tiny_llama)
+    policy = setting("full", SHORT)
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=40)
+    long = tuple(5 + 7 * i % 100 for i in range(1300))
+
+    def source() -> Any:
+        yield Request(0, tuple(range(5, 40)), 1, (policy,))
+        yield None
+        yield Request(1, long, 2, (policy,))
+
+    engine = Engine(model, moved(on_cpu(model)), [policy], sampling, 4)
+    written = outcome(engine.run(source()))
+    fresh = Engine(model, on_cpu(model), [policy], sampling, 4, "reference")
+    assert written == outcome(fresh.run(source()))
+    # One pass for the short prompt, three for the long one.
+    assert engine.passes - engine.graphs.steps == 4

@@ -133,3 +133,21 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
     assert fixed == outcome(plain)
     assert engine.graphs.steps == 0
     assert sizes == {2, 4}
+
+
+def test_memory_that_runs_out_in_a_capture_leads_to_a_smaller_batch(
+    random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+    model = random_models["llama"]
+    asked = work(model, 3, "window")
+    _, plain = run(model, asked, 40, "reference", max_new_tokens=70)
+    monkeypatch.setattr(CudaGraphRunner, "_record", fail)
+    monkeypatch.setattr(CudaGraphRunner, "_drop_moved", lambda _: None)
+    engine = Engine(model, model.load(), asked[0].policies, Sampling(0.9, 20, 0.95, 70), 40, "flex")
+    engine.graphs.cuda = True
+    assert outcome(engine.run(asked)) == outcome(plain)
+    assert engine.batch_size == 20
+    assert not engine.graphs.broken

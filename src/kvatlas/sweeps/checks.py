@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, models, native, policies
@@ -71,6 +73,8 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
         yield from _decoding(model, model.load())
     except (KvatlasError, RuntimeError) as error:
         yield Finding("tokens", Check.FAILED, reason(error))
+    if device.type != "cpu":
+        yield _bfloat16(device)
 
 
 def _versions() -> Finding:
@@ -126,6 +130,45 @@ def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
         yield Finding("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
     else:
         yield Finding("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
+
+
+def _bfloat16(device: torch.device) -> Finding:
+    """Decode random models in bfloat16 with the heads of Llama 8B and of Qwen 7B, which compare their own logits."""
+    passes = 0
+    captured = 0
+    try:
+        for heads_per_kv_head in (4, 7):
+            engine = _decode_random_model(device, heads_per_kv_head)
+            passes += engine.passes
+            captured += engine.graphs.steps if engine.graphs is not None else 0
+    except (KvatlasError, RuntimeError) as error:
+        return Finding("bfloat16", Check.FAILED, reason(error))
+    message = f"logits as in transformers, heads of size 128 in groups of 4 and of 7; {captured} of {passes} passes"
+    return Finding("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
+
+
+def _decode_random_model(device: torch.device, heads_per_kv_head: int) -> Engine:
+    """Return the engine that decoded with random weights of two layers with two KV heads each."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64 * heads_per_kv_head,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=2 * heads_per_kv_head,
+        num_key_value_heads=2,
+        head_dim=128,
+    )
+    torch.manual_seed(0)
+    overrides = replace(models.ENDLESS, opens_thinking=True)
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        options = Options(device=str(device), dtype="bfloat16")
+        handle = ModelHandle("random weights", Path(folder), options, overrides=overrides)
+        engine, _ = _decode(handle, handle.load(), None)
+    return engine
 
 
 def _cuda_graphs(graphs: CudaGraphRunner, passes: int) -> Finding:
