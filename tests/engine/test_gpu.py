@@ -114,6 +114,7 @@ def test_a_cache_with_the_room_of_a_plan_never_grows(tiny_llama: ModelHandle, gp
     model = endless(tiny_llama)
     chosen = tuple(setting(name, LONG) for name in GROWING)
     engine = Engine(model, moved(on_cpu(model)), chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 4)
+    vars(model)["device"] = "cuda:0"
     engine.reserve(scheduler.peak(model, chosen, 4, 2, LONG + 1, 22))
     before = engine.cache.moves
     prompt = tuple(5 + 3 * i % 100 for i in range(LONG))

@@ -105,7 +105,7 @@ def test_rows_with_too_many_equal_logits_are_sampled_outside_of_captured_steps(
 ) -> None:
     handle = random_models["llama"]
     model = handle.load()
-    model.lm_head.weight.data.zero_()
+    model.lm_head.forward = lambda states: states.new_zeros(*states.shape[:-1], handle.vocabulary)
     asked, sampling = work(handle, 3, "window"), Sampling(0.9, 20, 1.0, 30)
     plain, fixed = (
         outcome(Engine(handle, model, asked[0].policies, sampling, 3, backend).run(asked))

@@ -15,6 +15,7 @@ import torch
 
 from kvatlas.core import KvatlasError, Sampling, Storage
 from kvatlas.engine.cache import PAGE, KVCache, Snapshot, growth, pages_for
+from kvatlas.engine.flex import BLOCK
 from kvatlas.engine.rows import Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle
@@ -294,23 +295,26 @@ def _peak(
     most_open = max(OPEN_SETTINGS * batch_size - 1 + settings, batch_size // ROWS_PER_REQUEST * settings)
     open_trees = min(trees, -(-most_open // settings))
 
+    page_size = PAGE if model.device == "cpu" else BLOCK
+
     # Each open tree has at most one row without a budget: its trunk.
     rows = min(batch_size, trees * settings)
     unbounded_rows = min(open_trees, rows) if is_any_unbounded else 0
     bounded_rows = rows - unbounded_rows if budgets else 0
-    pages = unbounded_rows * pages_for(longest) + bounded_rows * pages_for(min(longest, largest_budget))
+    pages = unbounded_rows * pages_for(longest, page_size)
+    pages += bounded_rows * pages_for(min(longest, largest_budget), page_size)
 
     # A snapshot that outlives its trunk stays until every branch of its tree has a row.
     open_settings = min(trees * settings, most_open)
     forked_trees = round((open_settings - rows) / max(1, settings - 1))
     snapshot_pages = 0
     if settings > 1:
-        snapshot_pages = sum(pages_for(budget) for budget in budgets if budget < longest)
+        snapshot_pages = sum(pages_for(budget, page_size) for budget in budgets if budget < longest)
 
     shape = model.shape
     element_bytes = 4 if model.dtype == "float32" else 2
     token_bytes, tail_bytes = shape.kv_bytes(storage, element_bytes)
-    page_bytes = PAGE * token_bytes
+    page_bytes = page_size * token_bytes
     # The notes of policies for each token, the recent queries, the unpacked newest tokens and the states of layers.
     collector = SignalCollector(policies)
     noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
@@ -333,6 +337,6 @@ def _peak(
         snapshots=snapshots * page_bytes,
         workspace=max(logit_bytes + prompt_state_bytes + watched_bytes, growing_bytes)
         + (0 if model.device == "cpu" else WORKSPACES),
-        tokens=(pages + snapshots) * PAGE,
+        tokens=(pages + snapshots) * page_size,
         longest=noted_tokens,
     )
