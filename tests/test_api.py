@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import kvatlas
-from kvatlas.core import Setting
+from kvatlas.core import KvatlasError, Setting
 from kvatlas.report.map_figure import plot_sources
 from kvatlas.report.options import ReadOptions
 from kvatlas.results.csv_maps import read_maps
@@ -121,3 +121,10 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
     for name in ("half", "value", "policy", "kv_memory", "not a name"):
         with pytest.raises(kvatlas.KvatlasError, match="add_column: expected a new name"):
             kvatlas.add_column(name, "mean_kv_bytes")
+
+
+def test_a_misspelt_argument_of_run_is_no_parameter_of_the_policy() -> None:
+    with pytest.raises(KvatlasError, match=r"run has no argument 'problem', .* Did you mean 'problems'\?"):
+        kvatlas.run("embedded:tiny-llama", "CHAIN4", problem=1)
+    with pytest.raises(KvatlasError, match="has no parameter 'raito'"):
+        kvatlas.run("embedded:tiny-llama", "CHAIN4", policy="window", kv_budget=64, local_window=8, raito=0.3)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -237,6 +239,8 @@ def run(  # noqa: PLR0913
     from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.spec import setting_spec
 
+    _check_arguments(policy, parameters)
+
     benchmarks = [benchmark] if isinstance(benchmark, str) else list(benchmark)
     spec = setting_spec(
         model,
@@ -255,6 +259,17 @@ def run(  # noqa: PLR0913
     how: dict[str, Any] = {"replace": replace, "allow_code": allow_code}
     decode(plan, Path(folder), workers=workers, batch_size=batch_size, **how)
     return Run(open_run(folder).data, scratch)
+
+
+def _check_arguments(policy: str, parameters: Mapping[str, Any]) -> None:
+    """Raise KvatlasError for a misspelt argument of `run`, which would be taken for a parameter of the policy."""
+    from kvatlas.policies import policies
+
+    known = {field.name for field in fields(policies.get(policy))}
+    for name in parameters:
+        close = get_close_matches(name, signature(run).parameters, n=1)
+        if name not in known and close:
+            raise KvatlasError(f"run has no argument {name!r}, nor the policy {policy!r}. Did you mean {close[0]!r}?")
 
 
 def _heatmap(map_: core.Map) -> Heatmap:

@@ -45,6 +45,13 @@ def test_every_kind_of_map(kvatlas: Call, run: Path, tmp_path: Path, options: li
     assert out.with_suffix(".data.csv").read_text().startswith("model,benchmark,policy,")
 
 
+def test_a_value_that_no_setting_has_is_answered_with_those_that_there_are(
+    kvatlas: Call, run: Path, tmp_path: Path
+) -> None:
+    err = kvatlas.refuse("map", run, "--fix", "ratio=0.35", "--out", tmp_path / "x.png")
+    assert "ratio cannot be fixed to 0.35; the run has: local_window: " in err
+
+
 def test_a_mean_of_one_benchmark_names_the_option_that_was_meant(kvatlas: Call, tmp_path: Path) -> None:
     one = store(tmp_path / "one", manifest(grid("dynts"), problems=5, benchmarks=("CHAIN6",)), 0.5)
     assert "there is one; --shared draws" in kvatlas.refuse("map", one, "--mean", "--out", tmp_path / "x.png")

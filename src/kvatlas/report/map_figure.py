@@ -199,6 +199,7 @@ def _check_line(result: Result, show: MapOptions) -> None:
 def _draw_lines(
     run: RunData, out: Path, cost: str | None, policy: str | None, options: FigureOptions | None
 ) -> list[Path]:
+    run.check_fixed()
     curves = curves_of_run(run)
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")

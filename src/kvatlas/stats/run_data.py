@@ -99,17 +99,22 @@ class RunData:
         """The parameters that the run varies and `fix` does not hold to one value."""
         return [name for name, values in self.manifest.axes if len(set(values)) > 1 and name not in self.fix]
 
+    def check_fixed(self) -> None:
+        """Raise KvatlasError if `fix` names an axis or a value that the run does not have."""
+        values = dict(self.manifest.axes)
+        for name, value in self.fix.items():
+            if value not in values.get(name, ()):
+                axes = "; ".join(f"{axis}: {', '.join(map(str, levels))}" for axis, levels in values.items())
+                raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {axes or 'no axes'}.")
+
     @cached_property
     def axes(self) -> Axes:
         """The (vertical, horizontal) axes: the two parameters that the run varies and `fix` does not hold.
 
         Raises KvatlasError if there are more or fewer, or if `fix` names an axis or value that is not there.
         """
+        self.check_fixed()
         values = dict(self.manifest.axes)
-        for name, value in self.fix.items():
-            if value not in values.get(name, ()):
-                axes = "; ".join(f"{axis}: {', '.join(map(str, levels))}" for axis, levels in values.items())
-                raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {axes or 'no axes'}.")
         names = self.varied
         if len(names) != 2:
             more = ""
