@@ -265,10 +265,10 @@ def _check_arguments(policy: str, parameters: Mapping[str, Any]) -> None:
     """Raise KvatlasError for a misspelt argument of `run`, which would be taken for a parameter of the policy."""
     from kvatlas.policies import policies
 
-    known = {field.name for field in fields(policies.get(policy))}
+    parameter_names = {field.name for field in fields(policies.get(policy))}
     for name in parameters:
         close = get_close_matches(name, signature(run).parameters, n=1)
-        if name not in known and close:
+        if name not in parameter_names and close:
             raise KvatlasError(f"run has no argument {name!r}, nor the policy {policy!r}. Did you mean {close[0]!r}?")
 
 
