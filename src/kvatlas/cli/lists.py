@@ -98,8 +98,9 @@ def _benchmark_rows() -> list[dict[str, Any]]:
 
 
 def _model_rows() -> list[dict[str, Any]]:
-    from kvatlas.models import embedded, find, installed
+    from kvatlas.models import embedded, find
     from kvatlas.models.checks import Claims
+    from kvatlas.models.gguf import PACKAGED
 
     rows = []
     for name in embedded():
@@ -114,8 +115,10 @@ def _model_rows() -> list[dict[str, Any]]:
         }
         rows.append(row)
     # Models of other packages are GGUF files, which are converted at their first use and not for a list.
-    others = [name for name in installed() if name not in embedded()]
-    return rows + [{**dict.fromkeys(rows[0], ""), "name": name, "architecture": "GGUF"} for name in others]
+    for name, packaged in PACKAGED.items():
+        about = str(packaged) if packaged.paths() else f"{packaged}; not installed: {packaged.command}"
+        rows.append({**dict.fromkeys(rows[0], ""), "name": name, "architecture": "GGUF", "solves": about})
+    return rows
 
 
 def _print_problem(name: str, problem: str, model: str | None, column: list[str] | None) -> None:

