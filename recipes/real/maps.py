@@ -1,0 +1,118 @@
+"""Maps of a pretrained model that nobody touched, on problems that everybody uses: a run for each part.
+
+    python recipes/real/maps.py --panel panel/panel.jsonl --out runs/real                  # goes on where it stopped
+    python recipes/real/maps.py --panel panel/panel.jsonl --out runs/real --parts maps
+    kvatlas map runs/real/maps --out real.svg
+
+The panel is that of panel.py. Parts, each in a folder of its own under `--out`:
+
+- `rivals`: the full cache and all policies at two settings.
+- `maps`: `rkv` and `snapkv`, 4 windows by 5 ratios.
+- `bytes`: tokens against bits at equal memory, `full` and three policies at 16, 8 and 4 bits.
+- `prompt`: policies that keep the whole prompt, and that may forget it, with the same number of cached tokens.
+
+Models without think tags have no thinking: `ratio_over: thinking` and `budget_over: thinking` count all new tokens. A
+greedy sample of each problem; two cores decode 40 to 60 tokens a second with the model of 0.5B parameters, and about 30
+with that of 1.5B, so a part is a night. Give `--head` for `dynts`, trained on traces of the pilot:
+
+    kvatlas predictor train runs/pilot --out head.safetensors
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kvatlas
+
+BUDGET = 192
+WINDOWS = [32, 64, 96, 128]
+RATIOS = [0.1, 0.2, 0.3, 0.4, 0.5]
+#: Budget, window and ratio at which all policies stand side by side.
+SETTINGS = ((64, 0.3), (32, 0.5))
+RIVALS = ("rkv", "snapkv", "h2o", "random", "window")
+OVER = {"ratio_over": "thinking", "budget_over": "thinking"}
+#: Prompt included; the bits of the same memory in KiB for each sequence hold 1, 1.8 and 3.2 times as many tokens.
+MEMORY_TOKENS = 288
+BITS = (16, 8, 4)
+
+
+def rivals(head: str) -> Iterator[dict[str, Any]]:
+    for window, ratio in SETTINGS:
+        common = {"kv_budget": BUDGET, "local_window": window, "ratio": ratio, **OVER}
+        for policy in RIVALS:
+            yield {"policy": policy, **common}
+        if head:
+            yield {"policy": "dynts", "predictor": head, **common}
+
+
+def grid(head: str) -> Iterator[dict[str, Any]]:
+    chosen: list[dict[str, Any]] = [{"policy": "rkv"}, {"policy": "dynts", "predictor": head}]
+    if not head:
+        chosen[1] = {"policy": "snapkv"}
+    for policy in chosen:
+        for window in WINDOWS:
+            for ratio in RATIOS:
+                yield {**policy, "kv_budget": BUDGET, "local_window": window, "ratio": ratio, **OVER}
+
+
+def equal_bytes(memory: str) -> Iterator[dict[str, Any]]:
+    for bits in BITS:
+        packed = {"kv_bits": bits, "residual": 16} if bits < 16 else {}
+        if packed:
+            yield {"policy": "full", **packed}
+        for policy in ("rkv", "random", "window"):
+            yield {"policy": policy, "kv_budget": memory, "local_window": 64, "ratio": 0.3, **packed}
+
+
+def prompts() -> Iterator[dict[str, Any]]:
+    for policy in ("random", "h2o", "snapkv", "rkv"):
+        for keeps in (True, False):
+            common = {"kv_budget": MEMORY_TOKENS, "local_window": 64, "ratio": 0.3, "ratio_over": "older"}
+            yield {"policy": policy, "keep_prompt": keeps, **common}
+
+
+def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the sweep of a part."""
+    if part == "rivals":
+        settings = list(rivals(options.head))
+    elif part == "maps":
+        settings = list(grid(options.head))
+    elif part == "bytes":
+        token_bytes = kvatlas.models.find(options.model).kv_bytes_per_token
+        settings = list(equal_bytes(f"{MEMORY_TOKENS * token_bytes // 1024}KiB"))
+    else:
+        settings = list(prompts())
+    sampling = {"temperature": 0.0, "max_new_tokens": options.max_new_tokens}
+    return {
+        "models": [options.model],
+        "benchmarks": [f"MATH500@{options.panel}"],
+        "problems": options.problems,
+        "samples": 1,
+        "seed": 0,
+        "sampling": sampling,
+        "baseline": [{"policy": "full"}],
+        "settings": settings,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-coder-1.5b")
+    parser.add_argument("--panel", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
+    parser.add_argument("--parts", nargs="+", default=["rivals", "maps", "bytes", "prompt"])
+    parser.add_argument("--problems", type=int, help="the first problems of the panel (default: all)")
+    parser.add_argument("--max-new-tokens", type=int, default=900)
+    parser.add_argument("--head", default="", help="a head for dynts")
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    for part in options.parts:
+        run = kvatlas.sweep(spec(part, options), options.out / part, workers=options.workers, on_message=print)
+        print(run.cells()[["policy", "local_window", "ratio", "value", "low", "high"]].to_string())
+
+
+if __name__ == "__main__":
+    main()
