@@ -221,6 +221,7 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, r1_model: Callable[...
     note, workers = told
     assert workers.startswith(f"{model.name}: 1 worker of up to ")
     assert note.startswith(f"The model {model.name!r} has no think tags: its whole output is its answer")
+    assert note.endswith("ratio_over thinking and budget_over thinking count all new tokens.")
     data["models"] = [{"model": model.name, "think_close": ""}]
     assert make_plan(parse_spec(data)).notes == ()
 

@@ -158,7 +158,8 @@ class ModelHandle:
         if not self.thinking.close and self.options.think_close is None:
             notes.append(
                 f"The model {self.name!r} has no think tags: its whole output is its answer (if a text ends its "
-                "thinking, name it with think_close)."
+                "thinking, name it with think_close). For compressions all of it is thinking: ratio_over thinking and "
+                "budget_over thinking count all new tokens."
             )
         return notes
 
