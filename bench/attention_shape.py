@@ -65,27 +65,43 @@ def measured(name: str, benchmark: str, problems: int, most: int) -> dict[str, A
 
 def drawn(result: list[dict[str, Any]], path: Path) -> None:
     """A panel for each share, a line for each model, over the depth of the layer."""
-    from kvatlas.figures.style import FigureOptions, Margins, save, settle, sheet
+    from kvatlas.figures.colours import MARKERS
+    from kvatlas.figures.style import (
+        NAME_TYPE,
+        SMALL_TYPE,
+        FigureOptions,
+        Line,
+        Margins,
+        line_axes,
+        save,
+        settle,
+        sheet,
+        write_above,
+    )
 
     look = FigureOptions(2)
     titles = {
-        "sink": "attention to the first token",
-        "hitters": "share of the best tenth of the others",
-        "newest": f"attention to the {NEWEST} newest tokens",
+        "sink": "First token",
+        "hitters": "Best tenth of the others",
+        "newest": f"{NEWEST} newest tokens",
     }
+    about = ["attention in %, mean over heads, by the depth of the layer (first 0, last 1)"]
     with look.applied():
-        figure, panels = sheet(look, (look.width or 7.0, 1.7), 3, 3, Margins(0.5, 0.1, 0.4, 0.3, 0.5))
-        for panel, (part, title) in zip(panels, titles.items(), strict=True):
+        margins = Margins(0.3, 0.1, 0.3, 0.22, 0.42)
+        title = "The share of attention that goes to one token, to a tenth of them, and to the newest"
+        figure, panels = sheet(look, (look.widest, 1.6), 3, 3, margins, title=title, about=about)
+        for panel, (part, heading) in zip(panels, titles.items(), strict=True):
             for number, item in enumerate(result):
                 values = [100 * value for value in item[part]]
                 depth = np.linspace(0, 1, len(values))
                 name = item["model"].removeprefix("embedded:")
-                colour, marker = look.colours.lines[number], "osD^"[number % 4]
-                panel.plot(depth, values, color=colour, marker=marker, ms=3, lw=1.2, label=name)
-            panel.set_title(title, fontsize=8)
-            panel.set(xlabel="depth of the layer (first 0, last 1)", ylim=(0, 100))
-        panels[0].set_ylabel("percent")
-        panels[0].legend(frameon=False, fontsize=7)
+                colour = look.colours.lines[number]
+                panel.plot(depth, values, color=colour, marker=MARKERS[number], ms=3, lw=1.2, label=name)
+            line_axes(panel, look)
+            write_above(panel, [Line(heading, NAME_TYPE, look.colours.ink, "bold")])
+            panel.set_xlabel("Depth of the layer", fontsize=SMALL_TYPE, labelpad=2)
+            panel.set(ylim=(0, 100))
+        panels[0].legend(frameon=False, fontsize=SMALL_TYPE)
         settle(figure, look)
     save(figure, path)
 

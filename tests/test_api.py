@@ -1,10 +1,12 @@
 """The Python API on a stored run: what each call gives, and what it refuses."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 import kvatlas
 from kvatlas.core import KvatlasError, Setting
@@ -36,6 +38,15 @@ def test_maps_are_those_of_statistics_with_the_cells_that_keep_the_margin(run: k
     maps[0].plot(tmp_path / "map.svg", columns=1, dark=True)
     assert (tmp_path / "map.svg").is_file()
     assert (tmp_path / "map.data.csv").is_file()
+
+
+def test_a_notebook_shows_the_means_of_a_run_or_its_curves(run: kvatlas.Run, tmp_path: Path) -> None:
+    picture = imread(io.BytesIO(run._repr_png_() or b""))
+    # Two policies side by side are wider than high.
+    assert picture.shape[1] > picture.shape[0] > 100
+    settings = [Setting.from_parameters("dynts", kv_budget=64), Setting.from_parameters("random", kv_budget=64)]
+    line = kvatlas.open_run(store_run(tmp_path / "line", manifest(settings, axes=()), lambda setting: 0.5))
+    assert (line._repr_png_() or b"").startswith(b"\x89PNG")
 
 
 def test_cells_are_a_table(run: kvatlas.Run) -> None:

@@ -87,6 +87,24 @@ class Run:
         benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in cells))
         return f"Run({str(self.path)!r}: {models} on {benchmarks}, {self.data.metric})"
 
+    def _repr_png_(self) -> bytes | None:
+        """Return the means over benchmarks as notebooks show them, else the maps or curves; None where none can be."""
+        from kvatlas.figures.curves import line_figure
+        from kvatlas.figures.heatmap import map_figure
+        from kvatlas.figures.style import rendered
+        from kvatlas.stats.maps import curves_of_run
+
+        try:
+            maps = [one.map for one in self._result.means or self._result.maps]
+        except KvatlasError:
+            # Without two axes there are no maps.
+            maps = []
+        try:
+            figure = map_figure(maps) if maps else line_figure(curves_of_run(self.data))
+        except KvatlasError:
+            return None
+        return rendered(figure, ".png", 130)
+
     @property
     def path(self) -> Path | None:
         """The folder of the run."""

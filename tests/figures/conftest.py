@@ -7,8 +7,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, Map, Setting
 from kvatlas.figures.style import save
@@ -67,3 +69,24 @@ def svg_in_a_browser(path, written):
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size, f"--screenshot={written}"]
     subprocess.run([chromium, *options, page.as_uri()], check=True, capture_output=True, timeout=60)
     return imread(written)[: round(3 * height), : round(3 * width), :3]
+
+
+def faults(figure: Figure) -> list[str]:
+    """Texts that overlap another one, or leave the canvas, by more than a point."""
+    figure.set_dpi(72)
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()
+    boxes = [
+        (text.get_text(), text.get_window_extent())
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip()
+    ]
+    wide, high = figure.bbox.width + 1, figure.bbox.height + 1
+    out = [text for text, box in boxes if box.x0 < -1 or box.y0 < -1 or box.x1 > wide or box.y1 > high]
+    found = [f"{text!r} leaves the canvas" for text in out]
+    for number, (text, box) in enumerate(boxes):
+        for other, its in boxes[number + 1 :]:
+            across = min(box.x1, its.x1) - max(box.x0, its.x0)
+            if across > 1 and min(box.y1, its.y1) - max(box.y0, its.y0) > 1:
+                found.append(f"{text!r} overlaps {other!r}")
+    return found

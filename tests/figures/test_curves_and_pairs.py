@@ -11,6 +11,7 @@ import pytest
 
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
 from kvatlas.figures.curves import data_csv, line_figure
+from kvatlas.figures.density import reflected_density
 from kvatlas.figures.difficulty import decay_text, depth_figure, depth_text, told_difficulty
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
 from kvatlas.figures.style import FigureOptions, save
@@ -18,8 +19,8 @@ from kvatlas.stats.decay import PUBLISHED_L0, Decay
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of
-from tests.figures.conftest import texts
-from tests.stats.synthetic import manifest, traces
+from tests.figures.conftest import faults, texts
+from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import maze_run
 
 FULL, WINDOW = Setting.from_parameters("full"), Setting.from_parameters("window", ratio=0.1)
@@ -216,6 +217,64 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
     rows = list(csv.DictReader(io.StringIO(data.read_text())))
     assert len(rows) == 2 * 2 * 3 + 4
     assert float(rows[0]["value"]) == pytest.approx(100 * curves[0].cells["dynts", 64].estimate.value, abs=1e-3)
+
+
+def test_what_all_panels_share_stands_once_above_them(tmp_path):
+    plan = manifest(grid("dynts"), problems=4)
+    curves = curves_of_run(RunData(plan, list(traces(plan)), fix={"ratio": 0.3}))
+    figure = line_figure(curves)
+    words = texts(figure, tmp_path)
+    assert "tiny under dynts: Pass@1 by Local Window Size" in words
+    about = next(word for word in words if word.startswith("Pass@1 in %"))
+    assert "ratio=0.3" in about
+    assert "4 problems" in about
+    limits = {axes.get_ylim() for axes in figure.axes}
+    assert len(limits) == 1
+    assert limits.pop()[0] == 0
+
+
+def test_pairs_of_one_model_name_it_and_the_benchmark(run: RunData, tmp_path: Path) -> None:
+    two = [system for system in systems_of([run]) if system.model == "A"]
+    figure = pairwise_figure(two, pairs_of(two), "progress")
+    about = " ".join(texts(figure, tmp_path))
+    assert "A; SEQBENCH-6x6-B1; 90 problems; numbers" in about
+    assert "full is ahead by" in about
+    assert "proven" in about
+
+
+def test_a_system_is_said_to_be_ahead_only_where_it_is_proven(tmp_path: Path) -> None:
+    alike = [ModelSetting(name, FULL, {("B", str(n)): {0: float(n % 2)} for n in range(8)}) for name in "XY"]
+    words = texts(pairwise_figure(alike, pairs_of(alike), "pass@1"), tmp_path)
+    assert "Pass@1: neither X nor Y is proven to be ahead" in " ".join(words)
+    # Values of 0 and 1 alone are a table of four.
+    figure = pairwise_figure(alike, pairs_of(alike), "pass@1")
+    assert [t.get_text() for t in figure.axes[0].get_xticklabels()] == ["0", "1"]
+
+
+def test_settings_of_long_names_are_rows(tmp_path):
+    budgets = (64, 96, 128, 160, 192, 224)
+    settings = [Setting.from_parameters("dynts", kv_budget=budget, local_window=budget // 8) for budget in budgets]
+    curves = curves_of_run(RunData(plan := manifest(settings, axes=(), problems=4), traces(plan)))
+    figure = line_figure(curves, options=FigureOptions(2))
+    words = texts(figure, tmp_path)
+    names = [name for name, _ in curves[0].cells]
+    assert set(names) <= set(words)
+    assert len(names) == len(budgets) + 1
+    assert faults(figure) == []
+    heights = [round(line.get_ydata()[0]) for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert heights == list(range(len(names)))
+
+
+def test_a_density_is_one_over_the_square_and_not_pale_at_its_edges() -> None:
+    places = np.linspace(0, 1, 201)
+    generator = np.random.default_rng(1)
+    x = np.clip(generator.normal(0.9, 0.3, 300), 0, 1)
+    density = reflected_density(x, np.clip(x + generator.normal(0, 0.2, 300), 0, 1), places)
+    weights = np.full(201, 1 / 200)
+    weights[[0, -1]] /= 2
+    assert weights @ density @ weights == pytest.approx(1, abs=0.01)
+    uniform = reflected_density(generator.random(20_000), generator.random(20_000), places)
+    assert uniform[0].mean() == pytest.approx(1, abs=0.1)
 
 
 def test_words_get_points_with_bars(policies):

@@ -23,7 +23,7 @@ from kvatlas.stats.maps import curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of
 from kvatlas.text import fixed, model_name, percent_text, signed
-from tests.figures.conftest import dense
+from tests.figures.conftest import dense, faults
 from tests.stats.synthetic import grid, manifest, traces
 
 POLICIES = ("dynts", "random", "window", "h2o")
@@ -59,27 +59,6 @@ def figures(look: FigureOptions, llama, line, count: int = 3) -> dict[str, Calla
         "curves": lambda: depth_figure(success, progress, names_of(progress), options=look)[0],
         "pairs": lambda: pairwise_figure(progress, pairs_of(progress), "progress", options=look),
     }
-
-
-def faults(figure: Figure) -> list[str]:
-    """Texts that overlap another one, or leave the canvas, by more than a point."""
-    figure.set_dpi(72)
-    FigureCanvasAgg(figure)
-    figure.draw_without_rendering()
-    boxes = [
-        (text.get_text(), text.get_window_extent())
-        for text in figure.findobj(Text)
-        if text.get_visible() and text.get_text().strip()
-    ]
-    wide, high = figure.bbox.width + 1, figure.bbox.height + 1
-    out = [text for text, box in boxes if box.x0 < -1 or box.y0 < -1 or box.x1 > wide or box.y1 > high]
-    found = [f"{text!r} leaves the canvas" for text in out]
-    for number, (text, box) in enumerate(boxes):
-        for other, its in boxes[number + 1 :]:
-            across = min(box.x1, its.x1) - max(box.x0, its.x0)
-            if across > 1 and min(box.y1, its.y1) - max(box.y0, its.y0) > 1:
-                found.append(f"{text!r} overlaps {other!r}")
-    return found
 
 
 @pytest.mark.parametrize(("panels", "baselines"), [(1, 6), (3, 0), (5, 1), (8, 6)])
@@ -159,6 +138,60 @@ def test_labels_stand_for_names(llama):
     assert any(word.startswith("Llama 8B under dynts") for word in words)
     with pytest.raises(KvatlasError, match="--look columns: expected 1 or 2, got 3"):
         FigureOptions(3)
+
+
+def words_of(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_a_title_is_replaced_or_left_out(llama):
+    found = words_of(map_figure(llama))
+    assert found[-1] != "Mine"
+    title = next(word for word in found if word.startswith("R1-Llama under dynts"))
+    mine = words_of(map_figure(llama, options=FigureOptions(title="Mine")))
+    assert "Mine" in mine
+    assert title not in mine
+    without = words_of(map_figure(llama, options=FigureOptions(title="")))
+    assert set(without) == set(found) - {title}
+
+
+@pytest.mark.parametrize("width", [2.5, 3.3, 9.0])
+def test_a_width_in_inches_is_kept(llama, line, width: float):
+    for kind, drawn in figures(FigureOptions(width=width), llama, line).items():
+        assert drawn().get_figwidth() == pytest.approx(width), kind
+
+
+def test_a_font_is_that_of_all_texts(llama, line):
+    for kind, drawn in figures(FigureOptions(font="DejaVu Serif"), llama, line).items():
+        families = {text.get_fontfamily()[0] for text in drawn().findobj(Text) if text.get_text()}
+        assert (kind, families) == (kind, {"DejaVu Serif"})
+
+
+@pytest.mark.parametrize(
+    ("look", "message"),
+    [
+        ({"font": "No Such Font"}, "--look font: expected the name of an installed font, got 'No Such Font'"),
+        ({"width": 0.5}, "--look width: expected 2 to 40 inches, got 0.5"),
+        ({"width": 3.0, "columns": 1}, "--look columns and --look width are both given"),
+        ({"kind": "dots"}, "--look kind: expected counts, density, got 'dots'"),
+    ],
+)
+def test_a_look_that_no_figure_has_is_refused(look, message: str):
+    with pytest.raises(KvatlasError, match=message):
+        FigureOptions(**look)
+
+
+def test_figures_of_one_column_fit_a_page(llama, line):
+    many = [replace(map_, model=model) for model in ("A", "B", "C", "D") for map_ in llama]
+    assert map_figure(many, options=FigureOptions(1)).get_figheight() < 10
+    assert line_figure(line * 4, options=FigureOptions(1)).get_figheight() < 10
+    pairs = pairwise_figure(SYSTEMS, pairs_of(SYSTEMS), "progress", options=FigureOptions(1))
+    assert pairs.get_figheight() < 10
+    assert faults(pairs) == []
+    # Letters stand for the names, which are told once.
+    told = next(word for word in words_of(pairs) if word.startswith("A: "))
+    assert "B: R1-Llama-of-a-long-name" in " ".join(words_of(pairs))
+    assert told.startswith("A: R1-Llama")
 
 
 def test_values_are_written_as_on_the_page() -> None:

@@ -105,7 +105,7 @@ def line_figure(curves: Sequence[Map], *, cost: str | None = None, options: Figu
         top = _top(curves, measure)
         for panel, curve in zip(panels, curves, strict=True):
             panel.set_ylim(0, top)
-            panel.set_yticks(_ticks(top))
+            panel.set_yticks(style.round_values(0, top))
             ends = _draw_curves(panel, curve, policies, measure, options)
             write_names(panel, ends, room)
         settle(figure, options)
@@ -134,7 +134,7 @@ def settings_figure(curves: Sequence[Map], *, cost: str | None = None, options: 
         for index, (panel, curve) in enumerate(zip(panels, curves, strict=True)):
             settings = rows[index // across]
             line_axes(panel, options, "both")
-            panel.set(xlim=(0, top), ylim=(most - 0.4, -0.6), yticks=[])
+            panel.set(xlim=(0, top), ylim=(most - 0.4, -0.6), xticks=style.round_values(0, top), yticks=[])
             for (setting, _), cell in curve.cells.items():
                 point = _point(curve, cell, measure.cost)
                 _draw_setting(panel, settings.index(setting), point, measure.unit, options)
@@ -268,13 +268,6 @@ def _measure(curves: Sequence[Map], cost: str | None) -> _Measure:
     for curve in curves:
         values += [_point(curve, cell, cost).value for cell in (*curve.cells.values(), *curve.baselines.values())]
     return _Measure(known_cost.label, known_cost.unit(values), cost)
-
-
-def _ticks(top: float) -> list[float]:
-    """Return round values from 0 to the top of an axis."""
-    from matplotlib.ticker import MaxNLocator
-
-    return [float(value) for value in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, top) if value <= top]
 
 
 def _panel_names(curves: Sequence[Map], options: FigureOptions) -> list[str]:

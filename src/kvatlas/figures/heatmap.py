@@ -178,7 +178,7 @@ def _gains(arrangement: Arrangement, comparisons: Sequence[Comparison]) -> Gains
 def _ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> list[Tick]:
     """Return the ticks of a panel's bar: its ends, 0 between differences, and the baselines; if plain, round values."""
     if options.plain:
-        return [Tick(value, f"{value:g}") for value in _round_values(*scale)]
+        return [Tick(value, f"{value:g}") for value in style.round_values(*scale)]
     digits = panel.digits if scale[1] - scale[0] < 4 else 0
     values = [scale[0], 0.0, scale[1]] if panel.centred else list(scale)
     ticks = [Tick(value, _tick_text(value, digits, panel.centred)) for value in values]
@@ -187,14 +187,6 @@ def _ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> 
         text = f"0 = {name} {baseline.text}" if panel.centred else f"{name} {baseline.text}"
         ticks.append(Tick(baseline.value or 0.0, text, baseline))
     return ticks
-
-
-def _round_values(low: float, high: float) -> list[float]:
-    """Return a few round values from `low` to `high`."""
-    from matplotlib.ticker import MaxNLocator
-
-    values = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(low, high)
-    return [float(value) for value in values if low <= value <= high]
 
 
 def _tick_text(value: float, digits: int, centred: bool) -> str:

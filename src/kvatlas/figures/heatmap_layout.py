@@ -224,7 +224,7 @@ class _Sizes:
             self.high,
             self.margins,
             self.joined,
-            is_shared_below and self.arrangement.is_grid,
+            is_shared_below,
             self.one_bar,
             self.label,
             value,

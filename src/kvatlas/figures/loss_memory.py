@@ -185,7 +185,12 @@ class _Limits(NamedTuple):
 
     def apply(self, panel: Axes) -> None:
         """Set the limits of a panel."""
-        panel.set(xlim=(self.left, self.right), ylim=(self.bottom, self.top))
+        panel.set(
+            xlim=(self.left, self.right),
+            ylim=(self.bottom, self.top),
+            xticks=style.round_values(self.left, self.right),
+            yticks=style.round_values(self.top, self.bottom),
+        )
 
 
 def _draw_margin(panel: Axes, margin: float, options: FigureOptions) -> None:
@@ -253,7 +258,7 @@ def _draw_offered(panel: Axes, choice: Choice, marks: Sequence[_Mark], options: 
         )
     title = "chosen" if choice.by_memory is not None else "safest"
     lines = [f"{title}: {_setting_text(mark.setting, marks)}", _loss_text(mark.loss)]
-    _write_beside(panel, lines, (mark.saved, mark.lost), marks, options)
+    _write_beside(panel, lines, (mark.saved, mark.lost), marks, choice.margin, options)
 
 
 def _loss_text(loss: SettingLoss) -> str:
@@ -274,9 +279,14 @@ def _setting_text(setting: Setting, marks: Sequence[_Mark]) -> str:
 
 
 def _write_beside(
-    panel: Axes, lines: Sequence[str], place: tuple[float, float], marks: Sequence[_Mark], options: FigureOptions
+    panel: Axes,
+    lines: Sequence[str],
+    place: tuple[float, float],
+    marks: Sequence[_Mark],
+    margin: float,
+    options: FigureOptions,
 ) -> None:
-    """Write lines in the corner of a panel that covers the fewest marks, with a thin line to their place."""
+    """Write lines in the corner below the margin that covers the fewest marks, with a thin line to their place."""
     box = panel.get_position()
     size = panel.figure.get_size_inches()  # type: ignore[union-attr]
     wide = box.width * size[0]
@@ -287,7 +297,9 @@ def _write_beside(
     left, right = panel.get_xlim()
     bottom, top = panel.get_ylim()
     points = [((mark.saved - left) / (right - left), (mark.lost - bottom) / (top - bottom)) for mark in marks]
-    corners = [(1 - width, 0.8 - height), (0.02, 0.03), (0.02, 0.8 - height), (1 - width, 0.03)]
+    # Below the band and its name.
+    upper = (100 * margin - bottom) / (top - bottom) - 1.6 * style.SMALL_TYPE * style.LINE / high - height
+    corners = [(1 - width, upper), (0.02, 0.03), (0.02, upper), (1 - width, 0.03)]
 
     def covered(corner: tuple[float, float]) -> int:
         return sum(corner[0] <= x <= corner[0] + width and corner[1] <= y <= corner[1] + height for x, y in points)

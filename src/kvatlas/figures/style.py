@@ -401,6 +401,14 @@ def apart(places: Sequence[float], heights: Sequence[float], top: float) -> list
     return middles
 
 
+def round_values(low: float, high: float) -> list[float]:
+    """Return a few round values from `low` to `high`."""
+    from matplotlib.ticker import MaxNLocator
+
+    values = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+    return [float(value) for value in values if low <= value <= high]
+
+
 def line_axes(panel: Axes, options: FigureOptions, grid: str = "both") -> None:
     """Give a panel of lines thin ticks, a pale grid and open sides."""
     panel.tick_params(length=2, width=0.5, pad=2, labelsize=SMALL_TYPE)

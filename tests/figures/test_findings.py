@@ -1,0 +1,144 @@
+"""Titles of figures: they state what tests prove, in which direction, and nothing else."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from matplotlib.text import Text
+
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
+from kvatlas.figures.findings import comparison_texts, finding
+from kvatlas.figures.heatmap import map_figure
+from kvatlas.figures.loss_memory import data_csv, loss_figure
+from kvatlas.figures.panels import metric_panels
+from kvatlas.figures.style import FigureOptions
+from kvatlas.report.map_figure import MapOptions, plot_sources
+from kvatlas.report.options import ReadOptions
+from kvatlas.stats.choice import choices
+from kvatlas.stats.losses import losses_of
+from kvatlas.stats.paired import Difference
+from kvatlas.stats.pairs import Comparison
+from kvatlas.stats.run_data import RunData
+from tests.figures.conftest import faults
+from tests.stats.synthetic import grid, manifest, traces
+from tests.stored import store_run
+
+
+def title_with(llama: list[Map], good: int, bad: int) -> str:
+    """The finding of a map with so many cells that are proven to keep the margin, and to lose more."""
+    coords = list(llama[0].cells)
+    keeps = frozenset(coords[:good])
+    breaks = frozenset(coords[len(coords) - bad :])
+    return finding(metric_panels([replace(llama[0], keeps=keeps, breaks=breaks, margin=0.03)]))
+
+
+def test_losses_are_counted_on_both_sides_of_the_margin(llama: list[Map]) -> None:
+    within = "stay within 3 points of the full cache"
+    assert title_with(llama, 20, 0) == f"all 20 settings are proven to {within}"
+    assert title_with(llama, 0, 20) == "all 20 settings lose more than 3 points against the full cache, proven"
+    assert title_with(llama, 9, 4) == f"9 of 20 settings are proven to {within}, 4 to lose more"
+    assert title_with(llama, 1, 0) == f"1 of 20 settings is proven to {within}"
+    lost = "2 of 20 settings are proven to lose more than 3 points against the full cache, none to stay within it"
+    assert title_with(llama, 0, 2) == lost
+    assert title_with(llama, 0, 0) == f"no setting is proven to {within}, and none to lose more"
+
+
+def compared(model: str, value: float, p_holm: float) -> Comparison:
+    difference = Difference(value, value - 0.03, value + 0.03, 0.001, problems=10, pairs=10)
+    return Comparison(model, "2 benchmarks", "pass@1", "dynts", "random", 4, difference, p_holm=p_holm)
+
+
+def test_a_lead_is_told_only_where_it_is_proven() -> None:
+    both = [compared("A", 0.09, 0.01), compared("B", 0.085, 0.01)]
+    assert comparison_texts(both) == ["dynts is 9.0 (6.0 to 12.0) and 8.5 (5.5 to 11.5) points above random"]
+    behind = [compared("A", -0.09, 0.01)]
+    assert comparison_texts(behind) == ["random is 9.0 (6.0 to 12.0) points above dynts"]
+    open_ = [compared("A", 0.09, 0.06)]
+    assert comparison_texts(open_) == ["no difference between dynts and random is proven"]
+    (mixed,) = comparison_texts([both[0], compared("B", 0.085, 0.2)])
+    assert mixed.startswith("dynts is 9.0 (6.0 to 12.0) points above random on A;")
+    assert mixed.endswith("no difference is proven")
+
+
+def words_of(figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_rows_and_columns_of_a_grid_are_named_once_with_the_lead_beside_each_row(llama: list[Map]) -> None:
+    full = Cell(Setting.from_parameters("full"), Estimate(0.6, 0.5, 0.7, 30, 5))
+    maps = []
+    for model in ("A", "B"):
+        maps += [
+            replace(llama[0], model=model, policy=policy, baselines={"full": full}) for policy in ("dynts", "random")
+        ]
+    figure = map_figure(
+        maps,
+        one_bar=True,
+        comparisons=[compared("A", 0.09, 0.01), compared("B", 0.085, 0.01)],
+        options=FigureOptions(2),
+    )
+    words = words_of(figure)
+    assert [words.count(name) for name in ("A", "B", "dynts", "random", "Ratio")] == [1, 1, 1, 1, 2]
+    assert words.count("dynts − random") == 1
+    assert {"+9.0", "+8.5", "points (+6.0 to +12.0)"} <= set(words)
+    # The full cache is a tick of each row's bar.
+    assert words.count("full 60") == 2
+    assert faults(figure) == []
+
+
+@pytest.fixture(scope="module")
+def run() -> RunData:
+    plan = manifest(grid("dynts", "random"), problems=40)
+    chances = {"dynts": 0.85, "random": 0.3, "full": 0.9}
+    return RunData(plan, list(traces(plan, lambda setting: chances[setting.policy])))
+
+
+def test_losses_by_memory_show_each_setting_the_margin_and_the_offered_one(run: RunData, tmp_path) -> None:
+    found = choices(run, losses_of(run))
+    # The synthetic traces of all settings keep the same tokens; give each its own.
+    (choice,) = found
+    saved = {id_: replace(saving, memory=0.5 + 0.01 * n) for n, (id_, saving) in enumerate(choice.savings.items())}
+    choice = replace(choice, savings=saved)
+    for look in (FigureOptions(), FigureOptions(1), FigureOptions(2, dark=True)):
+        figure = loss_figure([choice], "pass@1", title="A title", options=look)
+        (axes,) = figure.axes
+        marks = [line for line in axes.lines if line.get_marker() in ("o", "s")]
+        assert len(marks) == len(choice.losses) == 18
+        assert {line.get_marker() for line in marks} == {"o", "s"}
+        bottom, top = axes.get_ylim()
+        assert bottom > 100 * choice.margin > 0 > top
+        words = " ".join(words_of(figure))
+        assert "within 3 points of the full cache" in words
+        title = "chosen" if choice.by_memory else "safest"
+        assert f"{title}: dynts" in words
+        assert faults(figure) == [], look
+    assert data_csv([choice]).count("\n") == 19
+    with pytest.raises(KvatlasError, match="--loss-by-memory: no losses against a full cache"):
+        loss_figure([], "pass@1")
+
+
+def test_losses_by_memory_are_drawn_for_runs_and_refuse_other_figures(tmp_path) -> None:
+    folder = store_run(tmp_path / "run", manifest(grid("dynts")), lambda setting: 0.5)
+    out = tmp_path / "losses.svg"
+    plot_sources([folder], out, ReadOptions(metric=None), MapOptions(loss_by_memory=True))
+    assert "KV memory saved, % of the full cache" in out.read_text()
+    for show, other in ((MapOptions(mean=True, loss_by_memory=True), "--mean"),):
+        with pytest.raises(KvatlasError, match=f"--loss-by-memory and {other} are different figures"):
+            plot_sources([folder], out, ReadOptions(metric=None), show)
+
+
+def test_runs_of_equal_bytes_are_drawn_by_what_they_lose_in_them(tmp_path) -> None:
+    settings = []
+    for budget, bits in product(("64KiB", "128KiB"), (4, 8)):
+        settings += [Setting.from_parameters("dynts", kv_budget=budget, kv_bits=bits, local_window=8, ratio=0.3)]
+    plan = manifest(settings, axes=(("kv_budget", ("64KiB", "128KiB")), ("kv_bits", (4, 8))))
+    folder = store_run(tmp_path / "bytes", plan, lambda setting: 0.5)
+    out = tmp_path / "bytes.svg"
+    plot_sources([folder], out)
+    by_memory = out.read_text()
+    assert "KV memory saved" in by_memory
+    assert {"dynts, 4 bits", "dynts, 8 bits"} <= {
+        bits for bits in ("dynts, 4 bits", "dynts, 8 bits") if bits in by_memory
+    }
+    plot_sources([folder], out, show=MapOptions(loss_by_memory=False))
+    assert "KV memory saved" not in out.read_text()
