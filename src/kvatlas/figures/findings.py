@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from kvatlas.core import grouped
 from kvatlas.figures.panels import Panel, Question, Tested
-from kvatlas.stats.numerics.arrays import LEVEL
-from kvatlas.stats.pairs import Comparison
-from kvatlas.text import model_name, percent_text
-
-#: Leads that a title names one by one, at most.
-_NAMED = 3
 
 
 def finding(panels: Sequence[Panel]) -> str:
@@ -101,43 +94,3 @@ def _range(panels: Sequence[Panel]) -> str:
     if cells[0].text == cells[-1].text:
         return f"{subject} {cells[0].text} {unit}"
     return f"{subject} from {cells[0].text} to {cells[-1].text} {unit}"
-
-
-def comparison_texts(comparisons: Sequence[Comparison]) -> list[str]:
-    """Return a clause for each two systems: the points of one above the other, by models, or that none are proven."""
-    by_systems = grouped(comparisons, lambda one: (one.first, one.second))
-    return [_comparison_text(first, second, group) for (first, second), group in by_systems.items()]
-
-
-def _comparison_text(first: str, second: str, group: Sequence[Comparison]) -> str:
-    above = [one for one in group if one.p_holm <= LEVEL and one.difference.value > 0]
-    below = [one for one in group if one.p_holm <= LEVEL and one.difference.value < 0]
-    first_name = model_name(first)
-    second_name = model_name(second)
-    if len(above) == len(group):
-        return f"{first_name} is {_leads(group)} above {second_name}"
-    if len(below) == len(group):
-        return f"{second_name} is {_leads(group)} above {first_name}"
-    if not above and not below:
-        return f"no difference between {first_name} and {second_name} is proven"
-    clauses = []
-    for name, other, ahead in ((first_name, second_name, above), (second_name, first_name, below)):
-        if ahead:
-            clauses.append(f"{name} is {_leads(ahead)} above {other} on {_models(ahead)}")
-    return f"{' and '.join(clauses)}; on the other models no difference is proven"
-
-
-def _leads(group: Sequence[Comparison]) -> str:
-    """Return the points of each comparison with the interval: `9.0 (6.1 to 12.0) and 8.5 (5.5 to 11.7) points`."""
-    if len(group) > _NAMED:
-        values = sorted(abs(one.difference.value) for one in group)
-        return f"{percent_text(values[0])} to {percent_text(values[-1])} points"
-    leads = []
-    for one in group:
-        ends = sorted((abs(one.difference.low), abs(one.difference.high)))
-        leads.append(f"{percent_text(abs(one.difference.value))} ({' to '.join(map(percent_text, ends))})")
-    return f"{' and '.join(leads)} points"
-
-
-def _models(group: Sequence[Comparison]) -> str:
-    return " and ".join(model_name(one.model) for one in group)

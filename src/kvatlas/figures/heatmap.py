@@ -11,7 +11,7 @@ import numpy as np
 from kvatlas.core import CellCoord, KvatlasError, Map
 from kvatlas.figures import colours, style
 from kvatlas.figures.arrangement import Arrangement, arranged, facts_of, marks, notes_of, on_bar
-from kvatlas.figures.findings import comparison_texts, finding
+from kvatlas.figures.findings import finding
 from kvatlas.figures.heatmap_layout import (
     BAR_GAP,
     BAR_WIDTH,
@@ -45,13 +45,14 @@ def map_figure(
     *,
     one_bar: bool = False,
     shared: bool | None = None,
+    title: str = "",
     comparisons: Sequence[Comparison] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
     """Return maps of a metric as one figure (see `plot`): percent, baselines, and frames."""
     options = options or FigureOptions()
     panels = metric_panels(maps, exact=options.plain)
-    return plot(panels, one_bar=one_bar, shared=shared, comparisons=comparisons, options=options)
+    return plot(panels, one_bar=one_bar, shared=shared, title=title, comparisons=comparisons, options=options)
 
 
 def plot(
@@ -59,6 +60,7 @@ def plot(
     *,
     shared: bool | None = None,
     one_bar: bool = False,
+    title: str = "",
     comparisons: Sequence[Comparison] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
@@ -66,9 +68,9 @@ def plot(
 
     A scale is at least as wide as an interval on average, and holds the baselines; with `shared=False`, and in plain
     figures, it goes from the lowest to the highest cell. Differences are always on one scale around 0. Numbers that are
-    not legible are left out. `comparisons` of the policies on the figure are part of its title, and stand beside their
-    row. Raises KvatlasError for no panels, panels without cells, one scale for unlike measures, and cells without room
-    for intervals.
+    not legible are left out. The title is the finding of the panels, unless another one is given. `comparisons` of the
+    policies on the figure stand beside their rows. Raises KvatlasError for no panels, panels without cells, one scale
+    for unlike measures, and cells without room for intervals.
     """
     options = options or FigureOptions()
     _check_panels(panels, one_bar)
@@ -94,7 +96,7 @@ def plot(
             len(panels),
             layout.across,
             layout.margins,
-            title=_title(arrangement, comparisons),
+            title=title or _title(arrangement),
             about=about,
             notes=notes_of(panels, bool(layout.value)),
         )
@@ -149,13 +151,10 @@ def _baselines_of(panels: Sequence[Panel]) -> Iterator[Baseline]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _title(arrangement: Arrangement, comparisons: Sequence[Comparison]) -> str:
+def _title(arrangement: Arrangement) -> str:
     """Return the finding, after the model and the policy that all panels have."""
-    clauses = [*comparison_texts(comparisons), finding(arrangement.panels)]
-    text = "; ".join(clauses)
-    if arrangement.subject and not comparisons:
-        return f"{arrangement.subject}: {text}"
-    return text if comparisons else text[:1].upper() + text[1:]
+    text = finding(arrangement.panels)
+    return f"{arrangement.subject}: {text}" if arrangement.subject else text[:1].upper() + text[1:]
 
 
 def _gains(arrangement: Arrangement, comparisons: Sequence[Comparison]) -> Gains:

@@ -73,16 +73,18 @@ def loss_figure(
         )
     marks = [_marks(choice) for choice in drawn]
     series = list(dict.fromkeys(mark.series for mark in chain.from_iterable(marks)))
+    marks = [sorted(of_model, key=lambda mark: mark.saved) for of_model in marks]
     with options.applied():
         names = [_panel_name(choice, drawn, options) for choice in drawn]
         figure, panels, room = _panels(options, names, series, title, _about(drawn, metric, options), notes)
-        limits = _Limits.of(list(chain.from_iterable(marks)), drawn[0].margin)
+        ends = list(chain.from_iterable(map(_offered_ends, drawn)))
+        limits = _Limits.of(list(chain.from_iterable(marks)), [100 * drawn[0].margin, *ends])
         for panel, choice, of_model in zip(panels, drawn, marks, strict=True):
             limits.apply(panel)
             _draw_margin(panel, choice.margin, options)
-            ends = _draw_marks(panel, of_model, series, options)
+            lines = _draw_marks(panel, of_model, series, options)
             _draw_offered(panel, choice, of_model, options)
-            write_names(panel, ends, room)
+            write_names(panel, lines, room)
         for index, panel in enumerate(panels):
             if index % _across(len(panels), options) == 0:
                 panel.set_ylabel(
@@ -94,7 +96,7 @@ def loss_figure(
 
 
 def _marks(choice: Choice) -> list[_Mark]:
-    """Return the marks of a model's settings, from the least memory saved."""
+    """Return the marks of a model's settings in their order."""
     losses = choice.losses or {}
     settings = [choice.settings[id_] for id_ in losses]
     has_bits = "kv_bits" in differing(setting.on_axes for setting in settings)
@@ -107,7 +109,7 @@ def _marks(choice: Choice) -> list[_Mark]:
         if has_bits:
             series = f"{series}, {setting.on_axes['kv_bits']} bits"
         marks.append(_Mark(setting, series, 100 * (1 - choice.savings[id_].memory), loss))
-    return sorted(marks, key=lambda mark: mark.saved)
+    return marks
 
 
 def _across(count: int, options: FigureOptions) -> int:
@@ -174,13 +176,13 @@ class _Limits(NamedTuple):
     bottom: float
 
     @classmethod
-    def of(cls, marks: Sequence[_Mark], margin: float) -> _Limits:
-        """Return the limits that hold all marks, the margin, and a gap around them."""
+    def of(cls, marks: Sequence[_Mark], losses: Sequence[float]) -> _Limits:
+        """Return the limits that hold all marks, other losses in points, and a gap around them."""
         saved = [mark.saved for mark in marks]
         lost = [mark.lost for mark in marks]
         gap = 0.08 * (max(saved) - min(saved)) or 1.0
-        most = max(*lost, 100 * margin)
-        least = min(*lost, 0.0)
+        most = max(*lost, *losses)
+        least = min(*lost, *losses, 0.0)
         return cls(min(saved) - gap, max(saved) + gap, least - 0.06 * (most - least), most + 0.08 * (most - least))
 
     def apply(self, panel: Axes) -> None:
@@ -198,9 +200,8 @@ def _draw_margin(panel: Axes, margin: float, options: FigureOptions) -> None:
     band, ink = _WITHIN[options.dark]
     panel.axhspan(panel.get_ylim()[1], 100 * margin, color=band, linewidth=0, zorder=0)
     panel.axhline(0, color=options.colours.soft, linewidth=0.6, zorder=1)
-    text = f"within {margin_text(margin)} of the full cache"
     panel.annotate(
-        text,
+        _margin_name(margin),
         (1, 100 * margin),
         (-3, -3),
         xycoords=("axes fraction", "data"),
@@ -211,6 +212,10 @@ def _draw_margin(panel: Axes, margin: float, options: FigureOptions) -> None:
         va="top",
         zorder=2,
     )
+
+
+def _margin_name(margin: float) -> str:
+    return f"within {margin_text(margin)} of the full cache"
 
 
 def _draw_marks(panel: Axes, marks: Sequence[_Mark], series: Sequence[str], options: FigureOptions) -> list[End]:
@@ -261,6 +266,12 @@ def _draw_offered(panel: Axes, choice: Choice, marks: Sequence[_Mark], options: 
     _write_beside(panel, lines, (mark.saved, mark.lost), marks, choice.margin, options)
 
 
+def _offered_ends(choice: Choice) -> tuple[float, ...]:
+    """Return the ends of the interval of the offered setting's loss, in points."""
+    loss = None if choice.offered is None else (choice.losses or {}).get(choice.offered.id)
+    return () if loss is None else (100 * loss.low, 100 * loss.high)
+
+
 def _loss_text(loss: SettingLoss) -> str:
     """Return `loses 10.4 points (5.6 to 15.5)`."""
     verb = "gains" if loss.value < 0 else "loses"
@@ -274,7 +285,8 @@ def _loss_text(loss: SettingLoss) -> str:
 def _setting_text(setting: Setting, marks: Sequence[_Mark]) -> str:
     """Return a setting by the parameters that differ between the settings."""
     parameters = differing(mark.setting.values for mark in marks)
-    values = [f"{name} {value}" for name, value in setting.parameters if name in parameters and value != ""]
+    # A value stays with its name.
+    values = [f"{name}\u00a0{value}" for name, value in setting.parameters if name in parameters and value != ""]
     return ", ".join([setting.policy, *values])
 
 
@@ -291,39 +303,44 @@ def _write_beside(
     size = panel.figure.get_size_inches()  # type: ignore[union-attr]
     wide = box.width * size[0]
     high = box.height * size[1]
-    rows: list[str] = list(chain.from_iterable(wrapped(line, 0.62 * wide) for line in lines))
+    rows: list[str] = list(chain.from_iterable(wrapped(line, 0.72 * wide) for line in lines))
     width = max(map(text_width, rows)) / wide + 0.03
     height = len(rows) * style.SMALL_TYPE * style.LINE / high + 0.03
     left, right = panel.get_xlim()
     bottom, top = panel.get_ylim()
     points = [((mark.saved - left) / (right - left), (mark.lost - bottom) / (top - bottom)) for mark in marks]
-    # Below the band and its name.
-    upper = (100 * margin - bottom) / (top - bottom) - 1.6 * style.SMALL_TYPE * style.LINE / high - height
-    corners = [(1 - width, upper), (0.02, 0.03), (0.02, upper), (1 - width, 0.03)]
+    # The name of the band stands below its edge, at the right.
+    edge = (100 * margin - bottom) / (top - bottom)
+    name_height = 1.6 * style.SMALL_TYPE * style.LINE / high
+    name_left = 1 - text_width(_margin_name(margin)) / wide - 0.03
+    corners = []
+    for y in (edge - name_height - height, 0.03, 0.94 - height):
+        corners += [(1 - width, y), (0.02, y)]
 
     def covered(corner: tuple[float, float]) -> int:
-        return sum(corner[0] <= x <= corner[0] + width and corner[1] <= y <= corner[1] + height for x, y in points)
+        """Return the marks under the lines; more than there are where the lines leave the panel or meet the name."""
+        x, y = corner
+        meets_name = x + width > name_left and y < edge and y + height > edge - name_height
+        if y < 0.01 or meets_name:
+            return len(points) + 1
+        return sum(x <= mark_x <= x + width and y <= mark_y <= y + height for mark_x, mark_y in points)
 
     x, y = min(corners, key=covered)
-    panel.annotate(
+    panel.text(
+        x,
+        y,
         "\n".join(rows),
-        place,
-        (x, y),
-        textcoords="axes fraction",
+        transform=panel.transAxes,
         fontsize=style.SMALL_TYPE,
         color=options.colours.ink,
         linespacing=1.25,
-        ha="left",
         va="bottom",
         zorder=5,
-        arrowprops={
-            "arrowstyle": "-",
-            "color": options.colours.soft,
-            "lw": 0.7,
-            "shrinkA": 1,
-            "shrinkB": 4,
-        },
     )
+    mark_y = (place[1] - bottom) / (top - bottom)
+    text_edge = y if mark_y < y else y + height
+    line = {"arrowstyle": "-", "color": options.colours.soft, "lw": 0.7, "shrinkA": 1, "shrinkB": 4}
+    panel.annotate("", place, (x + 0.2 * width, text_edge), textcoords="axes fraction", arrowprops=line)
 
 
 def data_csv(choices: Sequence[Choice]) -> str:

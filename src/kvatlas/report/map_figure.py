@@ -6,15 +6,18 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvatlas.columns import cost_names
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
+from kvatlas.figures.findings import finding
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.loss_memory import data_csv as losses_csv
 from kvatlas.figures.loss_memory import has_losses, loss_figure
 from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels
 from kvatlas.figures.style import FigureOptions, check_figure, save
+from kvatlas.report.headline import headline
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
@@ -23,6 +26,9 @@ from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, 
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, percent_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ def plot_sources(
     if show.against:
         panels = _difference_panels(result, show.against, show.mean)
         policies = {show.against, *(panel.map.policy for panel in panels)}
-        return _draw_panels(panels, out, show, _comparisons(result, policies))
+        lead = headline((), _comparisons(result, policies))
+        return _draw_panels(panels, out, show, f"{lead}; {finding(panels)}" if lead else "")
     return _draw_metric(result, sources, out, options.metric, show)
 
 
@@ -100,7 +107,9 @@ def _is_by_memory(result: Result, cost: str | None, show: MapOptions) -> bool:
 def _draw_losses(result: Result, out: Path, show: MapOptions) -> list[Path]:
     notes = list(chain.from_iterable(one.map.notes for one in result.grids))
     metric = result.opened_runs[0].run.metric if result.opened_runs else ""
-    figure = loss_figure(result.choices, metric, notes=notes, options=show.figure)
+    figure = loss_figure(
+        result.choices, metric, title=headline(result.choices, result.comparisons), notes=notes, options=show.figure
+    )
     return save(figure, out, data=losses_csv(result.choices))
 
 
@@ -116,20 +125,26 @@ def _draw_metric(
 ) -> list[Path]:
     maps = _tested_means(result, sources) if show.mean else [one.map for one in result.maps]
     _check_metric(maps, metric)
-    figure = map_figure(
+    return save(metric_figure(result, maps, show), out, maps)
+
+
+def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions) -> Figure:
+    """Return maps or means of a result, with the comparison of their policies where there are two."""
+    comparisons = _comparisons(result, {map_.policy for map_ in maps})
+    # The means of all policies are the whole result.
+    is_whole = show.mean and result.options.policy is None
+    return map_figure(
         maps,
         shared=show.shared,
         one_bar=show.mean,
-        comparisons=_comparisons(result, {map_.policy for map_ in maps}),
+        title=headline(result.choices, comparisons) if is_whole else "",
+        comparisons=comparisons,
         options=show.figure,
     )
-    return save(figure, out, maps)
 
 
-def _draw_panels(
-    panels: Sequence[Panel], out: Path, show: MapOptions, comparisons: Sequence[Comparison] = ()
-) -> list[Path]:
-    figure = plot(panels, shared=show.shared, one_bar=show.mean, comparisons=comparisons, options=show.figure)
+def _draw_panels(panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
+    figure = plot(panels, shared=show.shared, one_bar=show.mean, title=title, options=show.figure)
     return save(figure, out, data=data_csv(panels))
 
 

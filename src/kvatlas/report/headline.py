@@ -1,0 +1,119 @@
+"""The finding of a result in one sentence: the title of its page and the first line of its description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvatlas.core import differing, grouped
+from kvatlas.stats.choice import Choice
+from kvatlas.stats.pairs import Comparison
+from kvatlas.text import fixed, model_name, percent_text
+
+if TYPE_CHECKING:
+    from kvatlas.core import Setting
+    from kvatlas.stats.losses import SettingLoss
+
+#: The level of Holm's p at which a comparison is proven.
+_LEVEL = 0.05
+
+
+def headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> str:
+    """Return what is proven of the settings and policies of one or more models, never more; empty where nothing is.
+
+    Settings that keep the margin come first. Where there are none, a policy that is ahead of another one does.
+    """
+    judged = [choice for choice in choices if choice.losses and choice.vacuous is None]
+    ahead = _policy_ahead(comparisons)
+    if not judged:
+        return _sentence(ahead)
+    if any(choice.shown for choice in judged):
+        # Limits stand in the comparisons; a title of two findings has no room for them.
+        return _sentence(_kept(judged), ahead.partition(" (")[0])
+    return _sentence(ahead, _lost(judged))
+
+
+def margin_text(margin: float) -> str:
+    """Return a margin in points without more places than needed: 0.03 is `3 points`, 0.01 is `1 point`."""
+    points = f"{round(100 * margin, 4):g}"
+    return f"{points} point{'' if points == '1' else 's'}"
+
+
+def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
+    """Return a setting by the parameters that its policy varies among the candidates.
+
+    As in `dynts local_window 16, ratio 0.5`.
+    """
+    if not candidates:
+        return str(setting)
+    parameters = differing(candidate.values for candidate in candidates if candidate.policy == setting.policy)
+    names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
+    return f"{setting.policy} {', '.join(names)}".strip()
+
+
+def _sentence(*clauses: str) -> str:
+    text = "; ".join(filter(None, clauses))
+    # Names of policies keep their case.
+    is_word = text.startswith(("a setting", "every", "no setting"))
+    return text[:1].upper() + text[1:] if is_word else text
+
+
+def _kept(choices: Sequence[Choice]) -> str:
+    """Return the cheapest settings proven to keep the margin and what they save; some model has one."""
+    proven = f"proven to stay within {margin_text(choices[0].margin)} of the full cache"
+    kept = [choice for choice in choices if choice.shown and choice.by_memory is not None]
+    if not kept:
+        return f"a setting is {proven}"
+    chosen = [choice.by_memory.setting for choice in kept if choice.by_memory is not None]
+    if len(choices) == 1:
+        name = setting_words(chosen[0], list(kept[0].settings.values()))
+    else:
+        # Of several models the settings differ; they stand below the title.
+        name = " and ".join(dict.fromkeys(setting.policy for setting in chosen))
+    saved = [round(100 * (1 - choice.saving.memory)) for choice in kept if choice.saving]
+    saves = ""
+    if len(saved) == len(kept) and min(saved) > 0:
+        saves = f" saves {' and '.join(map(str, saved))} % of the KV memory and"
+    where = ""
+    if len(choices) > 1:
+        where = f" on {' and '.join(model_name(choice.model) for choice in kept)}"
+        if len(kept) < len(choices):
+            where += " alone"
+    return f"{name}{saves} is {proven}{where}"
+
+
+def _lost(choices: Sequence[Choice]) -> str:
+    """Return that no setting is proven to keep the margin, or that all are proven to lose more."""
+    losses: list[SettingLoss] = []
+    for choice in choices:
+        losses += (choice.losses or {}).values()
+    broken = sum(loss.is_broken for loss in losses)
+    margin = margin_text(choices[0].margin)
+    if broken == len(losses):
+        return f"every setting loses more than {margin} against the full cache"
+    more = f" ({broken} of {len(losses)} are proven to lose more)" if broken else ""
+    return f"no setting is proven to stay within {margin} of the full cache{more}"
+
+
+def _policy_ahead(comparisons: Sequence[Comparison]) -> str:
+    """Return which policy is ahead of which one, by how much, if that is proven for all models; the largest lead."""
+    same_model = [comparison for comparison in comparisons if "," not in comparison.model]
+    found: dict[float, str] = {}
+    for (first, second), of_pair in grouped(same_model, lambda one: (one.first, one.second)).items():
+        values = [one.difference.value for one in of_pair]
+        is_proven = all(one.p_holm <= _LEVEL for one in of_pair)
+        if is_proven and (min(values) > 0 or max(values) < 0):
+            names = (first, second) if values[0] > 0 else (second, first)
+            found[min(map(abs, values))] = _lead(of_pair, *names)
+    return found[max(found)] if found else ""
+
+
+def _lead(comparisons: Sequence[Comparison], ahead: str, behind: str) -> str:
+    points = []
+    limits = []
+    for comparison in comparisons:
+        difference = comparison.difference
+        ends = sorted((abs(difference.low), abs(difference.high)))
+        points.append(fixed(100 * abs(difference.value)))
+        limits.append(f"{percent_text(ends[0])} to {percent_text(ends[1])}")
+    return f"{ahead} is {' and '.join(points)} points above {behind} ({' and '.join(limits)})"
