@@ -17,6 +17,7 @@ sweep         what `kvatlas plan` says of a small sweep beside what the sweep ta
 from __future__ import annotations
 
 import gc
+import json
 import platform
 import statistics
 import sys
@@ -33,7 +34,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen2Confi
 
 from common import arguments, keep
 from kvatlas import policies
-from kvatlas.core import Sampling, Setting
+from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import KVCache, Layer
 from kvatlas.engine.rows import Row, compress
@@ -413,8 +414,14 @@ def main() -> None:
             if time.perf_counter() - began > 60 * options.minutes:
                 results[name] = "no time was left"
                 continue
-            results[name] = list(PARTS[name](machine))
-            print(name, f"{time.perf_counter() - began:.0f} s", file=sys.stderr)
+            results[name] = []
+            try:
+                for entry in PARTS[name](machine):
+                    # A run that is cut off has said what it measured.
+                    print(name, json.dumps(entry), file=sys.stderr)
+                    results[name].append(entry)
+            except (KvatlasError, RuntimeError) as error:
+                results[name].append({"error": str(error)})
             machine.forget()
     card = platform.machine() if options.tiny else torch.cuda.get_device_name()
     keep(options, bench="gpu", hardware=card, results=results)

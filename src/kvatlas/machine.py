@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,6 +54,33 @@ def compiles() -> bool:
         )
         return False
     return True
+
+
+def compiled(function: Callable[..., Tensor], dynamic: bool | None = None) -> Callable[..., Tensor]:
+    """Return a function compiled for the GPU: for all sizes if `dynamic`, else for the first, then for all others.
+
+    Where torch's compiler fails it is the function itself, after one warning: slower, with the same results.
+    """
+    import torch
+
+    fast = torch.compile(function, dynamic=dynamic)
+    plain = False
+
+    def call(*tensors: Any) -> Tensor:
+        nonlocal plain
+        if not plain:
+            try:
+                return fast(*tensors)
+            except Exception as error:
+                if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
+                    raise
+                plain = True
+                why = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                name = function.__name__.strip("_")
+                warnings.warn(f"torch cannot compile {name!r} ({why}): it is computed in plain torch.", stacklevel=2)
+        return function(*tensors)
+
+    return call
 
 
 def _successor(number: Tensor) -> Tensor:

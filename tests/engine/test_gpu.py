@@ -12,7 +12,7 @@ from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request, scheduler
 from kvatlas.engine.rows import compress
-from kvatlas.machine import compiles
+from kvatlas.machine import compiled, compiles
 from kvatlas.models import ModelHandle
 from kvatlas.models.weights import load_weights
 from kvatlas.policies import Policy, ReferenceTrace, Signal
@@ -178,3 +178,21 @@ def test_prompts_are_read_apart_from_rows_in_decoding(tiny_llama: ModelHandle, g
     assert written == outcome(fresh.run(source()))
     # One pass for the short prompt, three for the long one.
     assert engine.passes - engine.graphs.steps == 4
+
+
+def test_what_does_not_compile_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    errors: list[Exception] = [ValueError("of the function itself")]
+
+    def fail(*_: Any) -> Any:
+        raise errors[0]
+
+    monkeypatch.setattr(torch, "compile", lambda _function, **_: fail)
+    doubled = compiled(lambda number: 2 * number)
+    with pytest.raises(ValueError, match="of the function itself"):
+        doubled(torch.ones(1))
+    errors[0] = BackendCompilerFailed(compiles, RuntimeError("no such instruction"), None)
+    with pytest.warns(UserWarning, match="cannot compile .*no such instruction"):
+        assert doubled(torch.ones(1)) == 2
+    assert doubled(torch.ones(1)) == 2

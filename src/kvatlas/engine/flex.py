@@ -6,6 +6,7 @@ al., "Flex Attention", arXiv 2412.05496; splitting: Dao et al., "Flash-Decoding 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
+from kvatlas import machine
 from kvatlas.engine.attention import ForwardBatch, ReferenceBackend
 from kvatlas.engine.cache import Layer
 
@@ -35,7 +37,7 @@ class FlexBackend(ReferenceBackend):
 
     def __init__(self, compiled: bool) -> None:
         self.kernel: Any = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
-        self.weights: Any = torch.compile(_weights) if compiled else _weights
+        self.weights: Callable[..., Tensor] = machine.compiled(_weights) if compiled else _weights
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if not layer.plain or batch.cache.packed:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvatlas.core import Sampling
 from kvatlas.engine.rows import Row
-from kvatlas.machine import compiles
+from kvatlas.machine import compiled, compiles
 from kvatlas.noise import gumbel, gumbel_in_torch
 
 #: The places beside top_k that a step of fixed shapes has for equal logits.
@@ -56,8 +56,8 @@ def _noise(streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 
 @cache
-def _compiled_gumbel() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    return torch.compile(gumbel_in_torch, dynamic=True)
+def _compiled_gumbel() -> Callable[..., Tensor]:
+    return compiled(gumbel_in_torch, dynamic=True)
 
 
 def _candidates(logits: Tensor, sampling: Sampling, fixed_shapes: bool) -> tuple[Tensor, Tensor, Tensor | None]:

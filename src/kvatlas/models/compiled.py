@@ -6,7 +6,6 @@ input (queries, keys and values; gate and up) lie side by side in one table, of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from kvatlas.machine import compiles
+from kvatlas.machine import compiled, compiles
 from kvatlas.models.attention import attend
 from kvatlas.models.fused import FusedDecoder
 from kvatlas.models.packing import (
@@ -104,9 +103,7 @@ class CompiledLayer:
         return out
 
 
-@cache
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return torch.compile(function)
+_compiled = cache(compiled)
 
 
 def _join(layers: list[Any]) -> tuple[Tensor, Tensor | None]:

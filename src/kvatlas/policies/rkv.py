@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from kvatlas.machine import compiles
+from kvatlas.machine import compiled, compiles
 from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled
@@ -141,32 +141,25 @@ def _newest_similar_of_all(unit: Tensor, threshold: float) -> Tensor:
     """
     import torch
 
-    heads, cached, _ = unit.shape
-    in_block = _compiled() if unit.is_cuda and compiles() else _newest_in_block
-    newest = unit.new_full((heads, cached), -1, dtype=torch.int32)
-    for start in range(0, cached, BLOCK_OF_ALL):
+    search = _compiled_search() if unit.is_cuda and compiles() else _newest_column
+    newest = unit.new_full(unit.shape[:2], -1, dtype=torch.long)
+    for start in range(0, unit.shape[1], BLOCK_OF_ALL):
         similarity = unit @ unit[:, start : start + BLOCK_OF_ALL].transpose(1, 2)
-        newest = torch.maximum(newest, in_block(similarity, start, threshold))
-    return newest.long()
+        similarity.diagonal(-start, 1, 2).fill_(0.0)
+        column = search(similarity, threshold)
+        newest = torch.where(column >= 0, column + start, newest)
+    return newest
 
 
-def _newest_in_block(similarity: Tensor, start: int, threshold: float) -> Tensor:
-    """Return the index of the newest similar key [KV heads, cached] among those from `start` on; -1 without one.
-
-    similarity [KV heads, cached, keys of the block].
-    """
+def _newest_column(similarity: Tensor, threshold: float) -> Tensor:
+    """Return the last column [KV heads, keys] of `similarity` [KV heads, keys, columns] above a threshold, else -1."""
     import torch
 
-    _, cached, count = similarity.shape
-    rows = torch.arange(cached, dtype=torch.int32, device=similarity.device)[:, None]
-    columns = torch.arange(count, dtype=torch.int32, device=similarity.device) + start
-    similar = torch.where(rows == columns, 0.0, similarity) > threshold
-    return torch.where(similar, columns, -1).amax(-1)
+    columns = torch.arange(similarity.shape[2], device=similarity.device)
+    return torch.where(similarity > threshold, columns, -1).amax(-1)
 
 
 @cache
-def _compiled() -> Callable[[Tensor, int, float], Tensor]:
-    import torch
-
-    # One pass over the table instead of four.
-    return torch.compile(_newest_in_block, dynamic=True)
+def _compiled_search() -> Callable[..., Tensor]:
+    # One pass over the table instead of three.
+    return compiled(_newest_column, dynamic=True)
