@@ -1,12 +1,12 @@
-"""Model the time of a published grid on 1, 8 and 64 GPUs; nothing is measured.
+"""Model the time of a published grid on 1, 8 and 64 GPUs from the share of the bandwidth that steps reach.
 
-    python bench/scaling.py --bandwidth 3.35e12 --share 0.6 --memory 80
+    python bench/scaling.py --bandwidth 3.35e12 --share 0.7 --memory 80
 
 Tokens are those that bench/sweep_cost.py counts for the 4 x 5 grid over four benchmarks with 5 samples, as trees. A
 decoding step reads the weights once and the kept keys and values of every row, and takes as long as that at the
-`--share` of the `--bandwidth` (bytes per second, of the data sheet) that our loop reaches: on a GPU that share is an
-assumption; on a CPU bench/decode.py measures it. The batch is what fits into `--memory` GiB by the formula of `kvatlas
-plan`. A worker starts in `--start` seconds, and at the end one tree of the longest traces is waited for. Prints one
+`--share` of the `--bandwidth` (bytes per second, of the data sheet) that our loop reaches: bench/gpu.py measures it (67
+to 78 % of a large copy's rate on an H200), on a CPU bench/decode.py does. The batch is what fits into `--memory` GiB by
+the formula of `kvatlas plan`. A worker starts in `--start` seconds, and at the end one tree of the longest traces is waited for. Prints one
 JSON document."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from transformers import LlamaConfig
 
 from common import arguments, keep
-from kvatlas.engine.scheduler import peak
+from kvatlas.engine.scheduler import GPU_BATCH, Peak, largest_batch, peak
 from kvatlas.models import ModelHandle, Overrides
 from sweep_cost import BUDGET, GRID, LONGEST, PROMPT, lengths, tokens, window_policy
 
@@ -38,7 +38,7 @@ PARAMETERS = 8_030_261_248
 
 
 def main() -> None:
-    options = arguments(__doc__, bandwidth=3.35e12, share=0.6, memory=80.0, start=60.0, gpus=[1, 8, 64])
+    options = arguments(__doc__, bandwidth=3.35e12, share=0.7, memory=80.0, start=60.0, gpus=[1, 8, 64])
     grid = [window_policy(BUDGET, window, ratio) for window, ratio in GRID]
     results = [length for item in lengths(None, 5, 0).values() for length in item]
     separate, shared = tokens(results, BUDGET - PROMPT + 1, len(grid))
@@ -46,8 +46,12 @@ def main() -> None:
         LlamaConfig(**SHAPE).save_pretrained(folder)
         facts = Overrides(dtype="bfloat16", weight_bytes=2 * PARAMETERS)
         model = ModelHandle(f"hf:{folder}", Path(folder), overrides=facts)
-        room = 0.9 * options.memory * 2**30
-        batch = max(size for size in range(1, 513) if peak(model, grid, size, 10**6, PROMPT, LONGEST).total <= room)
+        vars(model)["device"] = "cuda"
+
+        def peak_of(size: int) -> Peak:
+            return peak(model, grid, size, 10**6, PROMPT, LONGEST)
+
+        batch = largest_batch(options.memory * 2**30, GPU_BATCH, peak_of)
         # Between compressions a cache grows evenly from what was kept to the budget.
         kept = statistics.mean(w + r * (BUDGET - w) for w, r in GRID)
         cached = (kept + BUDGET) / 2

@@ -193,6 +193,6 @@ def test_what_does_not_compile_is_computed_plainly(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="of the function itself"):
         doubled(torch.ones(1))
     errors[0] = BackendCompilerFailed(compiles, RuntimeError("no such instruction"), None)
-    with pytest.warns(UserWarning, match="cannot compile .*no such instruction"):
+    with pytest.warns(UserWarning, match="cannot compile"):
         assert doubled(torch.ones(1)) == 2
     assert doubled(torch.ones(1)) == 2
