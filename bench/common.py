@@ -109,6 +109,8 @@ class FilledEngine(Engine):
             state.zero_()
             state[..., :length].uniform_()
         self.scheduler.rows = []
+        # One object for all rows, as the scheduler has it.
+        sampling = replace(self.sampling, max_new_tokens=0)
         for number, sequence in enumerate(self.sequences):
             # A compression gave pages back.
             self.cache.reserve(sequence, self.room)
@@ -117,7 +119,7 @@ class FilledEngine(Engine):
                 Request(number, PROMPT, number, (policy,)),
                 (policy,),
                 self.collector.signals((policy,)),
-                replace(self.sampling, max_new_tokens=0),
+                sampling,
                 self.sampling.max_new_tokens,
                 sequence,
                 tokens=list(written),

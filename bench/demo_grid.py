@@ -72,10 +72,14 @@ class TimedKernels:
         native = load()
         if native is None:
             raise SystemExit("There are no native kernels here to be timed.")
-        for name in ("linear", "attend", "rms_norm", "silu_mul", "rotate", "uniform"):
-            timed = self._timed(getattr(native.library, f"kvatlas_{name}"))
-            setattr(native.library, f"kvatlas_{name}", timed)
-            setattr(native, f"_{name}", timed)
+        names = ("linear", "attend", "rms_norm", "silu_mul", "rotate", "uniform", "decoder_layers", "compact")
+        for name in names:
+            kernel = getattr(native.library, f"kvatlas_{name}", None)
+            # Other source trees have fewer.
+            if kernel is not None:
+                timed = self._timed(kernel)
+                setattr(native.library, f"kvatlas_{name}", timed)
+                setattr(native, f"_{name}", timed)
 
     def _timed(self, kernel: Callable[..., None]) -> Callable[..., None]:
         def timed(*arguments: object) -> None:

@@ -56,6 +56,21 @@ def uniform(stream: Tensor, length: int | Tensor, position: Tensor, choice: int 
     return (word.double() + 0.5) / 2.0**32
 
 
+def uniform_by_choice(stream: int, length: int, position: Tensor) -> Tensor:
+    """Return `uniform` for tokens at `position` [..., tokens]: the choices 1, 2, 3 ... are its rows in order."""
+    import torch
+
+    rows = position.flatten(0, -2)
+    choices = torch.arange(1, len(rows) + 1, device=position.device)
+    streams = torch.full_like(choices, stream)
+    kernels = native.load()
+    if kernels and position.is_cpu:
+        numbers = kernels.uniform(streams, torch.full_like(choices, length), rows.contiguous(), choices)
+    else:
+        numbers = uniform(streams[:, None], length, rows, choices[:, None])
+    return numbers.view(position.shape)
+
+
 def gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
     """Return standard Gumbel noise, float64, keyed by (stream, position, token id); the arguments broadcast together.
 

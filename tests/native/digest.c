@@ -84,7 +84,7 @@ static struct linear linear(int64_t inputs, int64_t outputs) {
 
 /* The parts of a decoder layer beside attention, and a compaction of a pool of its states. */
 static void decoder_layer(void) {
-    enum { ROWS = 5, HIDDEN = 40, HEAD = 12, HEADS = 4, INNER = 20 };
+    enum { ROWS = 6, HIDDEN = 40, HEAD = 12, HEADS = 4, INNER = 20 };
     struct decoder_layer d = {linear(HIDDEN, HEADS * HEAD), linear(2 * HEAD, HIDDEN), linear(HIDDEN, 2 * INNER),
                               linear(INNER, HIDDEN), numbers(HIDDEN), numbers(HIDDEN), 1e-6, 1e-5, 3, HEAD};
     struct pass p = {ROWS, numbers(ROWS * HEAD), numbers(ROWS * HEAD), numbers(ROWS * HIDDEN)};
@@ -92,9 +92,10 @@ static void decoder_layer(void) {
     p.inner = zeros(4 * ROWS * 2 * INNER), p.gated = zeros(4 * ROWS * INNER);
     kvatlas_project(&d, &p), digest("projections", p.heads, 4 * ROWS * HEADS * HEAD);
     kvatlas_feed_forward(&d, &p), digest("states", p.states, 4 * ROWS * HIDDEN);
-    int64_t kept[] = {0, 2, 3}, before[] = {4, 3, 2, 1}, after[] = {3, 4, 0};
+    int64_t kept[] = {0, 2, 3};
+    int32_t before[] = {2, 1}, after[] = {1, 0};
     struct kept_pool pool = {(uint8_t *)p.states, 4 * HIDDEN, ROWS, kept, 0};
-    kvatlas_compact(&pool, 1, 1, 3, before, after, zeros(3 * 4 * HIDDEN));
+    kvatlas_compact(&pool, 1, 1, 3, before, after, 2, zeros(3 * 4 * HIDDEN));
     digest("compaction", p.states, 4 * ROWS * HIDDEN);
 }
 
@@ -115,6 +116,6 @@ void _start(void) {
     decoder_layer();
     int64_t streams[] = {5, 1ll << 61}, places[] = {7, 1 << 30};
     double noise[2 * 21];
-    kvatlas_uniform(streams, places, 0, 0, noise, 2, 21), digest("noise", noise, sizeof noise);
+    kvatlas_uniform(streams, places, 0, 0, 0, noise, 2, 21), digest("noise", noise, sizeof noise);
     call(EXIT, 0, 0, 0);
 }

@@ -96,7 +96,8 @@ def test_a_decoder_layer_is_its_parts_to_the_bit(seed: int, rows: int, group: in
         batch = native.PagedBatch(table, *counts, page_size=64, longest=cached + 1)
         paged = kernels.paged_layer(batch, heads, (size, size), *own, 0.3)
         tokens = DecoderPass(states, cos, sin, products)
-        DecoderLayer(kernels, norms, products, rotary_heads, size).attend(tokens, batch, paged)
+        layer = DecoderLayer(kernels, norms, products, rotary_heads, size)
+        DecoderLayer.compute([layer], tokens, batch, [paged])
         results.append([tokens.states, *own])
 
         parts = [pool.clone() for pool in pools]

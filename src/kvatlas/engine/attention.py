@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
 from kvatlas.engine.cache import PAGE, CachedSequence, KVCache, Layer
+from kvatlas.models.fused import FusedLayer
 from kvatlas.native import Native, PagedBatch, PagedLayer
 from kvatlas.native.decoder import DecoderLayer, DecoderPass
 
@@ -299,7 +300,7 @@ class PassAttention:
     def __init__(self, backend: AttentionBackend, batch: ForwardBatch) -> None:
         self.backend = backend
         self.batch = batch
-        #: True if `compute_layer` may be called.
+        #: True if `compute_layers` may be called.
         self.computes_layers = isinstance(backend, CpuBackend)
 
     def __call__(
@@ -307,20 +308,13 @@ class PassAttention:
     ) -> tuple[Tensor, None]:
         return attend(module, query, key, value, mask, kvatlas=(self.backend, self.batch), **others)
 
-    def compute_layer(
-        self,
-        layer_number: int,
-        scaling: float,
-        window: int | None,
-        decoder_layer: DecoderLayer,
-        tokens: DecoderPass,
-    ) -> None:
-        """Compute a decoder layer of Llama's form, attention included; `layer_number` is that in the model."""
+    def compute_layers(self, layers: Sequence[FusedLayer], tokens: DecoderPass) -> None:
+        """Compute decoder layers of Llama's form, attention included."""
         assert isinstance(self.backend, CpuBackend)
         cache = self.batch.cache
-        layer = Layer(cache.shape.place[layer_number], scaling, window)
-        cache.layers[layer.place] = layer
-        self.backend.compute_layer(self.batch, layer, decoder_layer, tokens)
+        cached_layers = [Layer(cache.shape.place[layer.number], layer.scaling, layer.window) for layer in layers]
+        cache.layers.update((layer.place, layer) for layer in cached_layers)
+        self.backend.compute_layers(self.batch, cached_layers, [layer.native_layer for layer in layers], tokens)
 
 
 def _shapes_text(shapes: Iterable[tuple[int, ...]]) -> str:
@@ -343,17 +337,27 @@ class CpuBackend:
             batch.keep_recent(layer.place, key, value)
         return out
 
-    def compute_layer(
-        self, batch: ForwardBatch, layer: Layer, decoder_layer: DecoderLayer, tokens: DecoderPass
+    def compute_layers(
+        self,
+        batch: ForwardBatch,
+        layers: Sequence[Layer],
+        decoder_layers: Sequence[DecoderLayer],
+        tokens: DecoderPass,
     ) -> None:
-        """Compute a whole decoder layer of Llama's form for the new tokens of a batch."""
-        decoder_layer.attend(tokens, batch.paged, self._paged_layer(batch, layer))
+        """Compute whole decoder layers of Llama's form for the new tokens of a batch."""
+        paged_layers = [self._paged_layer(batch, layer) for layer in layers]
         if not batch.remembered and not batch.cache.packed:
+            DecoderLayer.compute(decoder_layers, tokens, batch.paged, paged_layers)
             return
+        # The heads of a layer are stored before the next one replaces them.
+        for layer, decoder_layer, paged_layer in zip(layers, decoder_layers, paged_layers, strict=True):
+            DecoderLayer.compute([decoder_layer], tokens, batch.paged, [paged_layer])
+            self._store_heads(batch, layer, tokens.heads)
+
+    def _store_heads(self, batch: ForwardBatch, layer: Layer, table: Tensor) -> None:
+        """Store the newest of the queries, keys and values side by side in `table` [tokens, heads * size]."""
         shape = batch.cache.shape
-        size = shape.cached_layers[layer.place].key
-        # Queries, then keys, then values.
-        heads = tokens.heads.view(len(tokens.heads), -1, size)
+        heads = table.view(len(table), -1, shape.cached_layers[layer.place].key)
         first_value = shape.heads + shape.kv_heads
         batch.remember(layer.place, heads[:, : shape.heads])
         if batch.cache.packed:

@@ -34,6 +34,10 @@ SMALL_GROWTH = 2
 SMALL = 2**27
 
 
+#: Bytes of a large page of Linux.
+HUGE_PAGE = 2**21
+
+
 class Layer(NamedTuple):
     """A layer in a call of attention.
 
@@ -195,13 +199,16 @@ class KVCache:
         # by default gives large pages, which are faster to fill and to read, to private mappings only.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
         try:
-            memory = mmap.mmap(-1, size, **private)
+            memory = mmap.mmap(-1, size + HUGE_PAGE, **private)
         except OSError as error:
             raise MemoryError(f"{size} bytes of the cache: {error}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(memory, dtype=dtype).view(shape)
+        mapped = torch.frombuffer(memory, dtype=torch.uint8)
+        # The pool begins at a multiple of a large page, before which no large page is given.
+        start = -mapped.data_ptr() % HUGE_PAGE
+        return mapped[start : start + size].view(dtype).view(shape)
 
     @property
     def rings(self) -> list[Tensor]:
@@ -305,21 +312,20 @@ class KVCache:
         `names` are the token states of its policy; the notes of other policies are no longer aligned.
         """
         count = kept.shape[-1]
-        before = self.slots(sequence)
-        self._release(sequence.pages)
+        before = sequence.pages
+        self._release(before)
         sequence.pages = []
         # Its unshared pages may be taken again: each layer is read as a whole before it is written.
         self._give(sequence, self._take(pages_for(count, self.page_size)))
         sequence.length = count
-        self._move_tokens(kept, before, self.slots(sequence))
+        self._move_tokens(kept.contiguous(), before, sequence.pages)
         for name in names:
             state = self.token_state[name][sequence.row]
             state[..., :count] = state.gather(-1, kept)
             state[..., count:] = 0
 
-    def _move_tokens(self, kept: Tensor, before: Tensor, after: Tensor) -> None:
-        """Move a sequence's tokens `kept` [layers or 1, KV heads or 1, kept] from their slots `before` to `after`."""
-        kept = kept.contiguous()
+    def _move_tokens(self, kept: Tensor, before: Sequence[int], after: Sequence[int]) -> None:
+        """Move a sequence's tokens `kept` [layers or 1, KV heads or 1, kept] from the pages `before` to `after`."""
         pools = []
         # A selection for all layers has a single one.
         chosen = []
@@ -332,19 +338,23 @@ class KVCache:
         native = load() if self.device.type == "cpu" else None
         kv_heads = self.shape.kv_heads
         if native is not None:
-            native.compact(pools, chosen, before, after, kv_heads)
+            native.compact(pools, chosen, kv_heads, before, after, self.page_size)
             return
+        slots_before = self._slots_of(before)
+        slots_after = self._slots_of(after)[: kept.shape[-1]]
         heads = torch.arange(kv_heads, device=self.device)[:, None]
-        for pool, slots in zip(pools, chosen, strict=True):
+        for pool, places in zip(pools, chosen, strict=True):
             # Rows of the pool with its heads one after the other: whole rows are copied faster than single numbers.
-            rows = before[slots] + heads * pool.shape[1]
+            rows = slots_before[places] + heads * pool.shape[1]
             kept_rows = pool.flatten(0, 1).index_select(0, rows.flatten())
-            pool.index_copy_(1, after, kept_rows.view(kv_heads, -1, *pool.shape[2:]))
+            pool.index_copy_(1, slots_after, kept_rows.view(kv_heads, -1, *pool.shape[2:]))
 
     def slots(self, sequence: CachedSequence) -> Tensor:
-        pages = torch.tensor(sequence.pages, dtype=torch.long, device=self.device)
-        offsets = torch.arange(self.page_size, device=self.device)
-        return (pages[:, None] * self.page_size + offsets).flatten()[: sequence.length]
+        return self._slots_of(sequence.pages)[: sequence.length]
+
+    def _slots_of(self, pages: Sequence[int]) -> Tensor:
+        first = torch.tensor(pages, dtype=torch.long, device=self.device)[:, None] * self.page_size
+        return (first + torch.arange(self.page_size, device=self.device)).flatten()
 
     def watch_window(self, layer: int) -> Tensor:
         """Return the positions of a layer with a sliding window, stored from its first token on."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -467,7 +468,7 @@ class Engine:
         """Return the new tokens of each row, empty for rows within their prompt; `ready` are tokens of a graph."""
         if ready is not None and UNSAMPLED not in (tokens := ready.tolist()):
             return [[token] for token in tokens]
-        if logits.shape[0] and not logits.amax(-1).isfinite().all():
+        if logits.shape[0] and not math.isfinite(logits.amax(-1).abs().amax()):
             raise KvatlasError(
                 f"The model {self.handle.name!r} computed logits that are no finite numbers in {self.handle.dtype}; "
                 "run it in a type with more range (bfloat16, float32), or get its files anew."

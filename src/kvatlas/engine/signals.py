@@ -83,15 +83,15 @@ class SignalCollector:
         prompt: int | None,
         hidden: Tensor | None,
     ) -> Step:
-        new = range(batch.counts[members[0]])
-        indices = []
-        for member in members:
-            start = batch.starts[member]
-            length = batch.lengths[member]
-            row = batch.rows[member]
-            indices.append([(start + token, length + token, row) for token in new])
+        starts = [batch.starts[member] for member in members]
+        lengths = [batch.lengths[member] for member in members]
+        cache_rows = [batch.rows[member] for member in members]
         # One tensor: to make three takes three times as long.
-        tokens, entered, rows = torch.tensor(indices, device=batch.positions.device).unbind(-1)
+        indices = torch.tensor([starts, lengths, cache_rows], device=batch.positions.device)
+        first, length, rows = indices[..., None]
+        new = torch.arange(batch.counts[members[0]], device=batch.positions.device)
+        tokens = first + new
+        entered = length + new
         places = [watched[index] for index in members] if Signal.ATTENTION in policy.observes else []
         attention = None
         if places:

@@ -66,7 +66,7 @@ def attend(*tensors: Any, **others: Any) -> Any:
 
 
 def layer_attention() -> Any:
-    """Return the function of `attention_function` if it computes whole decoder layers by `compute_layer`, else None."""
+    """Return the function of `attention_function` if it computes whole layers by `compute_layers`, else None."""
     function = _function.get()
     return function if getattr(function, "computes_layers", False) else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakMethod
 
 import torch
@@ -15,7 +15,7 @@ from kvatlas.native.decoder import DecoderLayer, DecoderPass, Products
 
 
 class FusedLayer:
-    """A decoder layer of Llama's form in one call of native code, or in two with another attention between them.
+    """A decoder layer of Llama's form in two calls of native code, with any attention between them.
 
     Its linear layers are packed, queries, keys and values side by side, gate and up, too.
     """
@@ -29,8 +29,9 @@ class FusedLayer:
             gate.gate_proj.packed.whole,
             gate.down_proj.packed,
         )
+        self.number: int = self.attention.layer_idx
         self.size = self.attention.head_dim
-        self.scaling = self.attention.scaling
+        self.scaling: float = self.attention.scaling
         projections = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
         self.heads = [projection.out_features // self.size for projection in projections]
         window = getattr(self.attention.config, "sliding_window", None)
@@ -42,10 +43,6 @@ class FusedLayer:
 
     def __call__(self, tokens: DecoderPass) -> None:
         """Replace the states of `tokens` by the output of this layer."""
-        whole = layer_attention()
-        if whole is not None:
-            whole.compute_layer(self.attention.layer_idx, self.scaling, self.window, self.native_layer, tokens)
-            return
         self.native_layer.project(tokens)
         heads = tokens.heads.view(1, len(tokens.heads), -1, self.size).transpose(1, 2)
         query, key, value = torch.split(heads, self.heads, 1)
@@ -55,7 +52,10 @@ class FusedLayer:
 
 
 class FusedLayers:
-    """All layers of a decoder, which share working memory: their products have the same sizes."""
+    """All layers of a decoder, in one call of native code if attention is native.
+
+    They share working memory: their products have the same sizes.
+    """
 
     def __init__(self, layers: Sequence[FusedLayer]) -> None:
         self.layers = layers
@@ -63,6 +63,10 @@ class FusedLayers:
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         tokens = DecoderPass(x, cos, sin, self.layers[0].native_layer.products)
+        attention = layer_attention()
+        if attention is not None:
+            attention.compute_layers(self.layers, tokens)
+            return tokens.states
         for layer in self.layers:
             layer(tokens)
         return tokens.states
@@ -78,15 +82,21 @@ class ShortLayer(Protocol):
         ...
 
 
+class DecoderOutput(NamedTuple):
+    """The output of a decoder, with the names of transformers."""
+
+    last_hidden_state: Tensor
+    past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+
+
 class FusedDecoder:
     """The `forward` of a decoder of fused layers, for one row of tokens under `own_attention`; otherwise its own."""
 
     def __init__(self, decoder: Any, layers: Sequence[ShortLayer]) -> None:
-        from transformers.modeling_outputs import BaseModelOutputWithPast
-
         self.unfused: Any = WeakMethod(decoder.forward)
         self.layers = layers
-        self.output = BaseModelOutputWithPast
         self.embedding = decoder.embed_tokens
         self.rotary = decoder.rotary_emb
         self.norm = decoder.norm
@@ -103,4 +113,32 @@ class FusedDecoder:
         x = x[0]
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.output(self.norm(x[None]))
+        return DecoderOutput(self.norm(x[None]))
+
+
+class ModelOutput(NamedTuple):
+    """The output of a causal model, with the name of transformers."""
+
+    logits: Tensor
+
+
+class FusedModel:
+    """The `forward` of a causal model with a fused decoder: logits as Llama computes them, in fewer steps."""
+
+    def __init__(self, model: Any) -> None:
+        self.unfused: Any = WeakMethod(model.forward)
+        self.decoder = model.get_decoder()
+        self.head = model.lm_head
+        self.config = model.config
+
+    def __call__(self, input_ids: Tensor | None = None, **others: Any) -> Any:
+        positions = others.get("position_ids")
+        if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
+            return self.unfused()(input_ids, **others)
+        states = self.decoder(input_ids, position_ids=positions).last_hidden_state
+        needed = others.get("logits_to_keep", 0)
+        if isinstance(needed, Tensor):
+            states = states[:, needed]
+        elif needed:
+            states = states[:, -needed:]
+        return ModelOutput(self.head(states))

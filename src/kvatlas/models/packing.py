@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from kvatlas.models.attention import attention_function, own_attention
-from kvatlas.models.fused import FusedDecoder, FusedLayer, FusedLayers
+from kvatlas.models.fused import FusedDecoder, FusedLayer, FusedLayers, FusedModel
 from kvatlas.models.shared_weights import Tables
 from kvatlas.native import LANES, Linear, Native, load
 
@@ -36,6 +36,10 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 NORMS = ("llama.LlamaRMSNorm", "olmo2.Olmo2RMSNorm")
 GATES = ("llama.LlamaMLP", "seed_oss.SeedOssMLP")
 LAYERS = ("llama.LlamaDecoderLayer",)
+MODELS = (
+    *("llama.LlamaForCausalLM", "mistral.MistralForCausalLM", "qwen2.Qwen2ForCausalLM", "seed_oss.SeedOssForCausalLM"),
+    "smollm3.SmolLM3ForCausalLM",
+)
 ATTENTIONS = (
     *("llama.LlamaAttention", "mistral.MistralAttention", "qwen2.Qwen2Attention", "seed_oss.SeedOssAttention"),
     "smollm3.SmolLM3Attention",
@@ -419,6 +423,9 @@ def _fuse(tables: Tables, model: PreTrainedModel, undo: ExitStack) -> None:
     if len({each.widths for each in products}) == 1 and all(each.fits for each in products):
         decoder.forward = FusedDecoder(decoder, [FusedLayers(layers)])
         undo.callback(delattr, decoder, "forward")
+        if computes_as(model, MODELS) and type(model.lm_head) is PackedLinear:
+            model.forward = FusedModel(model)
+            undo.callback(delattr, model, "forward")
 
 
 def _fusable(layer: Any) -> bool:

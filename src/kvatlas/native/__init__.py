@@ -16,7 +16,7 @@ import functools
 import os
 import platform
 from collections.abc import Sequence
-from ctypes import c_double, c_int64, c_void_p
+from ctypes import c_double, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,12 +225,12 @@ class Native:
             "attention_scratch": [integer] * 3,
             "project": [pointer] * 2,
             "feed_forward": [pointer] * 2,
-            "decoder_layer": [pointer] * 4,
-            "compact": [pointer, integer, integer, integer, pointer, pointer, pointer],
+            "decoder_layers": [pointer, pointer, integer, pointer, pointer],
+            "compact": [pointer, integer, integer, integer, pointer, pointer, integer, pointer],
             "rms_norm": [pointer, pointer, pointer, integer, integer, c_double],
             "silu_mul": [pointer, integer, pointer, integer, pointer, integer, integer],
             "rotate": [pointer, integer, pointer, pointer, integer, integer, integer],
-            "uniform": [pointer, pointer, pointer, integer, pointer, integer, integer],
+            "uniform": [*[pointer] * 4, integer, pointer, integer, integer],
         }.items():
             function = getattr(library, f"kvatlas_{name}")
             function.argtypes = arguments
@@ -327,14 +327,20 @@ class Native:
         return out
 
     def compact(
-        self, pools: Sequence[Tensor], kept: Sequence[Tensor], before: Tensor, after: Tensor, kv_heads: int
+        self,
+        pools: Sequence[Tensor],
+        kept: Sequence[Tensor],
+        kv_heads: int,
+        before: Sequence[int],
+        after: Sequence[int],
+        page_size: int,
     ) -> None:
-        """Move the tokens of a sequence in the slots `before` [cached] that are `kept` to the slots `after` [count].
+        """Move the tokens of a sequence that are `kept` from its pages `before` to the pages `after`, of `page_size`.
 
-        `pools` [kv_heads, slots, ...] are contiguous, of any type; `kept` [kv_heads or 1, count] int64 is for the pool
-        at the same index. The slots may overlap.
+        `pools` [kv_heads, slots, ...] are contiguous, of any type; `kept` [kv_heads or 1, tokens] int64 is for the pool
+        at the same index. The pages may be the same.
         """
-        count = len(after)
+        count = kept[0].shape[1]
         structs = (_KeptPool * len(pools))()
         widest = 0
         for struct, pool, chosen in zip(structs, pools, kept, strict=True):
@@ -345,15 +351,14 @@ class Native:
             struct.head_stride = chosen.stride(0) if len(chosen) > 1 else 0
             widest = max(widest, struct.bytes)
         scratch = self._empty(-(-count * widest // 4))
-        before = before.contiguous()
-        after = after.contiguous()
         self._compact(
             ctypes.addressof(structs),
             len(pools),
             kv_heads,
             count,
-            before.data_ptr(),
-            after.data_ptr(),
+            (c_int32 * len(before))(*before),
+            (c_int32 * len(after))(*after),
+            page_size,
             scratch.data_ptr(),
         )
 
@@ -380,10 +385,10 @@ class Native:
         _check(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
         self._rotate(table.data_ptr(), table.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, size)
 
-    def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        """Return numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token).
+    def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor, choices: Tensor | None = None) -> Tensor:
+        """Return numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token, choice).
 
-        `streams` and `positions` [rows] int64; `tokens` [rows, width] int64.
+        `streams`, `positions` and `choices` (0 if None) [rows] int64; `tokens` [rows, width] int64, rows side by side.
         """
         import torch
 
@@ -392,6 +397,7 @@ class Native:
         # The kernel reads the numbers of rows one after the other.
         streams = streams.contiguous()
         positions = positions.contiguous()
-        pointers = streams.data_ptr(), positions.data_ptr(), tokens.data_ptr()
+        choices = None if choices is None else choices.contiguous()
+        pointers = (streams.data_ptr(), positions.data_ptr(), _pointer(choices), tokens.data_ptr())
         self._uniform(*pointers, tokens.stride(0), out.data_ptr(), rows, width)
         return out

@@ -1,15 +1,18 @@
-"""A decoder layer of Llama's form on the CPU kernels: one call, or two with another attention between them."""
+"""Decoder layers of Llama's form on the CPU kernels: one call for all, or two for each around another attention."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
 from typing import TYPE_CHECKING, NamedTuple
+
+from kvatlas.native import PagedLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.native import Linear, Native, PagedBatch, PagedLayer
+    from kvatlas.native import Linear, Native, PagedBatch
 
 
 class _Linear(ctypes.Structure):
@@ -102,7 +105,7 @@ class DecoderLayer:
         library = native.library
         self._project = library.kvatlas_project
         self._feed_forward = library.kvatlas_feed_forward
-        self._whole = library.kvatlas_decoder_layer
+        self._compute_layers = library.kvatlas_decoder_layers
         (_, input_eps), (_, inner_eps) = norms
         linear = [_Linear(*product.addresses, product.inputs, product.outputs) for product in products]
         self.struct = _DecoderLayer(*linear, None, None, input_eps, inner_eps, rotary_heads, head_size)
@@ -123,7 +126,20 @@ class DecoderLayer:
         self._find_norms()
         self._feed_forward(self.address, tokens.address)
 
-    def attend(self, tokens: DecoderPass, batch: PagedBatch, layer: PagedLayer) -> None:
-        """Compute the whole layer with attention over a paged cache."""
-        self._find_norms()
-        self._whole(self.address, tokens.address, batch.address, ctypes.addressof(layer))
+    @staticmethod
+    def compute(
+        layers: Sequence[DecoderLayer], tokens: DecoderPass, batch: PagedBatch, paged_layers: Sequence[PagedLayer]
+    ) -> None:
+        """Compute whole layers, one after the other in one call, with attention over a paged cache."""
+        count = len(layers)
+        addresses = []
+        for layer in layers:
+            layer._find_norms()
+            addresses.append(layer.address)
+        layers[0]._compute_layers(
+            (c_void_p * count)(*addresses),
+            (PagedLayer * count)(*paged_layers),
+            count,
+            tokens.address,
+            batch.address,
+        )

@@ -245,7 +245,8 @@ API void kvatlas_linear(const float *x, int64_t x_stride, const float *w, const 
 #define BLOCK 64                  /* tokens between two looks at the largest score */
 #define QUARTERS (BLOCK / LANES)  /* pages are whole vectors of tokens */
 #define TILE 32                   /* queries that share a block of keys and values */
-#define AHEAD 32                  /* tokens between what is fetched and what is read */
+#define AHEAD 32                  /* tokens between what is fetched and what is read, */
+#define AHEAD_SMALL 64            /* and of keys with fewer than 64 numbers */
 
 /* A ragged batch of sequences on pages, the same for every layer. */
 struct batch {
@@ -827,6 +828,7 @@ INLINE void attend_tile(const int plain, const struct batch *b, const struct lay
     const uint8_t *key_rows = (const uint8_t *)l->key.pool + head * l->slots * l->key.bytes;
     const uint8_t *value_rows = (const uint8_t *)l->value.pool + head * l->slots * l->value.bytes;
     const int32_t *places = l->places ? l->places + head * l->slots : 0;
+    const int64_t distance = t->padded < 64 ? AHEAD_SMALL : AHEAD;
     for (int64_t block = 0; block < limit; block += BLOCK) {
         const float *key[QUARTERS], *value[QUARTERS], *next_key[QUARTERS], *next_value[QUARTERS];
         const int32_t *place[QUARTERS];
@@ -845,7 +847,7 @@ INLINE void attend_tile(const int plain, const struct batch *b, const struct lay
             if (!found && !t->scores) continue;
         }
         for (int64_t s = 0; s < QUARTERS; s++) {
-            int64_t ahead = block + AHEAD + s * LANES;
+            int64_t ahead = block + distance + s * LANES;
             next[s] = ahead < limit ? slot_of(b, pages, ahead) : after + (ahead - limit) / LANES * LANES;
             next_key[s] = keys + next[s] * size, next_value[s] = values + next[s] * value_size;
         }
@@ -1164,8 +1166,7 @@ API void kvatlas_feed_forward(const struct decoder_layer *d, const struct pass *
 }
 
 /* A whole layer; of `l` the new queries, keys and values and the output are set here. */
-API void kvatlas_decoder_layer(const struct decoder_layer *d, const struct pass *p, const struct batch *b,
-                               struct layer *l) {
+static void compute_layer(const struct decoder_layer *d, const struct pass *p, const struct batch *b, struct layer *l) {
     kvatlas_project(d, p);
     l->query_stride = l->key.stride = l->value.stride = d->projections.outputs;
     l->query = p->heads;
@@ -1174,6 +1175,12 @@ API void kvatlas_decoder_layer(const struct decoder_layer *d, const struct pass 
     l->out = p->seen;
     kvatlas_attend(b, l);
     kvatlas_feed_forward(d, p);
+}
+
+/* `count` layers, one after the other. */
+API void kvatlas_decoder_layers(const struct decoder_layer *const *d, struct layer *l, int64_t count, const struct pass *p,
+                                const struct batch *b) {
+    for (int64_t i = 0; i < count; i++) compute_layer(d[i], p, b, l + i);
 }
 
 /* ---- Compaction ---- */
@@ -1194,18 +1201,19 @@ struct kept_pool {
     int64_t head_stride;
 };
 
-/* Move the rows of kept tokens of a sequence, which is in the slots `before`, to the slots `after` [count]. Both may
- * share slots: a head is read as a whole into `scratch` [count] rows before it is written. */
+/* Move the `count` kept tokens of a sequence from the pages `before` to the pages `after`, of `page_size` slots. Both may
+ * share pages: a head is read as a whole into `scratch` [count] rows before it is written. */
 API void kvatlas_compact(const struct kept_pool *pools, int64_t pool_count, int64_t kv_heads, int64_t count,
-                         const int64_t *before, const int64_t *after, uint8_t *scratch) {
+                         const int32_t *before, const int32_t *after, int64_t page_size, uint8_t *scratch) {
+    const struct batch b = {.page_size = page_size};
     for (const struct kept_pool *pool = pools; pool < pools + pool_count; pool++)
         for (int64_t head = 0; head < kv_heads; head++) {
             uint8_t *rows = pool->rows + head * pool->slots * pool->bytes;
             const int64_t *kept = pool->kept + head * pool->head_stride;
             for (int64_t k = 0; k < count; k++)
-                copy_row(scratch + k * pool->bytes, rows + before[kept[k]] * pool->bytes, pool->bytes);
+                copy_row(scratch + k * pool->bytes, rows + slot_of(&b, before, kept[k]) * pool->bytes, pool->bytes);
             for (int64_t k = 0; k < count; k++)
-                copy_row(rows + after[k] * pool->bytes, scratch + k * pool->bytes, pool->bytes);
+                copy_row(rows + slot_of(&b, after, k) * pool->bytes, scratch + k * pool->bytes, pool->bytes);
         }
 }
 
@@ -1213,11 +1221,11 @@ API void kvatlas_compact(const struct kept_pool *pools, int64_t pool_count, int6
 
 #define WORDS 8 /* lanes of 64 bits that hold words of 32 */
 
-/* Philox4x32-10, first word of counter (c0, c1, 0, 0); every argument below 2^32. */
-INLINE lvec philox(uint64_t key, lvec c0, lvec c1) {
+/* Philox4x32-10, first word of counter (c0, c1, c2, 0); every argument below 2^32. */
+INLINE lvec philox(uint64_t key, lvec c0, lvec c1, lvec c2) {
     const lvec low = lsplat(0xFFFFFFFFu);
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    lvec c2 = lsplat(0), c3 = lsplat(0);
+    lvec c3 = lsplat(0);
     for (int i = 0; i < 10; i++) {
         lvec p0 = (c0 & low) * lsplat(0xD2511F53u), p1 = (c2 & low) * lsplat(0xCD9E8D57u);
         c0 = (p1 >> 32) ^ c1 ^ lsplat(k0), c1 = p1 & low;
@@ -1227,9 +1235,10 @@ INLINE lvec philox(uint64_t key, lvec c0, lvec c1) {
     return c0;
 }
 
-/* out [rows][width] = (word + 0.5) / 2^32 of stream, position and token; tokens null: 0, 1, 2 ... in every row. */
-API void kvatlas_uniform(const int64_t *streams, const int64_t *positions, const int64_t *tokens, int64_t token_stride,
-                         double *out, int64_t rows, int64_t width) {
+/* out [rows][width] = (word + 0.5) / 2^32 of stream, position, token and choice; tokens null: 0, 1, 2 ... in every row;
+ * choices null: 0. */
+API void kvatlas_uniform(const int64_t *streams, const int64_t *positions, const int64_t *choices, const int64_t *tokens,
+                         int64_t token_stride, double *out, int64_t rows, int64_t width) {
     const lvec count = {0, 1, 2, 3, 4, 5, 6, 7};
     for (int64_t r = 0; r < rows; r++)
         for (int64_t k = 0; k < width; k += WORDS) {
@@ -1240,7 +1249,8 @@ API void kvatlas_uniform(const int64_t *streams, const int64_t *positions, const
                 for (int64_t i = 0; i < left; i++) part[i] = (uint64_t)tokens[r * token_stride + k + i];
                 token = *(const lvec_at *)part;
             }
-            lvec word = philox((uint64_t)streams[r], lsplat((uint64_t)positions[r]), token);
+            lvec choice = lsplat(choices ? (uint64_t)choices[r] : 0);
+            lvec word = philox((uint64_t)streams[r], lsplat((uint64_t)positions[r]), token, choice);
             /* A double whose last bits are the word, less 2^52: the word exactly. */
             dvec number = (dvec)(word | lsplat(0x4330000000000000u)) - (dvec)lsplat(0x4330000000000000u);
             number = (number + 0.5) * 0x1p-32;

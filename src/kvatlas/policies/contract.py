@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from kvatlas.core import CODES, KvatlasError, Setting, Storage
-from kvatlas.noise import uniform
+from kvatlas.noise import uniform_by_choice
 from kvatlas.policies.from_file import code_of
 from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import (
@@ -147,11 +147,7 @@ class CacheView:
 
     def uniform(self) -> Tensor:
         """Return random numbers in (0, 1) [..., cached], by stream, length, position and unit of choice alone."""
-        import torch
-
-        layers, heads, _ = self.positions.shape
-        unit = torch.arange(layers * heads, device=self.positions.device).view(layers, heads, 1) + 1
-        return uniform(torch.full_like(self.positions, self.stream), self.length, self.positions, unit)
+        return uniform_by_choice(self.stream, self.length, self.positions)
 
     def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
         """Return the scores [KV heads, cached] of every layer as [..., cached], averaged over each unit of choice."""

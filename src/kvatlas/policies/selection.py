@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
@@ -52,10 +53,7 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
         )
     older = protected.shape[-1]
     scores = _checked_scores(policy.name, policy.score(cached), cached.positions, protected)
-    by_score = scores.argsort(dim=-1, descending=True, stable=True)
-    # A second, stable sort: protected tokens come before others whose score is infinite, too.
-    is_unprotected = ~protected.gather(-1, by_score)
-    order = by_score.gather(-1, is_unprotected.byte().argsort(dim=-1, stable=True))
+    order = scores.argsort(dim=-1, descending=True, stable=True)
     kept = order[..., : _count_in_a_head(protected) + slots_used]
     window = torch.arange(older, length, device=kept.device).expand(*kept.shape[:-1], policy.local_window)
     return torch.cat([kept.sort(dim=-1).values, window], dim=-1)
@@ -98,7 +96,9 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
             f"(layers, KV heads, tokens); expected {expected} and {expected[-1:]}."
         )
     older = protected.shape[-1]
-    older_scores = scores[..., :older].double().expand(protected.shape).masked_fill(protected, math.inf)
+    # Protected tokens come before others whose score is infinite, too.
+    finite_scores = scores[..., :older].double().clamp(max=sys.float_info.max)
+    older_scores = finite_scores.expand(protected.shape).masked_fill(protected, math.inf)
     nans = int(older_scores.isnan().sum())
     if nans:
         raise KvatlasError(
