@@ -26,6 +26,7 @@ pytestmark = pytest.mark.newest
 if native.load() is None:
     pytest.skip(str(native.why_not()), allow_module_level=True)
 
+FULL = Setting.from_parameters("full")
 #: Models whose decoders are of Llama's form.
 FUSED: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -57,15 +58,25 @@ def build(kind: str, **changes: Any) -> Any:
     return model
 
 
+#: Settings that store queries, watch attention, and keep packed keys and values of which the newest are unpacked.
+STORED = [
+    Setting.from_parameters("snapkv", kv_budget=32, queries=6, local_window=6, ratio=0.5),
+    Setting.from_parameters("h2o", kv_budget=32, local_window=6, ratio=0.5),
+    Setting.from_parameters("window", kv_budget=32, local_window=6, ratio=0.5, kv_bits=4, residual=4),
+]
+
+
 def fused(model: Any) -> bool:
     return isinstance(model.get_decoder().forward, FusedDecoder)
 
 
-def decode(model: Any, tokenizer: Any, rows: int = 1) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+def decode(
+    model: Any, tokenizer: Any, rows: int = 1, setting: Setting = FULL
+) -> list[tuple[tuple[int, ...], torch.Tensor]]:
     """New tokens and their logits of so many rows with prompts of their own."""
     handle, policy, seen = (
         handle_for(model, tokenizer, frozenset(), think_close=""),
-        from_setting(Setting.from_parameters("full")),
+        from_setting(setting),
         [],
     )
     hook = model.register_forward_hook(lambda *call: seen.append(call[2].logits[0]))
@@ -119,6 +130,18 @@ def test_a_fused_decoder_computes_the_bits_of_its_own(kind: str, tiny_llama: Mod
     (expected, own), *_ = decode(model, tiny_llama.tokenizer)
     assert tokens == expected
     assert torch.equal(logits, own)
+
+
+@pytest.mark.parametrize("setting", STORED, ids=lambda setting: setting.policy)
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_fused_decoder_stores_what_policies_ask_for(kind: str, setting: Setting, tiny_llama: ModelHandle) -> None:
+    model = build(kind, vocab_size=len(tiny_llama.tokenizer))
+    pack(model)
+    outcome = decode(model, tiny_llama.tokenizer, 3, setting)
+    del model.get_decoder().forward
+    for (tokens, logits), (expected, own) in zip(outcome, decode(model, tiny_llama.tokenizer, 3, setting), strict=True):
+        assert tokens == expected
+        assert torch.equal(logits, own)
 
 
 def test_all_fused_layers_are_one_call_of_native_code(tiny_llama: ModelHandle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,16 +88,18 @@ def test_recent_queries_are_those_of_the_newest_tokens(
     """The ring holds what the model computes for the last tokens, rotated, after any number of compressions."""
     recorded: list[dict[int, torch.Tensor]] = [{}, {}, {}]
 
+    unrecorded = attention.attend
+
     def attend(module: Any, query: torch.Tensor, *rest: Any, kvatlas: Any, **others: Any) -> Any:
         _, batch = kvatlas
         for at, position in enumerate(batch.positions.tolist()):
             recorded[module.layer_idx][position] = query[0, :, at].clone()
-        return attention.attend(module, query, *rest, kvatlas=kvatlas, **others)
+        return unrecorded(module, query, *rest, kvatlas=kvatlas, **others)
 
     def look(cached: CacheView, _: torch.Tensor) -> tuple[int, list[torch.Tensor]]:
         return cached.length, [cached.query(layer).clone() for layer in range(3)]
 
-    monkeypatch.setattr("kvatlas.engine.engine.attend", attend)
+    monkeypatch.setattr(attention, "attend", attend)
     _, seen = decode(endless(random_models["qwen3"]), "snapkv", look, queries=12, local_window=12)
     assert len(seen) > 2
     for length, queries in seen:
