@@ -200,18 +200,26 @@ def _draw_margin(panel: Axes, margin: float, options: FigureOptions) -> None:
     band, ink = _WITHIN[options.dark]
     panel.axhspan(panel.get_ylim()[1], 100 * margin, color=band, linewidth=0, zorder=0)
     panel.axhline(0, color=options.colours.soft, linewidth=0.6, zorder=1)
+    is_inside = _name_is_inside(panel, margin)
     panel.annotate(
         _margin_name(margin),
         (1, 100 * margin),
-        (-3, -3),
+        (-3, 2 if is_inside else -3),
         xycoords=("axes fraction", "data"),
         textcoords="offset points",
         fontsize=style.SMALL_TYPE,
         color=ink,
         ha="right",
-        va="top",
+        va="bottom" if is_inside else "top",
         zorder=2,
     )
+
+
+def _name_is_inside(panel: Axes, margin: float) -> bool:
+    """Return whether the name of the band fits into it; else it stands below."""
+    bottom, top = panel.get_ylim()
+    high = panel.get_position().height * panel.figure.get_figheight()  # type: ignore[union-attr]
+    return high * 100 * margin / (bottom - top) > 1.6 * style.SMALL_TYPE * style.LINE
 
 
 def _margin_name(margin: float) -> str:
@@ -309,12 +317,12 @@ def _write_beside(
     left, right = panel.get_xlim()
     bottom, top = panel.get_ylim()
     points = [((mark.saved - left) / (right - left), (mark.lost - bottom) / (top - bottom)) for mark in marks]
-    # The name of the band stands below its edge, at the right.
     edge = (100 * margin - bottom) / (top - bottom)
-    name_height = 1.6 * style.SMALL_TYPE * style.LINE / high
+    # The name of the band stands right, above or below its edge.
+    name_height = 0.0 if _name_is_inside(panel, margin) else 1.6 * style.SMALL_TYPE * style.LINE / high
     name_left = 1 - text_width(_margin_name(margin)) / wide - 0.03
     corners = []
-    for y in (edge - name_height - height, 0.03, 0.94 - height):
+    for y in (edge - name_height - height, 0.03):
         corners += [(1 - width, y), (0.02, y)]
 
     def covered(corner: tuple[float, float]) -> int:
@@ -338,7 +346,7 @@ def _write_beside(
         zorder=5,
     )
     mark_y = (place[1] - bottom) / (top - bottom)
-    text_edge = y if mark_y < y else y + height
+    text_edge = y if mark_y < y else y + height - 0.05
     line = {"arrowstyle": "-", "color": options.colours.soft, "lw": 0.7, "shrinkA": 1, "shrinkB": 4}
     panel.annotate("", place, (x + 0.2 * width, text_edge), textcoords="axes fraction", arrowprops=line)
 
