@@ -1,78 +1,77 @@
-"""Settings that were chosen on the demo's problems, judged on problems that no setting was tried on before.
+"""The demo's claims, judged on problems on which nothing was chosen.
 
-    python bench/fresh_problems.py
+    python bench/fresh_problems.py runs/demo
 
-The demo's budget and best cells were read off its first problems, which flatters them. This runs one cell for each
-policy (window 32, ratio 0.3) and the demo's best mean cell of `dynts` on both models (window 32, ratio 0.5) on the
-problems from `--first` on, with the full cache beside them. Prints one JSON document, by model; points, 95 % intervals,
-sign-flip p.
+The demo's benchmarks, budget and axes were chosen after looking at its first problems, which flatters them. This
+decodes the settings of `dynts` and the full cache of the same spec on the problems from `--first` on. Prints one JSON
+document; by model: what the demo recommends and what that setting loses here, with its 95 % interval and the one-sided
+upper limit; how many of the settings proven in the demo are proven here, and which lose more than the margin; the same
+for the settings that the demo proves to lose more. Points.
 """
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common import arguments, keep
-from kvatlas.results import Store
-from kvatlas.stats.paired import paired_difference
-from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.core import Setting
+from kvatlas.report.result import Result, open_result
+from kvatlas.stats.choice import Choice
+from kvatlas.stats.losses import SettingLoss
+from kvatlas.sweeps import make_plan, read_spec, sweep
 
-MODELS = ["embedded:tiny-llama", "embedded:tiny-qwen"]
-BENCHMARKS = ["SEQBENCH-6x6", "CHAIN6-14", "CHAIN7-16", "CHAIN10-17"]
-CELL = {"kv_budget": 288, "ratio_over": "thinking", "local_window": 32}
-SETTINGS: list[dict[str, Any]] = [
-    {"policy": "full"},
-    *({"policy": name, **CELL, "ratio": 0.3} for name in ("dynts", "random", "window")),
-    {"policy": "dynts", **CELL, "ratio": 0.5},
-]
-#: Grades by (benchmark, problem) and sample.
-Outcomes = dict[tuple[str, str], dict[int, float]]
-
-
-def difference(outcomes: Outcomes, other: Outcomes) -> dict[str, Any]:
-    result = paired_difference(outcomes, other)
-    points = {"value": result.value, "low": result.low, "high": result.high}
-    return {name: round(100 * x, 1) for name, x in points.items()} | {"p": result.p, "problems": result.problems}
+#: The policy whose settings the demo is about.
+POLICY = "dynts"
 
 
 def main() -> None:
-    options = arguments(__doc__, first=100, problems=60)
-    spec = {
-        "models": MODELS,
-        "benchmarks": BENCHMARKS,
-        "problems": options.first + options.problems,
-        "samples": 1,
-        "sampling": {"max_new_tokens": 700},
-        "baseline": SETTINGS,
-    }
-    grades: dict[tuple[str, str, float | None], Outcomes] = {}
+    options = arguments(__doc__, "demo", first=300, problems=200)
+    demo = open_result([options.demo])
     with tempfile.TemporaryDirectory() as folder:
-        sweep(make_plan(parse_spec(spec)), Path(folder))
-        with Store.open(Path(folder)) as store:
-            for _, trace in store.traces(texts=False):
-                if int(trace.problem.rpartition("-")[2]) >= options.first:
-                    name = (trace.model, trace.setting.policy, trace.setting.values.get("ratio"))
-                    stored = grades.setdefault(name, {}).setdefault((trace.benchmark, trace.problem), {})
-                    stored[trace.sample] = float(trace.grade.correct)
-    by_name = {
-        model: summary({name[1:]: stored for name, stored in grades.items() if name[0] == model}) for model in MODELS
-    }
-    keep(options, bench="fresh_problems", models=by_name)
+        decode(Path(folder) / "run", options.first, options.problems)
+        fresh = open_result([Path(folder) / "run"])
+        models = {choice.model: judged(choice, losses_of(fresh, choice.model)) for choice in demo.choices}
+    keep(options, bench="fresh_problems", margin=demo.margin, models=models)
 
 
-def summary(grades: dict[tuple[str, float | None], Outcomes]) -> dict[str, Any]:
-    """One model's differences, from the grades by (policy, ratio)."""
-    learned, best, full = grades["dynts", 0.3], grades["dynts", 0.5], grades["full", None]
+def decode(folder: Path, first: int, problems: int) -> None:
+    """Decode the demo's spec for one policy on problems from the `first` on."""
+    spec = read_spec(Path("demo"))
+    settings = [entry for entry in spec.settings if entry.policy == POLICY]
+    baseline = [entry for entry in spec.baseline if entry.policy == "full"]
+    plan = make_plan(spec.model_copy(update={"problems": first + problems, "settings": settings, "baseline": baseline}))
+    sweep(replace(plan, problems={name: found[first:] for name, found in plan.problems.items()}), folder)
+
+
+def losses_of(result: Result, model: str) -> dict[str, SettingLoss]:
+    choice = next(one for one in result.choices if one.model == model)
+    return {str(choice.settings[id_]): loss for id_, loss in (choice.losses or {}).items()}
+
+
+def judged(choice: Choice, fresh: dict[str, SettingLoss]) -> dict[str, Any]:
+    """The demo's choice and its marks beside the losses on fresh problems."""
+    losses = {str(choice.settings[id_]): loss for id_, loss in (choice.losses or {}).items()}
+    of_policy = {name: loss for name, loss in losses.items() if name in fresh}
+    kept = [name for name, loss in of_policy.items() if loss.is_kept]
+    broken = [name for name, loss in of_policy.items() if loss.is_broken]
     return {
-        "dynts_minus": {name: difference(learned, grades[name, 0.3]) for name in ("random", "window")},
-        "best_minus_full": {name: difference(on(name, best), on(name, full)) for name in BENCHMARKS},
+        "chosen": None if choice.by_memory is None else document(choice.by_memory.setting, fresh),
+        "proven_within": len(kept),
+        "of_these_here_above_the_margin": [name for name in kept if fresh[name].value > choice.margin],
+        "of_these_here_proven": sum(fresh[name].is_kept for name in kept),
+        "proven_to_lose_more": len(broken),
+        "of_these_here_below_the_margin": [name for name in broken if fresh[name].value < choice.margin],
+        "losses": {name: round(100 * loss.value, 1) for name, loss in fresh.items()},
     }
 
 
-def on(benchmark: str, outcomes: Outcomes) -> Outcomes:
-    return {key: samples for key, samples in outcomes.items() if key[0] == benchmark}
+def document(setting: Setting, losses: dict[str, SettingLoss]) -> dict[str, Any]:
+    loss = losses[str(setting)]
+    points = {"loses": loss.value, "low": loss.low, "high": loss.high, "limit": loss.limit}
+    return {"setting": str(setting), **{name: round(100 * share, 1) for name, share in points.items()}}
 
 
 if __name__ == "__main__":

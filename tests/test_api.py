@@ -85,7 +85,7 @@ def test_recommendation_description_and_report(run: kvatlas.Run, tmp_path: Path)
     assert choice.by_memory.setting.policy == "dynts"
     assert choice.loss.high <= choice.margin == 0.45
     description = run.describe()
-    assert str(description).startswith("# Values")
+    assert str(description).startswith("dynts local_window 32, ratio 0.1 is proven to stay within 45 points")
     assert description.to_json()["recommendation"]["setting"] == str(choice.by_memory.setting)
     assert run.report(str(tmp_path / "page.html")) == tmp_path / "page.html"
 

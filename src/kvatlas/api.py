@@ -145,8 +145,7 @@ class Run:
         adaptive sweep, in which the problems that two settings share depend on their outcomes.
         """
         (analysis,) = self._result.opened_runs
-        comparisons = () if self.data.is_line else analysis.comparisons
-        if found := [pair for pair in comparisons if (pair.first, pair.second) == (first, second)]:
+        if found := [pair for pair in analysis.comparisons if (pair.first, pair.second) == (first, second)]:
             return found
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
         difference = paired_difference(system.compared, other.compared)

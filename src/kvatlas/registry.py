@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from typing import Generic, TypeVar, cast
 
 from kvatlas.core import KvatlasError, described
+from kvatlas.text import did_you_mean
 
 T = TypeVar("T")
 
@@ -78,7 +79,8 @@ class Registry(Generic[T]):
             return self.added[name]
         address = self._addresses.get(name)
         if address is None:
-            raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed()}.")
+            guess = did_you_mean(name, self.names())
+            raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed()}.{guess}")
         if name in self.ours:
             return cast(T, resolve_name(address))
         try:

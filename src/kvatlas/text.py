@@ -7,9 +7,10 @@ and unpaired characters are written as `⟨U+001B⟩`, so that no text controls 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from decimal import ROUND_HALF_UP, Decimal
+from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, TextIO, Union, get_args, get_origin, get_type_hints
 
@@ -164,6 +165,13 @@ def _is_formula(text: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return ` Did you mean 'rkv'?` for a name that is spelled almost like one of the names, else nothing."""
+    by_small = {known.lower(): known for known in names}
+    close = get_close_matches(str(name).lower(), by_small, n=1, cutoff=0.6)
+    return f" Did you mean {by_small[close[0]]!r}?" if close else ""
 
 
 def read_value(owner: type, name: str, text: str) -> Any:

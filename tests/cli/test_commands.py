@@ -82,11 +82,11 @@ def test_plan_prints_its_budget_audit_and_warns(kvatlas: Call, write_spec: Calla
     lines = kvatlas("plan", spec)[1].splitlines()
     (start,) = (n for n, line in enumerate(lines) if line.startswith("budget audit of"))
     assert "kv_budget 64" in lines[start]
-    assert lines[start + 2].split("  ")[0] == "local window"
-    assert lines[start + 2].split()[2:] == ["ratio", "CHAIN4", "CHAIN5"]
-    assert lines[start + 3].split()[:7] == ["4", "0.2", "0", "/", "0", "(100", "%)"]
+    assert lines[start + 1].split("  ")[0] == "local window"
+    assert lines[start + 1].split()[2:] == ["ratio", "CHAIN4", "CHAIN5"]
+    assert lines[start + 2].split()[:7] == ["4", "0.2", "0", "/", "0", "(100", "%)"]
     # Four cells, whatever the number of policies.
-    assert lines[start + 7] == ""
+    assert lines[start + 6] == ""
     assert lines[-1].startswith("Warning: In 6 of 8 cells all policies keep the same tokens in ")
 
 

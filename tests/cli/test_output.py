@@ -1,9 +1,11 @@
 """Output of commands about a run, finished or being decoded, and of the demo: its folder and its terminal."""
 
+import io
 import itertools
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -33,16 +35,21 @@ LATE = (Grade(False, 0.0, "x^2", Status.GRADER_TIMEOUT), "grader timeout, answer
     ("grades", "counts"),
     [
         (GRADES, {"correct": 1, "wrong": 2, "truncated": 1, "no answer": 1}),
-        ([LATE], {"correct": 0, "wrong": 0, "truncated": 0, "no answer": 0, "grader timeout": 1}),
+        ([LATE], {"grader timeout": 1}),
     ],
 )
 def test_traces_are_called_what_they_came_to(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], grades: list[tuple[Grade, str]], counts: dict[str, int]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    grades: list[tuple[Grade, str]],
+    counts: dict[str, int],
 ) -> None:
     plan = manifest(
         [], benchmarks=["CHAIN6"], baselines=[Setting.from_parameters("full")], problems=len(grades), samples=1, axes=()
     )
     (expected,) = plan.expected
+    monkeypatch.setattr(output, "table_console", lambda: Console(width=200))
     with Store.create(tmp_path / "run") as store:
         store.put_manifest(plan)
         for number, (grade, _) in enumerate(grades):
@@ -52,9 +59,9 @@ def test_traces_are_called_what_they_came_to(
     for number, (grade, text) in enumerate(grades):
         assert f"p{number}, sample 0: {text}" in lines
         assert text.startswith(grade.verdict)
-    names, numbers = (re.split(r"  +", line.strip()) for line in lines[:2])
-    first, last = names.index("problems") + 1, names.index("kept tokens")
-    assert dict(zip(names[first:last], map(int, numbers[first:last]), strict=True)) == counts
+    names, values = (re.split(r"  +", line.strip()) for line in lines[:2])
+    assert names[-3:] == ["KV tokens", "new tokens", "traces"]
+    assert values[-1] == ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     assert " ok" not in " ".join(lines)
 
 
@@ -76,6 +83,48 @@ def test_a_log_gets_a_line_now_and_then_and_at_the_end(
         err = capsys.readouterr().err.splitlines()
         assert [line.split()[0] for line in err] == lines
         assert quiet or "0:00:32 left" in err[0]
+
+
+def test_a_terminal_gets_a_bar_that_ends(decoded: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=80)
+    monkeypatch.setattr("rich.console.Console", lambda **_: console)
+    clock = itertools.count()
+    monkeypatch.setattr(output.time, "monotonic", lambda: next(clock))
+    on_trace = output.progress_display()
+    for done in range(1, 12):
+        on_trace(Progress(decoded, done, 11, 3_000_000 * done, 0))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue())
+    last = text.replace("\r", "\n").strip("\n").splitlines()[-1]
+    assert "100% 11/11 traces" in last
+    assert len(last) <= 80
+    # The cursor is there again.
+    assert written.getvalue().rindex("\x1b[?25h") > written.getvalue().rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list", "policies"),
+        ("list", "recipes"),
+        ("list", "benchmarks"),
+        ("plan", "demo", "--tokens-per-second", 1000),
+        ("describe", "published:dynts_r1_llama"),
+    ],
+)
+def test_eighty_columns_hold_every_word(kvatlas: Call, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+    """Sentences wrap, and are neither cut nor wider than the terminal; tables in Markdown are as wide as they are."""
+    wide = kvatlas.succeed(*words)
+
+    def console() -> Console:
+        return Console(width=80, force_terminal=True, no_color=True)
+
+    for module in ("output", "lists"):
+        monkeypatch.setattr(f"kvatlas.cli.{module}.table_console", console, raising=False)
+    narrow = re.sub(r"\x1b\[[0-9;]*m", "", kvatlas.succeed(*words))
+    assert max(len(line) for line in narrow.splitlines() if not line.startswith("|")) <= 80
+    # A row of a table wraps column by column, so words are counted and not read in their order.
+    assert Counter(narrow.split()) == Counter(wide.split())
 
 
 def test_a_narrow_terminal_gets_whole_names_and_fewer_numbers(
@@ -100,7 +149,7 @@ def test_a_first_look_then_figures_report_and_what_to_choose(
     output.print_demo(folder)
     said = " ".join(capsys.readouterr().out.split())
     assert "tiny dynts: local_window \\ ratio" in said
-    assert "Found tiny, mean of 2" in said
+    assert "In words tiny, mean of 2" in said
     assert "report.html" in said
     names = {path.name for path in folder.iterdir()}
     assert {f"{name}.{kind}" for name in ("means", "tiny-dynts") for kind in FIGURES} <= names

@@ -102,7 +102,7 @@ WORDS: dict[str, str] = {
     f"predictor eval none.safetensors {MODEL} CHAIN4": "'none.safetensors' does not exist",
     f"predictor train head.bin {MODEL} CHAIN4": "ends in .safetensors",
     "import a.eval new": "",
-    "plan \udcff.yaml": r"'\udcff.yaml' cannot be read",
+    "plan \udcff.yaml": r"There is no spec '\udcff.yaml'",
     **{f"plan good.yaml --memory {value}": "" for value in ("nan", "inf", "0")},
     **{f"plan good.yaml --tokens-per-second {value}": "" for value in ("nan", "inf", "0")},
     **{f"plan good.yaml --detect {value}": "" for value in ("nan", "101")},

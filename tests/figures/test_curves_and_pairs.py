@@ -170,7 +170,7 @@ def policies():
 
 def test_one_curve_for_each_model_benchmark_and_policy(budgets):
     run, stored = budgets
-    assert run.is_line
+    assert not run.has_maps
     curves = curves_of_run(run)
     assert [curve.benchmark for curve in curves] == ["CHAIN6", "CHAIN8"]
     for curve in curves:

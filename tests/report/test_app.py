@@ -153,8 +153,19 @@ def test_runs_without_two_axes_have_a_page_too(
 ) -> None:
     plan = manifest(settings, axes=axes, problems=3)
     found = documents(report(tmp_path, plan))
-    assert (found["run"]["maps"][1]["rows"], found["run"]["maps"][1]["columns"]) == (rows, columns)
-    assert found["about"]["comparisons"] == []
+    run = found["run"]
+    assert (run["maps"][1]["rows"], run["maps"][1]["columns"]) == (rows, columns)
+    # Every two settings are compared, and stand in a table with what they lose, the highest first.
+    pairs = len(settings) * (len(settings) + 1) // 2
+    assert len(found["about"]["comparisons"]) == pairs
+    (table,) = run["tables"]
+    values = [run["cells"][row["cell"]]["value"] for row in table["rows"]]
+    assert len(values) == len(settings) + 1
+    assert values == sorted(values, reverse=True)
+    lost = {run["cells"][row["cell"]]["name"]: row["loss"] for row in table["rows"]}
+    assert {name for name, loss in lost.items() if loss is None} == {"full"}
+    (card,) = run["cards"]
+    assert card["settings"] == len(settings)
 
 
 def test_evictions_of_a_trace() -> None:

@@ -15,7 +15,7 @@ import pytest
 from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import parse_plan, read_maze
-from kvatlas.core import EvictionTrace, Grade, Status, Trace
+from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace
 from kvatlas.models import ModelHandle
 from kvatlas.report.app.page import write_report
 from kvatlas.report.app.run import open_runs
@@ -88,7 +88,7 @@ def opened(visit: Callable[..., Any]) -> Callable[..., Any]:
 
     def open_(path: Path) -> Any:
         page = visit(path.as_uri())
-        page.wait_for_selector("table.heat")
+        page.wait_for_selector("table.heat", state="attached")
         page.evaluate("location.hash = to(state.run, 'maps')")
         heading(page, "Maps")
         page.wait_for_selector("table.outcomes", state="attached")
@@ -173,7 +173,7 @@ def test_it_opens_from_disk_with_everything_drawn_and_tells_what_a_cell_rests_on
         assert text in tip.inner_text()
     page.locator("h1").hover()
     assert tip.is_hidden()
-    page.locator(".chart circle.dot.on >> nth=0").focus()
+    page.locator(".chart .dot.on >> nth=0").focus()
     assert tip.is_visible()
     page.keyboard.press("Escape")
     assert tip.is_hidden()
@@ -216,7 +216,7 @@ def test_sort_filter_and_walk_from_a_problem_to_its_trace(opened: Callable[..., 
     assert names() == ["CHAIN4-0002"]
     page.fill("#problems-controls input[type=search]", "")
     page.check("#problems-controls input[type=checkbox]")
-    assert "of 3 problems" in page.locator("#problems-table").inner_text()
+    assert "of 3 problems" in page.locator("#problems-said").inner_text()
     page.uncheck("#problems-controls input[type=checkbox]")
     page.select_option("#problems-controls select >> nth=0", "1")
     page.wait_for_function("() => document.querySelector('.outcomes tbody th').textContent.startsWith('CHAIN5')")
@@ -350,7 +350,11 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_llama: ModelHandle) -> Pa
 
 
 def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any], run: Path) -> None:
-    page = served([run])
+    # The second run differs only by its name.
+    other = run.parent / "another run"
+    if not other.exists():
+        shutil.copytree(run, other)
+    page = served([run, other])
     page.click("#runs a >> text=a-run")
     page.wait_for_selector("#verdicts .card")
     chosen = page.locator("#maps-panels table.heat >> nth=0 >> td[data-cell] >> nth=2")
@@ -387,10 +391,10 @@ def test_from_the_runs_to_a_token_and_all_the_way_back(served: Callable[..., Any
     page.go_back()
     heading(page, "Runs")
     # A new visitor with the address sees the same token.
-    other = page.context.new_page()
-    other.goto(page.home + deep)
-    other.wait_for_selector("#trace .token.at")
-    assert other.locator("#trace .info").inner_text().startswith("token 5 ")
+    visitor = page.context.new_page()
+    visitor.goto(page.home + deep)
+    visitor.wait_for_selector("#trace .token.at")
+    assert visitor.locator("#trace .info").inner_text().startswith("token 5 ")
 
 
 def test_wrong_addresses_say_so(served: Callable[..., Any], run: Path) -> None:
@@ -425,8 +429,9 @@ def test_a_sweep_that_goes_on_is_followed(served: Callable[..., Any], tmp_path: 
 
 
 def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., Any], run: Path) -> None:
+    # A server of one run opens it.
     page = served([run])
-    page.wait_for_selector("#runs a")
+    page.wait_for_selector(".card")
 
     def tab_to(selector: str) -> None:
         for _ in range(60):
@@ -435,9 +440,6 @@ def test_the_keyboard_alone_leads_from_a_run_to_a_token(served: Callable[..., An
                 return
         raise AssertionError(selector)
 
-    tab_to("#runs a")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".card")
     tab_to("td[data-cell]")
     for key in ("ArrowRight", "ArrowDown"):
         page.keyboard.press(key)
@@ -506,3 +508,86 @@ def test_pages_fit_and_axe_finds_nothing_serious(served: Callable[..., Any], run
             page.wait_for_timeout(50)
             assert page.evaluate("document.documentElement.scrollWidth") <= width, address
         assert page.evaluate(SERIOUS) == [], address
+
+
+def test_two_traces_stand_line_beside_line_at_every_place(served: Callable[..., Any], run: Path) -> None:
+    """The shorter one has empty lines at its end, so that both scroll as far, and by whole lines."""
+    page = served([run], "#/a-run/trace/3/1/1")
+    page.wait_for_selector("#trace .pair .parts")
+    page.evaluate("""() => {
+      const [short] = document.querySelectorAll(".pair pre");
+      for (const node of [...short.querySelectorAll(".token")].slice(50)) node.remove();
+      for (const box of document.querySelectorAll(".pair pre")) box.style.height = "6em";
+    }""")
+    boxes = "[...document.querySelectorAll('.pair pre')]"
+    page.wait_for_function(f"() => new Set({boxes}.map((box) => box.scrollHeight)).size === 1")
+    for end in (0, 1):
+        page.evaluate(f"() => {{ const box = {boxes}[{end}]; box.scrollTop = box.scrollHeight * {end}; }}")
+        page.wait_for_function(f"() => new Set({boxes}.map((box) => box.scrollTop)).size === 1")
+    assert page.evaluate(f"{boxes}[0].getBoundingClientRect().top === {boxes}[1].getBoundingClientRect().top")
+
+
+def test_a_page_that_lacks_traces_says_so_and_shows_every_question(
+    opened: Callable[..., Any], finished: Path, tmp_path: Path
+) -> None:
+    write_report(open_result([finished]), tmp_path / "report.html", per_cell=0)
+    page = opened(tmp_path / "report.html")
+    page.evaluate("location.hash = to(state.run, 'problem', 0, 2)")
+    page.wait_for_selector("#list-map .question")
+    said = page.locator("#list-said").inner_text()
+    assert f"This file holds none of the {page.evaluate('data.outcomes[0].rows.length * 2')} traces" in said
+    assert "kvatlas view" in said
+    assert find("CHAIN4").problems(3)[2].question.split()[0] in page.locator("#list-map .question").inner_text()
+    assert page.locator("#live").inner_text().endswith("0 of them in this file")
+
+
+def test_a_run_of_single_settings_is_a_table_that_sorts(opened: Callable[..., Any], tmp_path: Path) -> None:
+    settings = [Setting.of(name, kv_budget=64) for name in ("dynts", "h2o", "random", "rkv", "snapkv")]
+    folder = store_run(tmp_path / "run", manifest(settings, axes=(), problems=4))
+    write_report(open_result([folder]), tmp_path / "report.html")
+    page = opened(tmp_path / "report.html")
+    page.evaluate("location.hash = to(state.run)")
+    page.wait_for_selector("#settings-table tbody tr")
+    rows = page.locator("#settings-table tbody tr")
+    assert rows.count() == 6
+    values = [float(text) for text in page.locator("#settings-table tbody td:nth-child(2)").all_inner_texts()]
+    assert values == sorted(values, reverse=True)
+    page.click("#settings-table thead button >> text=Setting")
+    assert page.locator("#settings-table tbody th").all_inner_texts() == [
+        "dynts", "full", "h2o", "random", "rkv", "snapkv",
+    ]  # fmt: skip
+    # The maps say no more than the table.
+    assert page.locator("#maps").is_hidden()
+
+
+def test_equal_values_have_an_axis_that_can_be_read(opened: Callable[..., Any], tmp_path: Path) -> None:
+    folder = store_run(tmp_path / "run", manifest([Setting.of("dynts", kv_budget=64)], axes=(), problems=4))
+    write_report(open_result([folder]), tmp_path / "report.html")
+    page = opened(tmp_path / "report.html")
+    for chart in page.locator("svg.chart").all():
+        labels = [text for text in chart.locator("text").all_text_contents() if re.fullmatch(r"-?[\d.,]+", text)]
+        across = chart.locator("text[text-anchor=middle]").all_text_contents()
+        ticks = [text for text in across if text in labels]
+        assert len(ticks) == len(set(ticks)) > 2
+        assert not any("e-" in text for text in labels)
+
+
+def test_the_answer_says_what_to_try_next_with_a_spec_to_copy(opened: Callable[..., Any], tmp_path: Path) -> None:
+    spec = {
+        "models": ["tiny"], "benchmarks": ["CHAIN6", "CHAIN8"], "problems": 12, "samples": 2,
+        "settings": [{"policy": "dynts", "kv_budget": 96}],
+        "axes": {"local_window": [8, 16, 32], "ratio": [0.1, 0.3, 0.5]},
+    }  # fmt: skip
+    plan = replace(manifest(grid("dynts")), spec=spec)
+    folder = store_run(tmp_path / "run", plan, lambda setting: 0.95 if setting.policy == "full" else 0.5)
+    write_report(open_result([folder]), tmp_path / "report.html")
+    page = opened(tmp_path / "report.html")
+    page.evaluate("location.hash = to(state.run)")
+    page.wait_for_selector("#next-steps details")
+    shown = [text.strip() for text in page.locator("#next-steps pre").all_text_contents()]
+    assert shown == [step["spec"].strip() for step in page.evaluate("data.next")] != []
+    assert "kvatlas sweep" in page.locator("#next-steps code >> nth=1").text_content()
+    # A finding stands in the title, and the first map near it.
+    assert page.locator("h1").inner_text() == page.evaluate("data.headline")
+    page.evaluate("for (const each of document.querySelectorAll('details')) each.open = false")
+    assert page.locator("#maps table.heat >> nth=0").bounding_box()["y"] < 900

@@ -1,10 +1,12 @@
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvatlas import models
+from kvatlas import benchmarks, models
 from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.policies import policies
 from kvatlas.sweeps import parse_spec, read_spec
 from tests.sweeps.conftest import Build
 
@@ -50,8 +52,31 @@ def test_a_wrong_spec_is_told_in_one_sentence(spec_data: Build, changes: dict[st
     assert "\n" not in str(caught.value)
 
 
+def test_names_are_guessed_and_a_folder_hides_no_recipe(
+    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert read_spec(Path("demo")).problems
+    guesses = {
+        "Did you mean 'demo-quick'?": lambda: read_spec(Path("demo-quik")),
+        "Did you mean 'problems'?": lambda: parse_spec(spec_data(problem=3)),
+        "Did you mean 'top_k'?": lambda: parse_spec(spec_data(sampling={"topk": 3})),
+        "Did you mean 'rkv'?": lambda: policies.get("rkw"),
+        "Did you mean 'CHAIN'?": lambda: benchmarks.find("CHIAN8"),
+        "Did you mean 'hf:Qwen/Qwen3-8B'?": lambda: models.find("Qwen/Qwen3-8B"),
+        "Did you mean 'embedded:tiny-llama'?": lambda: models.find("embedded:tiny-lama"),
+    }
+    for sentence, wrong in guesses.items():
+        with pytest.raises(KvatlasError, match=re.escape(sentence)):
+            wrong()
+    with pytest.raises(KvatlasError) as caught:
+        models.find("zzz")
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(KvatlasError, match="cannot be read"):
+    with pytest.raises(KvatlasError, match=r"There is no spec '.*none.yaml', and no recipe of that name"):
         read_spec(tmp_path / "none.yaml")
     path = tmp_path / "spec.yaml"
     for content, sentence in [

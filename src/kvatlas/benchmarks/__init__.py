@@ -10,6 +10,7 @@ from kvatlas.benchmarks.public import SOURCES, questions
 from kvatlas.benchmarks.tables import SUFFIXES
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
+from kvatlas.text import did_you_mean
 
 
 def _fault(_: str, value: object) -> str:
@@ -56,7 +57,7 @@ def find(name: str, **options: Any) -> Benchmark:
             return questions(name, **options)
         raise KvatlasError(
             f"Unknown benchmark {name!r}; expected {families.listed()} (CHAIN with a size, as in CHAIN12) "
-            "and file:FILE."
+            f"and file:FILE.{did_you_mean(name, families.names())}"
         )
     try:
         return families.get(family).named(name[len(family) :], **options)

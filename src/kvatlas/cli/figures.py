@@ -13,6 +13,8 @@ from kvatlas.cli import options
 from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvatlas.core import Note
     from kvatlas.stats.systems import ModelSetting
 
@@ -125,10 +127,26 @@ def _systems(
     from kvatlas.stats.run_data import RunData
     from kvatlas.stats.systems import choose, systems_of
 
-    chosen = choose(systems_of([RunData.open(run) for run in runs], metric, benchmarks), names or [])
+    systems = systems_of([RunData.open(run) for run in runs], metric, benchmarks)
+    chosen = choose(systems, names or [], best=True)
     cells = list(chain.from_iterable(system.cells for system in chosen))
     check_complete(cells, partial, "figure")
-    return chosen, list(partial_note(cells))
+    return chosen, [*partial_note(cells), *_best_note(systems, chosen)]
+
+
+def _best_note(systems: Sequence[ModelSetting], chosen: Sequence[ModelSetting]) -> list[Note]:
+    """Return a note if settings were chosen by their values."""
+    from kvatlas.core import Note, NoteKind
+
+    count = max(len([one for one in systems if _same_policy(one, other)]) for other in chosen)
+    if count == 1 or len(chosen) == len(systems):
+        return []
+    text = f"each system is one setting of a policy, of up to {count}; where parameters do not say which, the highest"
+    return [Note(NoteKind.LEFT_OUT, text)]
+
+
+def _same_policy(one: ModelSetting, other: ModelSetting) -> bool:
+    return (one.model, one.setting.policy) == (other.model, other.setting.policy)
 
 
 @app.command()

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import print_findings, print_rows
+from kvatlas.cli.output import print_findings, print_rows, print_text
 from kvatlas.core import KvatlasError
-from kvatlas.text import unfiltered, visible
+from kvatlas.text import did_you_mean, unfiltered, visible
 
 app = typer.Typer()
 
@@ -55,9 +55,9 @@ def _print_policies(name: str | None, as_json: bool) -> None:
         print_rows(rows, as_json)
     elif not name:
         methods = [row for row in rows if row["name"] not in PRESETS]
-        short = [{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in methods]
-        print_rows(short, one_line=True)
-        typer.echo(f"\nPresets, methods as others ran them: {', '.join(PRESETS)}.\nIn full: kvatlas list policies NAME")
+        print_rows([{"name": row["name"], "keeps": row["summary"].removeprefix("keeps ")} for row in methods])
+        print_text(f"\nPresets, methods as others ran them: {', '.join(PRESETS)}.")
+        print_text("In full: kvatlas list policies NAME")
     else:
         row = rows[0]
         typer.echo("\n".join(filter(None, (f"{name}: {row['summary']}", row["paper"]))))
@@ -78,9 +78,9 @@ def _print_recipes(name: str | None, as_json: bool) -> None:
     texts = recipes()
     if name is None:
         rows = [{"name": recipe, "about": _first_paragraph(text)} for recipe, text in texts.items()]
-        print_rows(rows, as_json, one_line=True)
+        print_rows(rows, as_json)
     elif name not in texts:
-        raise KvatlasError(f"There is no recipe {name!r}; expected: {', '.join(texts)}.")
+        raise KvatlasError(f"There is no recipe {name!r}; expected: {', '.join(texts)}.{did_you_mean(name, texts)}")
     else:
         typer.echo(texts[name], nl=False)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import platform
+import re
 import shlex
 import sys
 import textwrap
@@ -14,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from kvatlas.core import Finding, Trace
     from kvatlas.policies.audit import AuditedCell
+    from kvatlas.report.materials import RunMaterials
     from kvatlas.stats.table import CellTraces
     from kvatlas.sweeps import Progress
 
@@ -37,6 +40,8 @@ LOG.addHandler(logging.NullHandler())
 LOG.propagate = False
 #: Columns of a table that goes to a file or a pipe.
 _NO_EDGE = 10_000
+#: A number, or an interval of two.
+_NUMBER = re.compile(r"[-+]?[\d.,]+( to [-+]?[\d.,]+)?")
 #: Columns of a text that wraps in a terminal, at least.
 _NARROW = 12
 #: Verdicts that are always counted; others (a grader's timeout) only where there are any.
@@ -88,11 +93,31 @@ def logging_to(file: Path | None) -> Iterator[None]:
         handler.close()
 
 
-def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: bool = False) -> None:
-    """Print rows with equal keys as a table, or as JSON.
+def print_text(text: str) -> None:
+    """Print lines of text or Markdown; in a terminal sentences wrap between words, items under their text.
 
-    In a terminal long texts wrap, or are cut to `one_line`. Names and numbers are never cut: a table that is too wide
-    loses numbers from the right, and names them below.
+    Lines of tables and of code stay as they are.
+    """
+    console = table_console()
+    if not console.is_terminal:
+        typer.echo(text)
+        return
+    for line in text.split("\n"):
+        wrapped = [line]
+        if not line.startswith(("|", "    ")):
+            indent = "  " if line.startswith("- ") else ""
+            wrapper = textwrap.TextWrapper(
+                console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+            wrapped = wrapper.wrap(line) or [""]
+        typer.echo("\n".join(wrapped))
+
+
+def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False) -> None:
+    """Print rows with equal keys as a table, or as JSON; numbers are aligned at their right.
+
+    In a terminal long texts wrap. Names and numbers are never cut: a table that is too wide loses numbers from the
+    right, and names them below.
     """
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -102,7 +127,7 @@ def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False, one_line: 
     numeric = [name for name in texts if _is_numeric(name, rows)]
     left_out = _columns_to_leave_out(texts, numeric, console.width)
     shown = {name: column for name, column in texts.items() if name not in left_out}
-    console.print(_table(shown, {*numeric, *list(texts)[:1]}, one_line))
+    console.print(_table(shown, numeric))
     if left_out:
         typer.echo(f"Left out at {console.width} columns: {', '.join(left_out).replace('_', ' ')}; --json has all.")
 
@@ -117,7 +142,7 @@ def _texts_by_column(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def _is_numeric(name: str, rows: Sequence[dict[str, Any]]) -> bool:
-    return all(isinstance(row[name], int | float) for row in rows)
+    return all(isinstance(row[name], int | float) or _NUMBER.fullmatch(str(row[name])) for row in rows)
 
 
 def _width(name: str, texts: Sequence[str]) -> int:
@@ -140,16 +165,18 @@ def _columns_to_leave_out(texts: dict[str, list[str]], numeric: Sequence[str], w
     return left_out
 
 
-def _table(texts: dict[str, list[str]], whole: set[str], one_line: bool) -> Table:
-    """Return a table whose `whole` columns are never cut."""
+def _table(texts: dict[str, list[str]], numeric: Sequence[str]) -> Table:
+    """Return a table whose names, in the first column, and numbers are never cut."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
+    names = [*texts][:1]
     for name, column in texts.items():
-        is_whole = name in whole
+        is_whole = name in names or name in numeric
         least = _width(name, column) if is_whole else None
-        table.add_column(name.replace("_", " "), no_wrap=one_line or is_whole, min_width=least)
+        side: Literal["left", "right"] = "right" if name in numeric else "left"
+        table.add_column(name.replace("_", " "), justify=side, no_wrap=is_whole, min_width=least, overflow="fold")
     for row in zip(*texts.values(), strict=True):
         table.add_row(*map(escape, row))
     return table
@@ -195,18 +222,19 @@ def print_audit(cells: Sequence[AuditedCell]) -> None:
             audit = cell.audit
             row = rows.setdefault(cell.rule, {name: values.get(name, "") for name in names})
             row[cell.benchmark] = f"{audit.median:,.0f} / {audit.worst:,} ({100 * audit.no_choice:.0f} %)"
-        typer.echo(
+        print_text(
             f"\nbudget audit of {model}{f' with {same}' if same else ''}: places for older thinking tokens at the "
-            "first compression,\nmedian / worst problem (share of problems in which policies keep the same tokens)"
+            "first compression, median / worst problem (share of problems in which policies keep the same tokens)"
         )
         print_rows(list(rows.values()))
 
 
 def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting | None = None) -> None:
-    """Print Pass@1, interval and cost of each benchmark and the beginning of a few traces; as JSON whole traces.
+    """Print Pass@1, interval and cost of each benchmark, and answer and end of a few traces; as JSON whole traces.
 
     `setting` selects one of several settings of the run.
     """
+    from kvatlas.report.materials import RunMaterials
     from kvatlas.results.export import record
     from kvatlas.stats.run_data import RunData
 
@@ -215,7 +243,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
     traces = _first_traces(folder, cells, show)
     if not as_json:
         _print_cells(cells, run.margin)
-        _print_traces([trace for _, trace in traces])
+        _print_traces([trace for _, trace in traces], RunMaterials.from_manifest(run.manifest))
         return
     expected = cells[0].expected
     document = {
@@ -252,39 +280,40 @@ def _print_cells(cells: Sequence[CellTraces], margin: float) -> None:
     from kvatlas.stats.power import provable
     from kvatlas.text import percent_text
 
-    outcomes: dict[str, None] = {}
-    for cell in cells:
-        outcomes |= dict.fromkeys(_verdicts(cell))
     rows = []
     for cell in cells:
         estimate = cell.cell.estimate
         interval = "unknown"
         if estimate.low is not None and estimate.high is not None:
             interval = f"{percent_text(estimate.low)} to {percent_text(estimate.high)}"
-        verdicts = _verdicts(cell)
+        verdicts = {outcome: count for outcome, count in _verdicts(cell).items() if count}
         rows.append(
             {
                 "benchmark": cell.expected.benchmark,
                 "Pass@1": percent_text(estimate.value),
-                "95 % interval": interval,
+                "95 %": interval,
                 "problems": estimate.problems,
-                **{outcome: verdicts.get(outcome, 0) for outcome in outcomes},
-                "kept tokens": _whole(cell.cell.mean_kv_tokens),
-                "output tokens": _whole(cell.cell.output_tokens_mean),
+                "KV tokens": _whole(cell.cell.mean_kv_tokens),
+                "new tokens": _whole(cell.cell.output_tokens_mean),
+                "traces": ", ".join(f"{count} {outcome}" for outcome, count in verdicts.items()),
             }
         )
     print_rows(rows)
     sizes = [len(cell.problems) for cell in cells if cell.setting != FULL]
     if sizes:
-        typer.echo("\n" + " ".join(say("provable", provable(sizes, margin, 1))))
+        print_text("\n" + " ".join(say("provable", provable(sizes, margin, 1))))
 
 
 def _whole(value: float | None) -> int | str:
     return "unknown" if value is None else round(value)
 
 
-def _print_traces(traces: Sequence[Trace]) -> None:
-    """Print the outcome and the beginning of each trace."""
+#: Characters of the end of a trace that are printed.
+_END = 400
+
+
+def _print_traces(traces: Sequence[Trace], materials: RunMaterials) -> None:
+    """Print the outcome of each trace, its answer beside the reference, and its end, where the answer is."""
     from rich.console import Console
     from rich.text import Text
 
@@ -294,7 +323,13 @@ def _print_traces(traces: Sequence[Trace]) -> None:
         # Model output is data: printed as text, never as markup.
         title = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.verdict}{answer}"
         console.print(Text(visible(title), style="bold"))
-        console.print(Text(visible(textwrap.shorten(trace.text, 800, placeholder=" ..."))))
+        problem = materials.problem(trace)
+        if problem is not None:
+            console.print(Text(visible(f"reference: {problem.answer}")))
+        text = " ".join(trace.text.split())
+        if len(text) > _END:
+            text = "... " + text[-_END:].partition(" ")[2]
+        console.print(Text(visible(text)))
 
 
 def print_demo(folder: Path) -> None:
@@ -309,7 +344,8 @@ def print_demo(folder: Path) -> None:
     typer.echo(mean_tables(result))
     pictures = ", ".join(path.name for path in written if path.suffix == ".png")
     lines = [
-        *(("Found", recommendation(choice)) for choice in result.choices),
+        *([("Found", result.headline)] if result.headline else []),
+        *(("In words", recommendation(choice)) for choice in result.choices),
         ("Open", f"{folder / 'report.html'} (or: kvatlas view {folder})"),
         ("Figures", f"{pictures} (and svg, pdf) in {folder}, their numbers in maps.csv"),
     ]
@@ -319,13 +355,18 @@ def print_demo(folder: Path) -> None:
 
 
 def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Progress], None]:
-    """Return the function that a sweep calls after each trace; it says a line now and then, and at the end.
+    """Return the function that a sweep calls after each trace.
 
-    A `verbose` one says each trace. A `quiet` one writes to the log alone.
+    On a terminal it moves a bar; elsewhere it says a line now and then, and at the end. A `verbose` one says each
+    trace. A `quiet` one writes to the log alone.
     """
+    from rich.console import Console
+
+    console = Console(stderr=True)
     say = message_display(quiet)
     began = last = time.monotonic()
     before = -1
+    bar = _ProgressBar(console) if console.is_terminal and not (quiet or verbose) else None
 
     def on_trace(progress: Progress) -> None:
         nonlocal before, last
@@ -337,9 +378,13 @@ def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Pr
             tokens = trace.usage.output_tokens
             name = f"{trace.model} {trace.setting}, {trace.problem}, sample {trace.sample}"
             say(f"{name}: {trace.grade.verdict}, {tokens} tokens")
-        if now - last >= INTERVAL or progress.done == progress.total:
+        is_last = progress.done == progress.total
+        if bar is not None:
+            bar.show(progress, progress.text(before, now - began))
+        if now - last >= INTERVAL or is_last:
             last = now
-            say(progress.text(before, now - began))
+            # Beside a bar the line is for the log.
+            (say if bar is None else LOG.info)(progress.text(before, now - began))
 
     return on_trace
 
@@ -347,6 +392,31 @@ def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Pr
 def message_display(quiet: bool) -> Callable[[str], None]:
     """Return the function that says a sentence; a quiet one writes to the log alone."""
     return (lambda sentence: LOG.info(visible(sentence))) if quiet else note
+
+
+class _ProgressBar:
+    """A bar on a terminal, which ends with the last trace, or with the command."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+        from rich.progress import Progress as Display
+        from rich.table import Column
+
+        # Of a line that is too wide the end of the text is cut.
+        text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+        share = TaskProgressColumn(table_column=Column(no_wrap=True, min_width=4))
+        self._display = Display(BarColumn(12), share, text, console=console, expand=True)
+        self._task = self._display.add_task("", total=None)
+        # A bar that is left running hides the cursor.
+        atexit.register(self._display.stop)
+
+    def show(self, progress: Progress, text: str) -> None:
+        """Show so many traces of all, and the text; the last trace ends the bar."""
+        self._display.start()
+        self._display.update(self._task, total=progress.total, completed=progress.done, description=visible(text))
+        if progress.done == progress.total:
+            self._display.stop()
+            atexit.unregister(self._display.stop)
 
 
 def answers_display(name: str) -> Callable[[int, int], None]:

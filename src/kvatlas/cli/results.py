@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import note, print_rows
+from kvatlas.cli.output import note, print_rows, print_text
 from kvatlas.core import KvatlasError
 from kvatlas.text import unfiltered
 
@@ -42,7 +42,7 @@ def describe(
     if as_json:
         typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
-        typer.echo(every_map(result) if long else one_page(result))
+        print_text(every_map(result) if long else one_page(result))
 
 
 @app.command()

@@ -19,6 +19,7 @@ from kvatlas.cli.output import (
     print_audit,
     print_demo,
     print_run,
+    print_text,
     progress_display,
     warn,
 )
@@ -109,7 +110,7 @@ def plan(
     _print_estimate(estimate, rate, is_given=tokens_per_second is not None)
     print_audit(planned.audit)
     for row in rows:
-        typer.echo(
+        print_text(
             f"\nTwo settings that differ on {100 * row['discordance']:g} % of problems: {row['problems']:,} "
             f"problems show {row['points']:g} points with a power of 0.8; the {row['own_problems']:,} here "
             f"show {row['own_points']:.1f}."
@@ -117,16 +118,15 @@ def plan(
     if provable is not None:
         from kvatlas.report.text import say
 
-        typer.echo("\n" + " ".join(say("provable", provable)))
+        print_text("\n" + " ".join(say("provable", provable)))
     for sentence in planned.warnings:
-        typer.echo(f"\nWarning: {sentence}")
+        print_text(f"\nWarning: {sentence}")
 
 
 def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: bool) -> None:
     """Print the estimate of a plan; the decoding rate is given by the user, or measured on this machine."""
     tokens = estimate["decoded_tokens"]
     peak = estimate["peak_bytes"]
-    weights = f"weights {peak['weights']:,}, cache {peak['slots']:,}, snapshots {peak['snapshots']:,}"
     hours = None
     if estimate["seconds"] is not None:
         hours = round(estimate["seconds"] / 3600, 2)
@@ -134,15 +134,18 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
     lines = {
         "settings": (estimate["settings"], ""),
         "traces": (estimate["traces"], ""),
-        "decoded tokens": (tokens["shared"], f"(expected; {tokens['separate']:,} without shared trunks)"),
+        "decoded tokens": (tokens["shared"], f"({tokens['separate']:,} without shared trunks)"),
         "KV bytes per sequence": (estimate["kv_bytes_per_sequence"], "(at the largest budget)"),
-        "peak bytes of a worker": (peak["total"], f"({weights})"),
+        "peak bytes of a worker": (peak["total"], "(weights, cache and snapshots:)"),
+        "  weights": (peak["weights"], ""),
+        "  cache": (peak["slots"], ""),
+        "  snapshots": (peak["snapshots"], ""),
         "batch size": (estimate["batch_size"], "(fits into the memory)"),
         "hours": (hours, f"({rate_source} {rate or 0:,.0f} tokens/s)"),
     }
     for name, (quantity, remark) in lines.items():
         if quantity is not None:
-            typer.echo(f"{name:<24}{quantity:>14,}  {remark}".rstrip())
+            print_text(f"{name:<23}{quantity:>14,}  {remark}".rstrip())
 
 
 def _provable(planned: Plan) -> Provable | None:

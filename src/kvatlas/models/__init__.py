@@ -18,6 +18,7 @@ from kvatlas.models.files import ENDLESS, Overrides
 from kvatlas.models.handle import SMALL_FILES, ModelHandle
 from kvatlas.models.options import Options
 from kvatlas.models.shape import CachedLayer, Shape
+from kvatlas.text import did_you_mean
 
 #: The folder of the package's models, and that of its adapters, by the names of the models with them.
 EMBEDDED = Path(str(resources.files("kvatlas.models") / "embedded"))
@@ -66,8 +67,11 @@ def _find(model: str, name: str, chosen: Options) -> ModelHandle:
         if chosen.device == "auto":
             chosen = replace(chosen, device="cpu")
         return ModelHandle(name, EMBEDDED / place, chosen)
-    names = ", ".join((*embedded(), *gguf.PACKAGED))
-    raise KvatlasError(f"Unknown model {model!r}; expected {names}, a folder, FILE.gguf or hf:OWNER/NAME.")
+    known = (*embedded(), *gguf.PACKAGED)
+    guess = f" Did you mean 'hf:{model}'?" if is_id(model) and "/" in model else did_you_mean(model, known)
+    raise KvatlasError(
+        f"Unknown model {model!r}; expected {', '.join(known)}, a folder, FILE.gguf or hf:OWNER/NAME.{guess}"
+    )
 
 
 def _packaged(model: str, name: str, chosen: Options) -> ModelHandle:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.former_names import warn_of_former_name
+from kvatlas.text import did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 #: A value of a variable of a chat template.
@@ -71,7 +72,9 @@ class Options:
         names = [field.name for field in fields(cls)]
         for name in values:
             if name not in names:
-                raise KvatlasError(f"Unknown model option {name!r}; expected {', '.join(names)}.")
+                raise KvatlasError(
+                    f"Unknown model option {name!r}; expected {', '.join(names)}.{did_you_mean(name, names)}"
+                )
         return cls(**values)
 
     @classmethod

@@ -24,6 +24,7 @@ from kvatlas.policies.parameter_types import (
 )
 from kvatlas.policies.selection import select_tokens
 from kvatlas.registry import Registry
+from kvatlas.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Policies(Registry[type[Policy]]):
         if file_of(name) is not None:
             return _from_file(*name.rsplit(":", 1))
         if "@" in name and name not in PRESETS:
-            raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.")
+            raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
         return super().get(PRESETS[name].policy if name in PRESETS else name)
 
 

@@ -33,6 +33,7 @@ from kvatlas.policies.parameter_types import (
     int_param,
     storage_parameters,
 )
+from kvatlas.text import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -234,6 +235,7 @@ class Policy:
         if unknown is not None:
             raise KvatlasError(
                 f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names) or 'none'}."
+                f"{did_you_mean(unknown, names)}"
             )
         values |= _implied(values, names)
         missing = [word for word in ("kv_budget", "local_window", "ratio") if word in names and word not in values]

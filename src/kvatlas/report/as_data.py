@@ -12,6 +12,7 @@ from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import LossFamily, RequiredProblems, SettingLoss
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.pairs import Comparison
+from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.verdicts import Test
 
 Json = dict[str, Any]
@@ -127,6 +128,28 @@ def chosen_document(cell: Cell | None, choice: Choice) -> Json:
         "may_lose": percent(choice.may_lose.get(cell.setting.id)),
         "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
         "kept_tokens_measured": cell.mean_kv_tokens is not None,
+    }
+
+
+def table_document(table: SettingTable) -> Json:
+    """Return a table of settings: each with its value, costs and loss, and its value on each benchmark."""
+    settings = [
+        {
+            "name": row.name,
+            **row.cell.to_dict(),
+            **loss_values(row.loss),
+            "shown": row.loss.is_kept if row.loss else None,
+            "broken": row.loss.is_broken if row.loss else None,
+            "benchmarks": {name: cell.estimate.to_dict() for name, cell in row.by_benchmark.items()},
+        }
+        for row in table.rows
+    ]
+    return {
+        "model": table.model,
+        "benchmark": table.benchmark,
+        "metric": table.metric,
+        "settings": settings,
+        "notes": [note.text for note in table.notes],
     }
 
 

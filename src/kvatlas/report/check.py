@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvatlas.core import CellCoord, KvatlasError, Map, percent
-from kvatlas.report.text import table
+from kvatlas.report.text import markdown_table
 from kvatlas.results import Store
 from kvatlas.results.manifest import changed_problems
 from kvatlas.text import fixed, signed
@@ -202,7 +202,7 @@ def maps_as_text(compared: Mapping[str, Any]) -> str:
         for conflict in conflicts:
             *names, first, second = conflict.values()
             rows.append([*map(str, names), fixed(first), fixed(second), signed(first - second, minus="-")])
-        lines += ["", table([*list(conflicts[0])[:-2], "A", "B", "A - B"], rows)]
+        lines += ["", markdown_table([*list(conflicts[0])[:-2], "A", "B", "A - B"], rows)]
     return "\n".join(lines) + "\n"
 
 

@@ -66,7 +66,7 @@ def plot_sources(
     cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
-    if any(analysis.run.is_line for analysis in result.opened_runs):
+    if any(not analysis.run.has_maps for analysis in result.opened_runs):
         _check_line(result, show)
         return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
     _check_mean(result, show)

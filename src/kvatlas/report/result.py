@@ -21,7 +21,10 @@ from kvatlas.report.as_data import (
     omnibus_document,
     p_value,
     pooled_document,
+    table_document,
 )
+from kvatlas.report.headline import headline
+from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.stats.adaptive import NO_PAIRS
 from kvatlas.stats.choice import Choice, choices_of_maps
@@ -33,6 +36,7 @@ from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjuste
 from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_analysis import RunAnalysis, grids, group_by_axes, with_regions
 from kvatlas.stats.run_data import RunData
+from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Limitation, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
@@ -183,15 +187,21 @@ class Result:
 
     @cached_property
     def every_map(self) -> list[Map]:
-        """The maps of all policies, without tests. Raises KvatlasError for a run without two axes."""
+        """The maps of all policies, without tests. Raises KvatlasError for a run with more than two axes."""
         maps = []
         for source in self.sources:
-            maps += bare_maps(source)
+            if not isinstance(source, RunAnalysis) or source.run.has_maps:
+                maps += bare_maps(source)
         return maps
 
     @cached_property
     def untested(self) -> list[Map]:
-        """The maps of the policy that the options name, without tests; raises KvatlasError without any."""
+        """The maps of the policy that the options name, without tests.
+
+        Raises KvatlasError if there is none, and no table of settings either.
+        """
+        if not self.every_map and self.tables:
+            return []
         return of_policy(self.every_map, self.options.policy)
 
     @cached_property
@@ -218,6 +228,14 @@ class Result:
         """The joined runs, of the policy that the options name; adaptive runs with all policies."""
         policy = self.options.policy
         return [run if policy is None or run.is_adaptive else run.of_policy(policy) for run in self._joined_runs]
+
+    @cached_property
+    def tables(self) -> tuple[SettingTable, ...]:
+        """The settings of the runs without maps, a table for each model. Raises KvatlasError as `setting_tables`."""
+        tables: list[SettingTable] = []
+        for run in self._analyses:
+            tables += run.tables
+        return tuple(tables)
 
     @property
     def runs(self) -> tuple[RunData, ...]:
@@ -295,8 +313,10 @@ class Result:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Notes on the whole result."""
+        """Notes on the whole result, and on its tables of settings."""
         _, notes = self._means_and_notes
+        for table in self.tables:
+            notes = [*notes, *(note for note in table.notes if note not in notes)]
         is_adaptive = any(run.is_adaptive for run in self.opened_runs)
         return (NO_PAIRS, *notes) if is_adaptive else tuple(notes)
 
@@ -331,12 +351,28 @@ class Result:
                 by_text.setdefault(note.text, []).append(one)
         return by_text
 
+    @cached_property
+    def headline(self) -> str:
+        """The finding in one sentence; empty where nothing is proven of settings and policies."""
+        return headline(self.choices, self.comparisons)
+
+    @cached_property
+    def next_steps(self) -> tuple[NextStep, ...]:
+        """What to try next after a run; none for several sources."""
+        if len(self.sources) != 1 or not self.opened_runs:
+            return ()
+        return tuple(next_steps(self.opened_runs[0].run, self.choices))
+
     def comparison_documents(self) -> list[Json]:
         """Return the comparisons as data: first minus second, in points."""
         return [comparison_document(comparison) for comparison in self.comparisons]
 
     def to_dict(self) -> Json:
         """Return the document of `kvatlas describe --json`: percent scale, unknown values None.
+
+        `headline`: the finding in a sentence. `next_steps`: what to try next, with specs. `tables`: for runs without
+        maps one object per model with model, benchmark, metric, settings (the highest first; each as an estimate of a
+        map, with its values by benchmark) and notes.
 
         `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples,
         unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
@@ -351,13 +387,16 @@ class Result:
         choices = [choice_document(choice) for choice in self.choices]
         first_choice = choices[0] if choices else NO_SETTING
         return {
+            "headline": self.headline or None,
             "findings": [asdict(finding) for finding in self.findings],
+            "tables": [table_document(table) for table in self.tables],
             "maps": [one.to_dict() for one in self.maps],
             "means": [one.to_dict() for one in self.means],
             "comparisons": self.comparison_documents(),
             "recommendation": {**first_choice, "all": choices},
             "effects": [pooled_document(effect) for effect in self.effects],
             "per_right_answer": [{**vars(price), "setting": str(price.setting)} for price in self.prices],
+            "next_steps": [step.to_dict() for step in self.next_steps],
             "notes": [note.text for note in self.notes],
         }
 

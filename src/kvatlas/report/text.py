@@ -10,12 +10,14 @@ from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import Cell, CellCoord, Setting, differing, grouped
+from kvatlas.core import Cell, CellCoord, Setting, grouped
+from kvatlas.report.headline import setting_words
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.prices import Price
+from kvatlas.stats.setting_tables import SettingRow, SettingTable
 from kvatlas.text import axis_label, bytes_text, interval_text, model_name, percent_text, points_text
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ def _environment() -> Environment:
         "memory": memory_text,
         "price": price_text,
         "recommendation": recommendation,
+        "loses": loses_text,
         "ceiling": lambda share: f"{math.ceil(100 * share - 1e-9)}",
         "at": at,
         "estimates": _estimates,
@@ -92,6 +95,10 @@ def _environment() -> Environment:
         "grid_table": grid_table,
         "benchmark_table": benchmark_table,
         "comparison_table": comparison_table,
+        "price_parameters": price_parameters,
+        "settings_table": settings_table,
+        "settings_by_benchmark": settings_by_benchmark,
+        "setting_comparisons": setting_comparisons,
     }
     return environment
 
@@ -109,6 +116,12 @@ def p_text(p: float) -> str:
 def brief(share: float) -> str:
     """Return a share as points without more places than needed: 0.03 is `3`."""
     return f"{round(100 * share, 4):g}"
+
+
+def loses_text(loss: float) -> str:
+    """Return a loss in points, one below 0 as a gain: `loses 0.6`, `gains 0.6`."""
+    points = percent_text(loss)
+    return f"gains {points[1:]}" if points.startswith("-") else f"loses {points}"
 
 
 def count(quantity: int, noun: str) -> str:
@@ -131,6 +144,12 @@ def memory_text(cell: Cell) -> str:
     return f"{bytes_text(cell.mean_kv_bytes)}, {tokens}"
 
 
+def price_parameters(result: Result, setting: Setting) -> str:
+    """Return the parameters of a setting that its name needs in a table of prices: those on the axes, else all."""
+    names = result.grids[0].axes if result.grids else list(setting.values)
+    return "".join(f" {name}={setting.values[name]}" for name in names if name in setting.values)
+
+
 def price_text(price: Price) -> str:
     """Return the cost of a right answer as a multiple of the full cache's, with its interval."""
     if price.low is None or price.high is None:
@@ -145,12 +164,7 @@ def at(coord: CellCoord, one: Any) -> str:
 
 def setting_text(choice: Choice, setting: Setting) -> str:
     """Return a setting by the parameters that differ between the candidates."""
-    others = list(choice.settings.values())
-    if not others:
-        return str(setting)
-    parameters = differing(other.values for other in others)
-    names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
-    return f"{setting.policy} {', '.join(names)}"
+    return setting_words(setting, list(choice.settings.values()))
 
 
 def _exact(one: MapResult, value: float) -> str:
@@ -176,7 +190,7 @@ def _estimate(coord: CellCoord, one: MapResult) -> str:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
     ruler = "|" + "---|" * len(header)
     return "\n".join([_table_row(header), ruler, *map(_table_row, rows)])
@@ -195,7 +209,7 @@ def grid_table(one: MapResult) -> str:
     for row in rows:
         values = [_marked_value(one, (row, column)) for column in columns]
         lines.append([str(row), *values])
-    return table([f"{name}: {down} \\ {across}", *map(str, columns)], lines)
+    return markdown_table([f"{name}: {down} \\ {across}", *map(str, columns)], lines)
 
 
 def _marked_value(one: MapResult, coord: CellCoord) -> str:
@@ -231,7 +245,62 @@ def benchmark_table(result: Result) -> str:
             ]
         )
     columns = [f"{policy or 'cells'}, lowest to highest" for policy in policies]
-    return table(["Model", "Benchmark", "Problems", "full", *columns], rows)
+    return markdown_table(["Model", "Benchmark", "Problems", "full", *columns], rows)
+
+
+#: The columns of `settings_table` that stand only where a cost or a loss is known.
+_LOSS_COLUMNS = ("Points lost", "95 %")
+
+
+def settings_table(table: SettingTable) -> str:
+    """Return the settings of a model with values, losses against the full cache and costs, the highest first."""
+    header = ["Setting", axis_label(table.metric), "95 %"]
+    if any(row.loss for row in table.rows):
+        header += _LOSS_COLUMNS
+    header += ["KV tokens", "New tokens", "Seconds"]
+    return markdown_table(header, [_setting_row(row, _LOSS_COLUMNS[0] in header) for row in table.rows])
+
+
+def _setting_row(row: SettingRow, has_losses: bool) -> list[str]:
+    estimate = row.cell.estimate
+    fields = [row.name, percent_text(estimate.value) + _mark(row.loss), interval_text(estimate) or "–"]
+    if has_losses and row.loss is None:
+        fields += ["–", "–"]
+    elif has_losses and row.loss is not None:
+        fields += [percent_text(row.loss.value), f"{percent_text(row.loss.low)} to {percent_text(row.loss.high)}"]
+    costs = (row.cell.mean_kv_tokens, row.cell.output_tokens_mean)
+    fields += ["–" if cost is None else f"{cost:,.0f}" for cost in costs]
+    seconds = row.cell.seconds_mean
+    return [*fields, "–" if seconds is None else f"{seconds:.3g}"]
+
+
+def settings_by_benchmark(table: SettingTable) -> str:
+    """Return the value of each setting on each benchmark."""
+    rows = []
+    for row in table.rows:
+        estimates = [row.by_benchmark[benchmark].estimate for benchmark in table.benchmarks]
+        rows.append([row.name, *(percent_text(estimate.value) for estimate in estimates)])
+    return markdown_table(["Setting", *table.benchmarks], rows)
+
+
+#: Comparisons of settings that a page of text shows.
+_COMPARISONS = 20
+
+
+def setting_comparisons(result: Result) -> str:
+    """Return the comparisons of settings, the surest first; of many the first ones."""
+    surest = sorted(result.comparisons, key=lambda one: (one.p_holm, -abs(one.difference.value)))
+    rows = []
+    for comparison in surest[:_COMPARISONS]:
+        difference = comparison.difference
+        limits = f"{points_text(difference.low)} to {points_text(difference.high)}"
+        model = model_name(comparison.model) if comparison.model != comparison.first else ""
+        names = [comparison.first, comparison.second]
+        about = comparison.note or model
+        rows.append([*names, points_text(difference.value), limits, p_text(comparison.p_holm), about])
+    text = markdown_table(["First", "Second", "First - second", "95 %", "p (Holm)", "Of"], rows)
+    left_out = len(surest) - len(rows)
+    return f"{text}\n\n{left_out} more: --long has all." if left_out else text
 
 
 #: The columns of `comparison_table`.
@@ -243,7 +312,7 @@ _COMPARISON_COLUMNS = (
 
 def comparison_table(result: Result) -> str:
     """Return the paired comparisons: first minus second in points."""
-    return table(_COMPARISON_COLUMNS, map(_comparison_row, result.comparisons))
+    return markdown_table(_COMPARISON_COLUMNS, map(_comparison_row, result.comparisons))
 
 
 def _comparison_row(comparison: Comparison) -> list[str]:

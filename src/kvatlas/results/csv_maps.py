@@ -122,7 +122,9 @@ def _text(name: str) -> str:
         with Path(name).open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except FileNotFoundError:
-        raise KvatlasError(f"There is no file {name!r}; name a CSV map, or published:NAME.") from None
+        raise KvatlasError(
+            f"There is no run and no CSV map {name!r}; expected the folder of a run, a CSV map, or published:NAME."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise KvatlasError(f"{name!r} cannot be read as a CSV map ({error}); expected a text file in UTF-8.") from error
     if len(text) > MAX_CHARACTERS:

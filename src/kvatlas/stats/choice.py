@@ -121,8 +121,8 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
         family = lost.get((model, frozenset(benchmarks)))
         ids = {cell.setting.id for cell in cells}
         if family is not None and ids & family.by_setting.keys():
-            baselines = select(run.cells, model=model, baseline=True)
-            found.append(choice_of(model, cells, family, baselines=baselines))
+            full = select(run.cells, model=model, setting=FULL)
+            found.append(choice_of(model, cells, family, baselines=full))
     return found
 
 

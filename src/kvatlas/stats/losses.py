@@ -34,8 +34,8 @@ FULL = Setting.from_parameters("full")
 
 
 def is_full(cell: CellTraces) -> bool:
-    """Return whether the cell is the full cache beside the grid."""
-    return cell.baseline and cell.setting == FULL
+    """Return whether the cell is the full cache."""
+    return cell.setting == FULL
 
 
 @dataclass(frozen=True)

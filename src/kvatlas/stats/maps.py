@@ -47,14 +47,15 @@ def maps_of_run(run: RunData) -> list[Map]:
     Raises KvatlasError if the run does not have two axes, or if traces are missing and it is not `partial`. Cells
     without any trace are left out.
     """
-    if not run.groups:
+    groups = run.groups
+    if not run.has_maps:
         raise KvatlasError(f"No policy of this run has two or more values of both {run.axes[0]} and {run.axes[1]}.")
     baselines = select(run.cells, baseline=True)
-    shown = list(chain.from_iterable(run.groups.values()))
+    shown = list(chain.from_iterable(groups.values()))
     check_complete(shown + baselines, run.partial)
     check_measured(shown, run.metric, run.partial)
     maps = []
-    for name, group in run.groups.items():
+    for name, group in groups.items():
         if any(cell.measured for cell in group):
             maps.append(_map(name, run, group, select(baselines, model=name.model, benchmark=name.benchmark)))
     return maps
@@ -297,22 +298,19 @@ POLICY = "policy"
 
 
 def curves_of_run(run: RunData) -> list[Map]:
-    """Return one map for each model and benchmark of a run with one axis: a curve over its values for each policy.
+    """Return one map for each model and benchmark of a run without maps: a curve over its axis for each policy.
 
-    Policies are the rows. Without an axis the settings are the rows of a single column. Raises KvatlasError as
-    `maps_of_run` does, and for a run that varies two parameters or more.
+    Policies are the rows. Without an axis that a policy varies alone the settings are the rows of a single column.
+    Raises KvatlasError as `maps_of_run` does, and for a run that has maps.
     """
-    if not run.is_line:
+    if run.has_maps:
         raise KvatlasError(f"A curve has one axis and this run varies {len(run.varied)} ({', '.join(run.varied)}).")
     cells = [cell for cell in run.cells if run.fits(cell)]
     check_complete(cells, run.partial, "curve")
     check_measured(cells, run.metric, run.partial)
-    notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
-    notes += [*partial_note(cells), *mixed_note(cells)]
-    if run.manifest.screened:
-        notes.append(SCREEN_NOTE)
+    notes = run_notes(run, cells)
     measured = [cell for cell in cells if cell.measured]
-    if not run.varied:
+    if len(run.varied) != 1:
         groups = grouped(measured, lambda cell: (cell.model, cell.benchmark))
         return [_points(run.metric, group, notes) for group in groups.values()]
     axis = run.varied[0]
@@ -323,6 +321,15 @@ def curves_of_run(run: RunData) -> list[Map]:
         beside_grid = select(baselines, model=model, benchmark=benchmark)
         curves.append(_curves(run.metric, axis, group, beside_grid, notes))
     return curves
+
+
+def run_notes(run: RunData, cells: Sequence[CellTraces]) -> list[Note]:
+    """Return the notes on fixed values, missing traces, versions and screens of these cells of a run."""
+    notes = [Note(NoteKind.FIXED, f"{name}={value}") for name, value in run.fix.items()]
+    notes += [*partial_note(cells), *mixed_note(cells)]
+    if run.manifest.screened:
+        notes.append(SCREEN_NOTE)
+    return notes
 
 
 def _curves(

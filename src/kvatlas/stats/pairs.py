@@ -9,7 +9,7 @@ from itertools import chain, combinations, product
 
 import numpy as np
 
-from kvatlas.core import CellCoord, MapName
+from kvatlas.core import CellCoord, MapName, grouped
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.bounded import mean_difference
@@ -45,17 +45,35 @@ def comparisons(run: RunData) -> list[Comparison]:
     """Return all paired comparisons that the cells of a run support, on the problems and samples of both sides.
 
     For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
-    have, pooled by problem over cells, benchmarks of equal weight. The same for each policy and each pair of models.
-    None for the cells of adaptive sweeps. Raises KvatlasError as `maps_of_run` does for axes and metric.
+    have, pooled by problem over cells, benchmarks of equal weight. The same for each policy and each pair of models. In
+    a run without maps every setting is compared with every other one. None for the cells of adaptive sweeps. Raises
+    KvatlasError as `maps_of_run` does for axes and metric.
     """
-    policies = _policies(_fixed(run))
+    fixed = _fixed(run)
+    sides = _policies(fixed) if run.has_maps else _settings(fixed)
     found = []
-    for first, second in combinations(policies, 2):
+    for first, second in combinations(sides, 2):
         same_model = first[0] == second[0]
-        same_policy = first[1] == second[1]
-        if same_model != same_policy:
-            found.append(_over_cells(run.metric, first, second, policies))
+        same_name = first[1] == second[1]
+        if same_model != same_name:
+            pairs = _pairs_of_cells(sides[first], sides[second], all_parameters=run.has_maps)
+            found.append(_over_cells(run.metric, first, second, pairs))
     return [comparison for comparison in found if comparison is not None]
+
+
+def _settings(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
+    """Return the cells of each model and setting over benchmarks, under the short name of the setting."""
+    names = short_names(cell.setting for cell in run.cells)
+    shown = filter(run.fits, run.cells)
+    return grouped(shown, lambda cell: (cell.model, names[cell.setting.id]))
+
+
+def _pairs_of_cells(
+    first: Sequence[CellTraces], second: Sequence[CellTraces], *, all_parameters: bool
+) -> list[tuple[CellTraces, CellTraces]]:
+    """Return the pairs of cells of one benchmark; with `all_parameters` those that agree in what both have."""
+    pairs = [(cell, other) for cell, other in product(first, second) if cell.benchmark == other.benchmark]
+    return [pair for pair in pairs if _agree(*pair)] if all_parameters else pairs
 
 
 def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
@@ -72,13 +90,12 @@ def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
 
 
 def _over_cells(
-    metric: str, first: ModelPolicy, second: ModelPolicy, policies: Mapping[ModelPolicy, list[CellTraces]]
+    metric: str, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[tuple[CellTraces, CellTraces]]
 ) -> Comparison | None:
-    """Compare two policies of a model, or two models under a policy, over all pairs of cells that agree.
+    """Compare two policies or settings of a model, or two models under one of them, over pairs of cells.
 
     A problem's difference is the mean over all its samples in all pairs of cells. None where they share no trace.
     """
-    pairs = [pair for pair in product(policies[first], policies[second]) if _agree(*pair)]
     by_problem: dict[ProblemKey, list[float]] = {}
     for cell, other in pairs:
         problems, values = aligned([cell, other])
@@ -99,9 +116,7 @@ def _over_cells(
 
 
 def _agree(cell: CellTraces, other: CellTraces) -> bool:
-    """Return whether two cells are of one benchmark and have equal values of the parameters of both."""
-    if cell.benchmark != other.benchmark:
-        return False
+    """Return whether two cells have equal values of the parameters of both."""
     values = other.setting.values
     return all(values.get(name, value) == value for name, value in cell.setting.values.items())
 

@@ -16,6 +16,7 @@ from kvatlas.stats.losses import GridLosses, losses_of
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
 from kvatlas.stats.run_data import RunData
+from kvatlas.stats.setting_tables import SettingTable, setting_tables
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.verdicts import Verdict, verdicts
 
@@ -25,7 +26,8 @@ class RunAnalysis:
     """Maps, their tests, recommendations, and paired comparisons of one run, each computed on first use.
 
     An adaptive run has only parts that are valid at any stop. `run_losses` are the losses of the full run, if these
-    cells are a subset of it. Raises KvatlasError as `maps_of_run` does.
+    cells are a subset of it. A run without maps has tables of settings instead. Raises KvatlasError as `maps_of_run`
+    does.
     """
 
     run: RunData
@@ -49,6 +51,8 @@ class RunAnalysis:
     @cached_property
     def verdicts(self) -> Mapping[MapName, Verdict]:
         """The tests by map, means over benchmarks included; without a full cache with the plateau of the bound."""
+        if not self.run.has_maps:
+            return {}
         if self.is_adaptive:
             return adaptive_verdicts(self._standings, self.untested_maps)
         found = verdicts(self.run, self.losses)
@@ -66,11 +70,24 @@ class RunAnalysis:
         return losses_of(self.run) if self.run_losses is None else self.run_losses
 
     @cached_property
+    def tables(self) -> list[SettingTable]:
+        """The tables of settings of a run without maps, one for each model; empty for others.
+
+        Raises KvatlasError as `setting_tables` does.
+        """
+        if self.run.has_maps:
+            return []
+        losses = {choice.model: choice.losses or {} for choice in self.choices}
+        return setting_tables(self.run, losses)
+
+    @cached_property
     def choices(self) -> Sequence[Choice]:
         """The recommendation for each model; without a full cache for each model and policy."""
         if self.is_adaptive:
             return adaptive_choices(self._standings, self.run.cells, self.run.margin)
         by_loss = choices(self.run, self.losses)
+        if not self.run.has_maps:
+            return by_loss
         return by_loss + choices_of_maps(grids(self.maps, self.means), self.verdicts, by_loss)
 
     @cached_property
@@ -81,7 +98,8 @@ class RunAnalysis:
     @cached_property
     def differences(self) -> Differences:
         """Cells minus the first baseline of the maps, in pairs; empty without one."""
-        baseline = next(chain.from_iterable(map_.baselines for map_ in self.maps), None)
+        maps = self.maps if self.run.has_maps else []
+        baseline = next(chain.from_iterable(map_.baselines for map_ in maps), None)
         return differences_of_run(self.run, baseline) if baseline else {}
 
     def cells_of(self, policy: str | None) -> list[CellTraces]:
@@ -114,7 +132,7 @@ def group_by_axes(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
     """Return adaptive runs as they are, and the others with those of the same axes as one."""
     groups = [run for run in runs if run.is_adaptive]
     fixed = [run for run in runs if not run.is_adaptive]
-    for of_axes in grouped(fixed, lambda run: run.run.axes).values():
+    for of_axes in grouped(fixed, _axes_of).values():
         first = of_axes[0]
         if len(of_axes) == 1:
             groups.append(first)
@@ -122,6 +140,11 @@ def group_by_axes(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
             cells = list(chain.from_iterable(run.run.cells for run in of_axes))
             groups.append(RunAnalysis(first.run.with_cells(cells)))
     return groups
+
+
+def _axes_of(run: RunAnalysis) -> tuple[str, ...]:
+    """Return the axes of the maps of a run; of a run without maps the parameters that it varies."""
+    return run.run.axes if run.run.has_maps else ("", *run.run.varied)
 
 
 def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:

@@ -16,6 +16,8 @@ from kvatlas.stats.table import CellTraces, TraceTable
 from kvatlas.text import parse_yaml
 
 Axes = tuple[str, str]
+#: The setting that keeps every token.
+_FULL = Setting.of("full")
 #: The cells of one map-to-be.
 Groups = dict[MapName, list[CellTraces]]
 
@@ -119,7 +121,7 @@ class RunData:
         if len(names) != 2:
             more = ""
             if len(names) > 2:
-                more = f"; fix all but two, for example {names[-1]}={values[names[-1]][0]}"
+                more = f"; hold all but two, for example --fix {names[-1]}={values[names[-1]][0]}"
             listed = ", ".join(names) or "none"
             raise KvatlasError(f"A map needs two axes with at least two values each; this run varies {listed}{more}.")
         return names[0], names[1]
@@ -128,8 +130,18 @@ class RunData:
     def groups(self) -> Groups:
         """The cells of each map, without baselines and policies with a single value on an axis.
 
-        A policy with several values of another parameter gives several groups, with that parameter in the label.
+        A policy with several values of another parameter gives several groups, with that parameter in the label. In a
+        run without maps the groups are those of models and benchmarks: all settings but the full cache.
         """
+        if self.has_maps:
+            return self._grids
+        compared = [cell for cell in self.cells if cell.setting.id != _FULL.id and self.fits(cell)]
+        by_table = grouped(compared, lambda cell: (cell.model, cell.benchmark))
+        return {MapName(model, benchmark, ""): group for (model, benchmark), group in by_table.items()}
+
+    @cached_property
+    def _grids(self) -> Groups:
+        """The cells of each map of a run that varies two parameters."""
         # An unknown metric is refused before axes are.
         cells = self.cells
         axes = set(self.axes)
@@ -156,10 +168,14 @@ class RunData:
             return margin_from_points(self.lose_at_most)
         return margin_from_points(self.manifest.spec.get("lose_at_most"))
 
-    @property
-    def is_line(self) -> bool:
-        """True if the run varies fewer than two parameters, so that it has curves and no maps."""
-        return len(self.varied) < 2
+    @cached_property
+    def has_maps(self) -> bool:
+        """False if the run has a table of settings and no maps: no policy varies two parameters.
+
+        A run that varies more than two has maps as soon as all but two are held to one value.
+        """
+        varied = len(self.varied)
+        return varied > 2 or (varied == 2 and bool(self._grids))
 
     def fits(self, cell: CellTraces) -> bool:
         """Return whether the cell has the values that `fix` holds."""

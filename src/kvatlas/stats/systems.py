@@ -103,16 +103,20 @@ def _about_problems(runs: Sequence[RunData]) -> dict[ProblemKey, Mapping[str, An
     return about
 
 
-def choose(systems: Sequence[ModelSetting], names: Sequence[str]) -> list[ModelSetting]:
-    """Return the system of each name, in the order of the names; all systems without any name.
+def choose(systems: Sequence[ModelSetting], names: Sequence[str], *, best: bool = False) -> list[ModelSetting]:
+    """Return the system of each name, in the order of the names.
 
     All words of a name must fit: a model, a policy (`*` stands for anything), `PARAMETER=VALUE`, as in `R1-Qwen full`
-    or `dynts ratio=0.3 local_window=500`. Raises KvatlasError unless each name fits one system of its own; a name that
-    fits none is said first.
+    or `dynts ratio=0.3 local_window=500`. Without names all systems are compared. With `best` a name may fit several
+    settings of a policy, of which it is the one with the highest mean, and of more than `SEVERAL` systems those are
+    compared: chosen by their values, so that a comparison flatters them. Raises KvatlasError unless each name fits one
+    system of its own; a name that fits none is said first.
     """
     if not names:
-        return list(systems)
+        return _best_of_policies(systems) if best and len(systems) > SEVERAL else list(systems)
     fitting = {name: _fitting(systems, name) for name in names}
+    if best:
+        fitting = {name: _best_of_policies(fits) for name, fits in fitting.items()}
     for name, fits in sorted(fitting.items(), key=lambda item: len(item[1])):
         if len(fits) != 1:
             raise KvatlasError(_ambiguous(name, fits, systems))
@@ -154,6 +158,22 @@ def _short_names(systems: Sequence[ModelSetting]) -> list[str]:
     return names
 
 
+def _best_of_policies(systems: Sequence[ModelSetting]) -> list[ModelSetting]:
+    """Return the setting with the highest mean of each model and policy, the first of equal ones."""
+    groups = grouped(systems, lambda system: (system.model, system.setting.policy))
+    return [max(group, key=_mean) for group in groups.values()]
+
+
+def _mean(system: ModelSetting) -> float:
+    """Return the mean over benchmarks of the means over their problems."""
+    by_benchmark = grouped(system.means().items(), lambda item: item[0][0])
+    means = []
+    for of_benchmark in by_benchmark.values():
+        values = [value for _, value in of_benchmark]
+        means.append(math.fsum(values) / len(values))
+    return math.fsum(means) / len(means)
+
+
 def _fits(word: str, system: ModelSetting) -> bool:
     """Return whether a word of a name fits: a value of the setting, or the pattern of a policy or model."""
     parameter, equals, value = word.partition("=")
@@ -167,6 +187,8 @@ def _fits(word: str, system: ModelSetting) -> bool:
     return any(fnmatchcase(text, word) for text in (policy, policy_class, policy_class.lower(), *models))
 
 
+#: Systems that are compared with each other without being named.
+SEVERAL = 8
 #: Resamples of problems behind the intervals of correlations.
 RESAMPLES = 2000
 #: Differences of means up to this count as being on the line.

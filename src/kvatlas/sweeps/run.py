@@ -52,13 +52,14 @@ class Progress:
         decoded = self.decoded_tokens
         saved = self.saved_tokens
         new = self.done - before
-        parts = [f"{self.done}/{self.total} traces", self.trace.benchmark]
+        parts = [f"{self.done:,}/{self.total:,} traces"]
         if decoded and seconds > 0:
             share = saved / (decoded + saved)
-            parts += [f"{decoded / seconds:,.0f} tokens/s", f"{share:.0%} of tokens saved by shared trunks"]
+            parts += [f"{decoded / seconds:,.0f} tokens/s", f"{share:.0%} of tokens shared"]
         if new >= min(ESTIMATED, (self.total - before) / 4):
             parts.append(f"{timedelta(seconds=round(seconds * (self.total - self.done) / new))} left")
-        return ", ".join(parts)
+        # Last, where a narrow terminal cuts it.
+        return ", ".join([*parts, self.trace.benchmark])
 
 
 def measure(plan: Plan) -> float | None:

@@ -18,7 +18,7 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.core import LOSE_AT_MOST, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
 from kvatlas.policies import policies
-from kvatlas.text import number, read_value, scalar
+from kvatlas.text import did_you_mean, number, read_value, scalar
 
 Value = int | float | str | bool
 #: Limits of a sweep.
@@ -252,7 +252,8 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
     `changes` are values in YAML by their keys, those of inner mappings with dots: `{"sampling.temperature": "0"}`.
     """
     try:
-        if not path.exists() and str(path) in recipes():
+        # A folder of that name hides no recipe.
+        if not path.is_file() and str(path) in recipes():
             data = _load(recipes()[str(path)])
         else:
             with path.open(encoding="utf-8") as file:
@@ -261,6 +262,11 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
         raise KvatlasError(f"The spec {str(path)!r} is not valid YAML{where}.") from error
+    except FileNotFoundError as error:
+        guess = did_you_mean(str(path).removesuffix(".yaml"), recipes())
+        raise KvatlasError(
+            f"There is no spec {str(path)!r}, and no recipe of that name; recipes are {', '.join(recipes())}.{guess}"
+        ) from error
     except (KvatlasError, OSError, ValueError, RecursionError) as error:
         # Bytes that are not UTF-8 raise ValueError.
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
@@ -373,7 +379,9 @@ def _sentence(error: ValidationError, source: str) -> str:
     if first["type"] == "extra_forbidden":
         inner: dict[str, Any] = {"sampling": SamplingSpec, "benchmarks": BenchmarkSpec, "allocate": Allocation}
         model = inner.get(where.partition(".")[0], Spec) if "." in where else Spec
-        return f"Unknown key {where!r} in {source}; expected {', '.join(model.model_fields)}."
+        names = list(model.model_fields)
+        guess = did_you_mean(where.rpartition(".")[2], names)
+        return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
     if first["type"] == "missing":
         return f"The key {where!r} is missing in {source}."
     message = first["msg"].removeprefix("Value error, ")

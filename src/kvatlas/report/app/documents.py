@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from kvatlas.columns import CELL_COLUMNS, Column
 from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
 from kvatlas.figures.panels import framed
+from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.text import recommendation
 from kvatlas.results import Expected
@@ -18,6 +20,7 @@ from kvatlas.stats.choice import Choice
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import short_names
+from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.verdicts import Verdict
 from kvatlas.text import axis_label, model_name
@@ -60,11 +63,11 @@ class Cells:
         )
         return index
 
-    def number(self, map_: Map, cell: Cell, difference: Contrast | None = None) -> int:
-        """Return the number of a cell of a map, or of one of its baselines, and note its values."""
-        index = self.numbers.get((map_.model, map_.benchmark, cell.setting.id))
+    def number(self, place: Map | SettingTable, cell: Cell, difference: Contrast | None = None) -> int:
+        """Return the number of a cell of a map, of one of its baselines, or of a table, and note its values."""
+        index = self.numbers.get((place.model, place.benchmark, cell.setting.id))
         if index is None:
-            index = self._add(map_.model, map_.benchmark, cell.setting)
+            index = self._add(place.model, place.benchmark, cell.setting)
         if self.documents[index]["value"] is None:
             self.documents[index] |= _values(cell, difference)
         return index
@@ -98,7 +101,7 @@ def maps_of(result: Result, tested: bool = True) -> list[Map]:
     Raises KvatlasError as `maps_of_run` does.
     """
     (analysis,) = result.opened_runs
-    if analysis.run.is_line:
+    if not analysis.run.has_maps:
         return curves_of_run(analysis.run)
     return _as_maps(result.maps) if tested else result.untested
 
@@ -111,7 +114,7 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
     (analysis,) = result.opened_runs
     cells = Cells(analysis.run.manifest.expected)
-    compared = tested and not analysis.run.is_line
+    compared = tested and analysis.run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
     verdicts = result.verdicts if compared else {}
     differences = result.differences if compared else {}
@@ -119,11 +122,26 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     metric = maps[0].metric if maps else analysis.run.metric
     return {
         "metric": axis_label(metric),
+        "against": _against(every_map),
         "maps": documents,
         "fronts": _fronts(every_map, cells),
-        "cards": [_card(choice, every_map, cells) for choice in result.choices] if compared else [],
-        "findings": [finding.text for finding in result.findings] if tested else [],
+        **(_tested(result, cells) if tested else _UNTESTED),
         "cells": cells.documents,
+    }
+
+
+#: The parts of a run's document that are known once it is complete.
+_UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findings": []}
+
+
+def _tested(result: Result, cells: Cells) -> Json:
+    """Return the finding, what to try next, tables of settings, what to choose, and what limits the run."""
+    return {
+        "headline": result.headline,
+        "next": [step.to_dict() for step in result.next_steps],
+        "tables": [_table(table, cells) for table in result.tables],
+        "cards": [_card(choice, result, cells) for choice in result.choices],
+        "findings": [finding.text for finding in result.findings],
     }
 
 
@@ -161,6 +179,32 @@ def _number(map_: Map, coord: CellCoord, differences: Mapping[CellCoord, Contras
     return None if cell is None else cells.number(map_, cell, differences.get(coord))
 
 
+def _against(maps: Sequence[Map]) -> str:
+    """Return the words for the baseline against which differences are shown: the first one of the maps."""
+    name = next(chain.from_iterable(map_.baselines for map_ in maps), "the first baseline")
+    return "the full cache" if name == "full" else name
+
+
+def _table(table: SettingTable, cells: Cells) -> Json:
+    """Return the settings of a table by their numbers, each with its loss in points, and whether that is decided."""
+    return {
+        "model": table.model,
+        "short": model_name(table.model),
+        "benchmark": table.benchmark,
+        "benchmarks": table.benchmarks,
+        "rows": [
+            {
+                "cell": cells.number(table, row.cell),
+                "values": [percent(cell.estimate.value) for cell in row.by_benchmark.values()],
+                "loss": None if row.loss is None else _interval(row.loss),
+                "kept": row.loss is not None and row.loss.is_kept,
+                "broken": row.loss is not None and row.loss.is_broken,
+            }
+            for row in table.rows
+        ],
+    }
+
+
 def _fronts(maps: Sequence[Map], cells: Cells) -> list[Json]:
     """Return for each model and benchmark its cells, and those on the fronts of value against each cost."""
     groups: dict[tuple[str, str], dict[int, Cell]] = {}
@@ -196,16 +240,22 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
     return cheapest_first
 
 
-def _card(choice: Choice, every_map: Sequence[Map], cells: Cells) -> Json:
+def _card(choice: Choice, result: Result, cells: Cells) -> Json:
     """Return the chosen setting of a model (`shown`), else the one proven to lose least, and the words about it.
 
     `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points, with its
     95 % interval, and `limit` the upper limit that decides. `compressed` of its `traces` were compressed.
     """
     chosen = choice.by_memory if choice.shown is not False else None
-    cell = chosen or _safest_cell(choice, every_map)
+    cell = chosen or _safest_cell(choice, result)
+    of_model = [one for one in result.comparisons if one.model == choice.model]
+    losses = list((choice.losses or {}).values())
     card: Json = {
         "model": model_name(choice.model),
+        "headline": headline([choice], of_model),
+        "settings": len(losses),
+        "kept": sum(loss.is_kept for loss in losses),
+        "broken": sum(loss.is_broken for loss in losses),
         "benchmark": choice.benchmark,
         "shown": chosen is not None,
         "cell": None,
@@ -228,18 +278,19 @@ def _card(choice: Choice, every_map: Sequence[Map], cells: Cells) -> Json:
     return card
 
 
-def _safest_cell(choice: Choice, every_map: Sequence[Map]) -> Cell | None:
+def _safest_cell(choice: Choice, result: Result) -> Cell | None:
     """Return the cell that is proven to lose least; None if traces cannot show any difference."""
     if choice.safest is None or choice.vacuous is not None:
         return None
     setting, _ = choice.safest
-    for map_ in every_map:
-        if (map_.model, map_.benchmark) != (choice.model, choice.benchmark):
-            continue
-        for cell in map_.cells.values():
-            if cell.setting == setting:
-                return cell
-    return None
+    shown: list[Cell] = []
+    for one in result.every:
+        if (one.map.model, one.map.benchmark) == (choice.model, choice.benchmark):
+            shown += one.map.cells.values()
+    for table in result.tables:
+        if table.model == choice.model:
+            shown += [row.cell for row in table.rows]
+    return next((cell for cell in shown if cell.setting == setting), None)
 
 
 def marks(cell: CellTraces, problems: Sequence[str]) -> str:

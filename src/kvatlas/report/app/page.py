@@ -130,7 +130,7 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
     documents |= {trace_address(place): trace for place, trace in traces.items()}
     named = {f"{run.name}/{address}": document for address, document in documents.items()}
-    page = app_page("embedded", {"runs": [run.summary()], **named})
+    page = app_page("embedded", {"runs": [{**run.summary(), "held": len(traces)}], **named})
     with replacing(out) as partial_file:
         partial_file.write_text(page, "utf-8", newline="")
     return len(traces) == run.done

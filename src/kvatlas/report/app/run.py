@@ -17,7 +17,7 @@ import numpy as np
 
 from kvatlas.core import KvatlasError, Map, NoteKind, Setting, Trace, grouped
 from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, marks, run_document
-from kvatlas.report.app.traces import trace_document
+from kvatlas.report.app.traces import question_documents, trace_document
 from kvatlas.report.departures import departures
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import Result
@@ -40,7 +40,7 @@ SEARCH_HITS = 50
 AROUND = 60
 FILTERS = ("", "lost", "right", "wrong", "truncated")
 _NUMBER = "[0-9]{1,9}"
-_ADDRESS = re.compile(f"run|about|(outcomes|cell)/{_NUMBER}|(trace|departure)/{_NUMBER}/{_NUMBER}/{_NUMBER}")
+_ADDRESS = re.compile(f"run|about|(outcomes|questions|cell)/{_NUMBER}|(trace|departure)/{_NUMBER}/{_NUMBER}/{_NUMBER}")
 _READING = (
     "The run is not complete, or still being read: maps have no frames, and nothing is chosen, until it is. Intervals "
     "are those of a single look at the end."
@@ -160,6 +160,7 @@ class AppRun:
         expected = self.manifest.expected
         return {
             "name": self.name,
+            "folder": self.folder.name,
             "version": self.version,
             "done": self.done,
             "promised": self.promised,
@@ -173,8 +174,8 @@ class AppRun:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def answer(self, address: str) -> Json:
-        """Return the document at `run`, `about`, `outcomes/TABLE`, `cell/CELL`, `trace/CELL/PROBLEM/SAMPLE` or
-        `departure/CELL/PROBLEM/SAMPLE`.
+        """Return the document at `run`, `about`, `outcomes/TABLE`, `questions/TABLE`, `cell/CELL`,
+        `trace/CELL/PROBLEM/SAMPLE` or `departure/CELL/PROBLEM/SAMPLE`.
 
         Raises LookupError for an address without a document.
         """
@@ -185,9 +186,10 @@ class AppRun:
         return document
 
     def addresses(self) -> Iterator[str]:
-        """Yield the addresses of outcomes and cells."""
+        """Yield the addresses of outcomes, questions and cells."""
         for table in range(len(self.tables)):
             yield f"outcomes/{table}"
+            yield f"questions/{table}"
         for cell in range(len(self.marks)):
             yield f"cell/{cell}"
 
@@ -198,6 +200,12 @@ class AppRun:
     def outcomes(self, table: int) -> Json:
         """Return the marks of the cells of a table."""
         return {"marks": [self.marks[cell] for cell in self.tables[table].rows]}
+
+    def questions(self, table: int) -> Json:
+        """Return the question and the reference answer of each problem of a table; None where they are gone."""
+        one = self.tables[table]
+        found = self.materials.problems.get(one.benchmark, {})
+        return {"problems": question_documents([found.get(problem) for problem in one.problems])}
 
     def cell(self, cell_index: int) -> Json:
         """Return the number of new tokens of each trace of a cell, 0 where it is missing or unknown."""
@@ -233,7 +241,7 @@ class AppRun:
             "spec": json.dumps(dict(self.manifest.spec), indent=2, ensure_ascii=False, default=str),
             "keys": self._run_keys(),
         }
-        if self.finished and not self.data.is_line:
+        if self.finished:
             with self._describing:
                 document |= _sentences(self.result)
         return document

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
-from kvatlas.core import EvictionTrace, Status, Trace
+from kvatlas.core import EvictionTrace, Problem, Status, Trace
 from kvatlas.report.materials import RunMaterials
 from kvatlas.text import visible
 
@@ -13,6 +14,10 @@ from kvatlas.text import visible
 TOKEN_LIMIT = 8_000
 #: Characters of one trace that a page holds at most.
 TEXT_LIMIT = 48_000
+#: Characters of a question, of a reference answer, and of all questions of a benchmark that a page holds at most.
+QUESTION_LIMIT = 6_000
+ANSWER_LIMIT = 2_000
+QUESTIONS_LIMIT = 500_000
 
 
 def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -> dict[str, Any]:
@@ -35,8 +40,8 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
         "right": trace.grade.status is Status.OK and trace.grade.correct,
         "answer": _cut(trace.grade.answer, 2_000),
         "progress": round(trace.grade.progress, 4),
-        "reference": None if problem is None else problem.answer[:2_000],
-        "question": None if problem is None else problem.question[:6_000],
+        "reference": None if problem is None else problem.answer[:ANSWER_LIMIT],
+        "question": None if problem is None else problem.question[:QUESTION_LIMIT],
         "tokens": trace.usage.output_tokens,
         "thinking": trace.usage.thinking_tokens,
         "prompt": trace.usage.prompt_tokens,
@@ -48,6 +53,21 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
     if pieces is not None:
         document |= _token_fields(trace, pieces)
     return document
+
+
+def question_documents(problems: Sequence[Problem | None]) -> list[dict[str, Any] | None]:
+    """Return questions with their reference answers, as long as they fit into a page; None for the others."""
+    documents: list[dict[str, Any] | None] = []
+    characters = 0
+    for problem in problems:
+        characters += 0 if problem is None else min(len(problem.question), QUESTION_LIMIT)
+        if problem is None or characters > QUESTIONS_LIMIT:
+            documents.append(None)
+        else:
+            documents.append(
+                {"question": problem.question[:QUESTION_LIMIT], "reference": problem.answer[:ANSWER_LIMIT]}
+            )
+    return documents
 
 
 def _pieces(trace: Trace, materials: RunMaterials, whole: bool) -> list[str] | None:

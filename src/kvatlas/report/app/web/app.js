@@ -6,7 +6,7 @@ function show(name, heading, crumbs) {
   byId("heading").textContent = heading;
   document.title = `${heading} | kvatlas`;
   byId("failure").textContent = "";
-  const path = page.source === "embedded" ? crumbs : [["Runs", "#/"], ...crumbs];
+  const path = state.runs.length === 1 ? crumbs : [["Runs", "#/"], ...crumbs];
   const steps = path.map(([text, address], index) => (index === path.length - 1 ? el("span", { "aria-current": "page" }, text) : link(address, text)));
   byId("crumbs").replaceChildren(...steps.flatMap((step, index) => (index ? [" / ", step] : [step])));
   drawSearch();
@@ -58,7 +58,8 @@ byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId
 
 function progress(run) {
   if (run.loading) return "Loading the traces …";
-  const share = run.done < run.promised ? `${whole(run.done)} of ${whole(run.promised)} traces` : `${whole(run.done)} traces`;
+  const share = run.done < run.promised ? `${whole(run.done)} of ${whole(run.promised)} traces` : plural(run.done, "trace");
+  if (known(run.held) && run.held < run.done) return `${share}, ${whole(run.held)} of them in this file`;
   return run.failure ? `${share}; ${run.failure}` : share;
 }
 
@@ -78,16 +79,24 @@ async function useRun(name) {
 
 const isShown = (map) => (!view.model || map.model === view.model) && (!view.policy || !map.policy || map.policy === view.policy);
 
-/* The answer in a sentence, never more than is proven. */
+const listed = (names) => (names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names.join(""));
+
+/* The finding in a sentence, as `kvatlas describe` has it: of the run, or of the model on show. */
 function claim() {
-  const cards = data.cards.filter((card) => !view.model || card.model === shortOf(view.model)), shown = cards.filter((card) => card.shown);
+  const card = view.model ? data.cards.find((one) => one.model === shortOf(view.model)) : null;
+  const finding = card?.headline ?? (view.model ? "" : data.headline);
   const on = data.benchmarks.length === 1 ? data.benchmarks[0] : `${data.benchmarks.length} benchmarks`;
-  if (!cards.length) return `${data.models.join(", ")} on ${on}`;
-  const within = `within ${brief(cards[0].margin)} points of the full cache`;
-  if (!shown.length) return `No setting is proven to stay ${within}`;
-  const [card] = shown, saves = known(card.saved) ? `saves ${fixed(card.saved, 0)} % of the KV memory and ` : "";
-  const others = cards.length > 1 ? ` (${card.model}${shown.length < cards.length ? "; none for the other models" : ""})` : "";
-  return `${data.cells[card.cell].short} ${saves}is proven to stay ${within}${others}`;
+  return finding || `${data.models.join(", ")} on ${on}`;
+}
+
+/* What was run, in a sentence. */
+function whatRan() {
+  const problems = new Map(data.outcomes.map((table) => [table.benchmark, table.problems.length]));
+  const samples = unique(data.outcomes.map((table) => table.samples)), policies = unique(data.cells.map((cell) => cell.policy));
+  const each = samples.length > 1 || samples[0] > 1 ? `, ${Math.min(...samples)} to ${Math.max(...samples)} samples each`.replace(/(\d+) to \1 /, "$1 ") : "";
+  const count = plural([...problems.values()].reduce((sum, one) => sum + one, 0), "problem");
+  return `${listed(data.models)} on ${listed(data.benchmarks)}: ${count}${each}, ${plural(data.settings, "setting")} of ${listed(policies)}, ` +
+    `${plural(data.done, "trace")}. ${data.metric} in percent; intervals are 95 %, clustered by problem. Truncated and answerless traces count as wrong.`;
 }
 
 async function showRun(parts, query, fresh) {
@@ -96,24 +105,22 @@ async function showRun(parts, query, fresh) {
   const tab = map ? "maps" : (parts[1] ?? "answer");
   show("overview", tab === "answer" ? claim() : tabs[tab], [[state.run, to(state.run)]]);
   for (const section of document.querySelectorAll("[data-tab]")) section.hidden = !section.dataset.tab.split(" ").includes(tab);
-  const on = data.benchmarks.join(", "), compared = unique(data.maps.map((one) => one.policy).filter(Boolean));
-  const beside = unique(data.maps.flatMap((one) => one.beside).map((number) => data.cells[number].short));
   byId("maps-title").classList.toggle("unseen", tab === "maps");
   byId("metric").hidden = tab !== "answer";
-  byId("metric").textContent = `${compared.join(" and ")} ${compared.length ? "settings of " : ""}${data.models.join(" and ")} on ${on}, beside ${beside.join(" and ") || "no baseline"}: ${data.metric} in percent. Intervals are 95 %, clustered by problem. Truncated and answerless traces count as wrong.`;
+  byId("metric").textContent = whatRan();
   byId("warnings").replaceChildren(...data.warnings.map((text) => el("p", { class: "warn" }, text)));
-  const problems = new Map(data.outcomes.map((table) => [table.benchmark, table.problems.length]));
-  const samples = data.outcomes.map((table) => table.samples);
-  const counts = { models: data.models.length, benchmarks: data.benchmarks.length, problems: [...problems.values()].reduce((a, b) => a + b, 0),
-    "samples each": unique([Math.min(...samples), Math.max(...samples)]).join("–"), settings: data.settings, traces: data.done };
-  byId("counts").replaceChildren(...Object.entries(counts).map(([name, count]) =>
-    el("div", {}, el("dt", {}, name), el("dd", {}, typeof count === "string" ? count : whole(count)))));
   byId("verdicts").replaceChildren(...data.cards.filter((card) => !view.model || card.model === shortOf(view.model)).map(verdictCard));
   byId("findings").replaceChildren(...data.findings.map((text) => el("p", {}, text)));
+  drawNext();
+  drawSettings();
   if (data.maps.length) drawMaps(tab, map);
   else byId("maps-panels").replaceChildren();
   const hide = (id, empty) => { byId(id).hidden ||= empty; };
   hide("limits", !data.findings.length);
+  hide("next", !data.next.length);
+  hide("settings", !data.tables.length);
+  /* The table has every setting already. */
+  hide("maps", tab === "answer" && data.tables.length);
   hide("costs", !data.fronts.length);
   for (const id of ["comparisons", "summary", "analysis"]) hide(id, !data.finished);
   /* Without a server all is here already; else only what is on show is fetched. */
@@ -128,15 +135,74 @@ function verdictCard(card) {
   if (cell && known(card.saved)) numbers.push(["KV memory saved", `${fixed(card.saved)} %`, `${whole(cell.kept)} tokens cached on average`]);
   if (card.loss) {
     const [value, low, high, limit] = [...card.loss, card.limit].map((points) => fixed(points).replace("-", "−"));
-    numbers.push(["points lost", value, `95 %: ${low} to ${high}; ${card.shown ? `proven at most ${brief(card.margin)}, its limit is ${limit}` : `proven at most ${limit}`}`]);
+    numbers.push(["points lost", value, `95 %: ${low} to ${high}; ${card.shown ? `proven at most ${brief(card.margin)}` : `proven at most ${limit}`}`]);
     if (card.compressed < card.traces) numbers.push(["of its traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "the others cannot lose"]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
-  return el("article", { class: "card" }, el("h3", {}, `${card.model} | ${card.benchmark}`),
-    cell && !card.shown ? el("p", { class: "closest" }, "Closest to the full cache:") : null,
-    cell ? el("p", { class: "setting" }, el("button", { onclick: () => openCell(card.cell) }, cell.short)) : null,
+  const open = card.settings - card.kept - card.broken, within = `within ${plural(card.margin, "point")}`;
+  const standing = card.settings > 1 ? `Of ${plural(card.settings, "setting")} ${card.kept} are proven ${within}, ${card.broken} to lose more, ${open} are open.` : null;
+  return el("article", { class: "card" },
+    el("h3", {}, `${card.model} | ${card.benchmark}${cell ? `: ${card.shown ? "cheapest proven setting" : "closest to the full cache"} ` : ""}`,
+      cell ? el("button", { class: "setting", onclick: () => openCell(card.cell) }, cell.short) : null),
     el("dl", {}, ...numbers.map(([name, value, about]) => el("div", {}, el("dt", {}, name), el("dd", {}, value, el("small", {}, about))))),
-    el("p", { class: "soft" }, card.words));
+    standing ? el("p", { class: "soft" }, standing) : null,
+    el("details", {}, el("summary", {}, "In words"), el("p", { class: "soft" }, card.words)));
+}
+
+/* What to try next: each step with a spec to copy, then links into this run. */
+function drawNext() {
+  const steps = data.next.map((step) => {
+    const spec = el("pre", { tabindex: 0 }, step.spec), copy = el("button", {}, "Copy the spec");
+    copy.addEventListener("click", async () => {
+      getSelection().selectAllChildren(spec);
+      /* Files from disk may not write to the clipboard; the text is selected then. */
+      try { await navigator.clipboard.writeText(step.spec); copy.textContent = "Copied"; } catch { copy.textContent = "Selected: copy it"; }
+    });
+    return el("details", {}, el("summary", {}, el("b", {}, step.title), ` ${step.reason}`),
+      el("p", {}, "Save the spec as ", el("code", {}, `${step.name}.yaml`), ", then run ", el("code", {}, step.command)), el("div", { class: "controls" }, copy), spec);
+  });
+  const links = [];
+  if (page.source !== "files") links.push(link(withQuery(to(state.run, "find"), { what: "lost" }), "Read what was lost"));
+  links.push(link(to(state.run, "compare"), "Compare problem by problem"), link(to(state.run, "maps"), "See every map"));
+  byId("next-steps").replaceChildren(...steps, el("p", { class: "steps" }, ...links));
+}
+
+/* The settings of a run without maps, sorted by the column that was clicked. */
+const settingView = { sort: "value", down: true };
+
+function drawSettings() {
+  const tables = data.tables.filter((table) => !view.model || table.model === view.model);
+  byId("settings-table").replaceChildren(...tables.flatMap((table) => [
+    el("h3", {}, `${table.short} | ${table.benchmark}`), el("div", { class: "scroll", tabindex: 0 }, settingsOf(table)),
+  ]));
+}
+
+function settingsOf(table) {
+  const cellOf = (row) => data.cells[row.cell], several = table.benchmarks.length > 1;
+  const standing = (row) => (row.kept ? "within the margin" : row.broken ? "loses more" : row.loss ? "open" : "–");
+  const columns = [
+    ["name", "Setting", (row) => cellOf(row).short, (row) => el("button", { class: "setting", onclick: () => openCell(row.cell) }, cellOf(row).short)],
+    ["value", data.metric, (row) => cellOf(row).value, (row) => fixed(cellOf(row).value)],
+    ["low", "95 %", (row) => cellOf(row).low, (row) => between(cellOf(row).low, cellOf(row).high) || "–"],
+    ["loss", "Points lost", (row) => row.loss?.[0], (row) => (row.loss ? fixed(row.loss[0]).replace("-", "−") : "–")],
+    ["limits", "95 %", (row) => row.loss?.[2], (row) => (row.loss ? `${fixed(row.loss[1])} to ${fixed(row.loss[2])}`.replaceAll("-", "−") : "–")],
+    ["standing", "Proven", (row) => Number(row.kept) - Number(row.broken), standing],
+    ...(several ? table.benchmarks.map((name, index) => [name, name, (row) => row.values[index], (row) => fixed(row.values[index])]) : []),
+    ["kept", "Cached tokens", (row) => cellOf(row).kept, (row) => whole(cellOf(row).kept)],
+    ["output", "New tokens", (row) => cellOf(row).output, (row) => whole(cellOf(row).output)],
+    ["seconds", "Seconds", (row) => cellOf(row).seconds, (row) => (known(cellOf(row).seconds) ? precise(cellOf(row).seconds) : "–")],
+  ].filter(([name]) => table.rows.some((row) => row.loss) || !["loss", "limits", "standing"].includes(name));
+  const key = (columns.find(([name]) => name === settingView.sort) ?? columns[1])[2];
+  const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0), rank = (row) => key(row) ?? -Infinity;
+  const rows = [...table.rows].sort((a, b) => (settingView.down ? order(rank(b), rank(a)) : order(rank(a), rank(b))));
+  const heads = columns.map(([name, text]) => {
+    const sorted = settingView.sort === name;
+    const resort = () => { Object.assign(settingView, { sort: name, down: sorted ? !settingView.down : name !== "name" }); drawSettings(); };
+    return el("button", { class: "heading", onclick: resort }, `${text}${sorted ? (settingView.down ? " ↓" : " ↑") : ""}`);
+  });
+  const body = rows.map((row) => columns.map(([, , , shown]) => shown(row)));
+  const numbers = columns.map((_, index) => index).filter((index) => index && columns[index][0] !== "standing");
+  return listTable(`Settings of ${table.short}`, heads, body, numbers);
 }
 
 const titleOf = (map) => [map.short, map.benchmark, map.policy].filter(Boolean).join(" | ");
@@ -185,6 +251,14 @@ function drawRows(rows, columns) {
   byId("list-rows").replaceChildren(...(rows.length ? [listTable("Traces", ["Trace", "Grade", ...columns], body)] : []));
 }
 
+/* Which of these traces a file holds, and how to read the others; nothing where all are there. */
+function heldOf(rows) {
+  const held = rows.filter((row) => holds(row.cell, row.problem, row.sample)).length;
+  if (held === rows.length) return "";
+  const share = held ? `This file holds ${whole(held)} of the ${whole(rows.length)} traces` : `This file holds none of the ${whole(rows.length)} traces`;
+  return `${share}; kvatlas view ${data.folder} shows them all.`;
+}
+
 function filterChoice(what, counts, address) {
   const options = Object.entries(counts).map(([name, count]) => [name, `${filters[name][0]} (${whole(count)})`]);
   return choice("Show", options, what, (value) => lead(withQuery(address, { what: value })));
@@ -214,7 +288,7 @@ async function showCell(number, query) {
   show("list", nameOf(number), [[state.run, to(state.run)], [cell.short, ""]]);
   byId("list-map").replaceChildren(...mapAround(number));
   byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "cell", number)));
-  byId("list-said").textContent = `${facts}. ${whole(shown.rows.length)} of ${whole(shown.there.length)} traces.`;
+  byId("list-said").textContent = `${facts}. ${whole(shown.rows.length)} of ${whole(shown.there.length)} traces. ${heldOf(shown.there)}`;
   /* Lost ones come first, and of others those that can be read. */
   const rank = (row) => 2 * filters.lost[1](row.mark, row.full) + holds(row.cell, row.problem, row.sample);
   drawRows(shown.rows.sort((a, b) => rank(b) - rank(a)), ["New tokens", "Full cache"]);
@@ -240,11 +314,9 @@ async function showProblem(at, index, query) {
   show("list", `${table.short} | ${table.benchmark} | ${problem}`, [[state.run, to(state.run)], ["Problems", to(state.run, "compare")], [problem, ""]]);
   byId("list-map").replaceChildren(...mosaic(table, index));
   byId("list-controls").replaceChildren(filterChoice(shown.what, shown.counts, to(state.run, "problem", at, index)));
-  byId("list-said").textContent = `${whole(shown.counts.right)} of ${whole(shown.there.length)} traces are right.`;
+  byId("list-said").textContent = `${whole(shown.counts.right)} of ${whole(shown.there.length)} traces are right. ${heldOf(shown.there)}`;
   drawRows(shown.rows, ["Setting"]);
-  const held = rows.find((row) => row.mark !== "." && holds(row.cell, index, row.sample));
-  if (!held) return;
-  const { question, reference } = await ofRun(traceAt(held.cell, index, held.sample));
+  const { question, reference } = (await ofRun(`questions/${at}`)).problems[index] ?? {};
   if (question) byId("list-map").append(mazeOf(question, [["reference", reference]]) ?? el("p", { class: "question" }, question));
 }
 
@@ -259,8 +331,9 @@ async function showFound(given) {
     choice("In", [["", "the whole run"], ...tables], query.table ?? "", (table) => again({ table })),
     choice("Show", Object.entries(filters).map(([name, [text]]) => [name || "all", text]), query.what || "all", (what) => again({ what })));
   await found({ ...query, what: query.what === "all" ? "" : query.what }, (hits, { seen, total, rest }) => {
-    const share = seen < total ? `${whole(seen)} of ${whole(total)} looked at` : documents ? `of ${whole(total)} in this file` : "all looked at";
-    byId("list-said").textContent = `${whole(hits.length)} traces found; ${share}${rest ? ", the rest is left out" : ""}.`;
+    const among = documents && total < data.done ? `among the ${whole(total)} traces in this file; kvatlas view ${data.folder} searches all ${whole(data.done)}` : "all looked at";
+    const share = seen < total ? `${whole(seen)} of ${whole(total)} looked at` : among;
+    byId("list-said").textContent = `${plural(hits.length, "trace")} found; ${share}${rest ? ", the rest is left out" : ""}.`;
     const of = ([cell]) => (!view.model || data.cells[cell].model === view.model) && (!view.policy || data.cells[cell].policy === view.policy);
     const row = ([cell, problem, sample, mark, around]) => ({ cell, problem, sample, mark, more: [nameOf(cell), ...(query.text ? [`… ${around} …`] : [])] });
     drawRows(hits.filter(of).map(row), ["Cell", ...(query.text ? ["Text"] : [])]);
@@ -274,7 +347,8 @@ async function guarded(job) {
 }
 
 async function open(parts, query, fresh) {
-  if (!parts.length && page.source === "embedded") parts = [state.runs[0].name];
+  /* A list of one run says nothing that its page does not. */
+  if (!parts.length && state.runs.length === 1) parts = [state.runs[0].name];
   if (!parts.length) {
     state.run = null;
     showRuns();

@@ -102,8 +102,10 @@ function cellFacts(cell) {
   const facts = [];
   if (cell.problems) facts.push(`${plural(cell.problems, "problem")}${cell.samples ? `, ${plural(cell.samples, "sample")} each` : ""}`);
   if (cell.difference) {
-    const [value, low, high] = cell.difference.map((points) => signed(-points));
-    facts.push(`points lost against the first baseline: ${value} (95 %, paired: ${high} to ${low})`);
+    const [value, low, high] = cell.difference.map((points) => fixed(-points).replace("-", "−"));
+    const against = `against ${data.against}`, gains = value.startsWith("−");
+    facts.push(gains ? `gains ${fixed(cell.difference[0])} points ${against} (95 %, paired: ${fixed(cell.difference[1]).replace("-", "−")} to ${fixed(cell.difference[2])})`
+      : `loses ${value} points ${against} (95 %, paired: ${high} to ${low})`);
   }
   if (known(cell.kept)) facts.push(`${whole(cell.kept)} tokens cached on average${cell.peak ? `, ${whole(cell.peak)} at the peak` : ""}`);
   if (known(cell.output)) facts.push(`${whole(cell.output)} tokens per answer`);

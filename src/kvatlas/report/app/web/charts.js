@@ -1,4 +1,4 @@
-/* Charts: accuracy against cost, the size of the cache over time. */
+/* Charts: what is lost at which cost, the size of the cache over time. */
 const costView = { group: 0 };
 
 function drawCosts() {
@@ -8,9 +8,8 @@ function drawCosts() {
   const group = data.fronts[own >= 0 && data.fronts[costView.group]?.model !== view.model ? own : costView.group];
   const change = (value) => { costView.group = Number(value); drawCosts(); };
   byId("costs-controls").replaceChildren(choice("Maps", names, String(costView.group), change));
-  const axes = [["kept", "Mean cached tokens per sequence"], ["seconds", "Seconds per answer"]];
-  const there = axes.filter(([name]) => group?.cells.some((number) => known(data.cells[number][name])));
-  byId("costs-charts").replaceChildren(...there.map(([name, label]) => costChart(group, name, label)));
+  const charts = ["kept", "seconds"].filter((name) => group?.cells.some((number) => known(data.cells[number][name])));
+  byId("costs-charts").replaceChildren(...charts.map((name) => costChart(group, name)));
 }
 
 function ticks([low, high], wanted) {
@@ -32,7 +31,7 @@ function frame([width, height], label, horizontal, vertical, [left, right, top, 
   }
   for (const y of vertical.ticks) {
     picture.append(svg("line", { class: "axis", x1: left, x2: width - right, y1: py(y), y2: py(y) }),
-      svg("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, (vertical.text ?? brief)(y)));
+      svg("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, brief(y)));
   }
   const middle = (top + height - bottom) / 2;
   picture.append(svg("text", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, horizontal.label),
@@ -40,56 +39,78 @@ function frame([width, height], label, horizontal, vertical, [left, right, top, 
   return { picture, px, py };
 }
 
+/* The place of a value on an axis; of one that runs down from its end. */
 const linear = ([low, high]) => (value) => (value - low) / (high - low);
+const falling = ([low, high]) => (value) => (high - value) / (high - low);
 
-function padded(values, most = Infinity) {
-  const [low, high] = span(values, false, 1e-9);
-  const room = (high - low) * 0.08 || 1;
-  return [Math.max(0, low - room), Math.min(Math.max(most, high) + (most === 100 ? 2 : 0), high + room)];
+/* The ends of an axis: the values with room around them, at least `least` apart, so that equal ones have ticks, too. */
+function padded(values, least) {
+  const low = Math.min(...values), high = Math.max(...values), room = Math.max((high - low) * 0.08, (least - (high - low)) / 2);
+  return [low - room, high + room];
 }
 
-function costChart(group, name, label) {
-  const size = [520, 330], margins = [44, 12, 10, 40];
-  const dots = group.cells.filter((number) => known(data.cells[number][name])).map((number) => ({ number, cell: data.cells[number] }));
-  /* Points lost against the full cache, where it is there; better is higher up, as with the metric. */
-  const full = dots.find(({ cell }) => cell.policy === "full")?.cell, ys = padded(dots.map(({ cell }) => cell.value), 100);
-  const xs = padded(dots.map(({ cell }) => cell[name])), lost = (value) => (full ? full.value - value : value);
-  const marks_ = full ? ticks([lost(ys[1]), lost(ys[0])], 5).map(lost) : ticks(ys, 5);
-  const { picture, px, py } = frame(size, `${data.metric} against ${label}`, { at: linear(xs), ticks: ticks(xs, 5), label },
-    { at: linear(ys), ticks: marks_, label: full ? "Points lost against the full cache" : data.metric, text: (value) => brief(lost(value)) }, margins);
-  const margin = data.cards[0]?.margin;
+/* The marks of policies: told apart without colours. */
+const shapes = [
+  (r) => `M${-r} 0A${r} ${r} 0 1 0 ${r} 0A${r} ${r} 0 1 0 ${-r} 0Z`,
+  (r) => `M${-r} ${-r}H${r}V${r}H${-r}Z`,
+  (r) => `M0 ${-1.3 * r}L${1.2 * r} ${0.9 * r}H${-1.2 * r}Z`,
+  (r) => `M0 ${-1.35 * r}L${1.35 * r} 0L0 ${1.35 * r}L${-1.35 * r} 0Z`,
+  (r) => `M0 ${1.3 * r}L${1.2 * r} ${-0.9 * r}H${-1.2 * r}Z`,
+];
+
+function mark(policies, policy, x, y, r, attributes) {
+  const index = policies.indexOf(policy);
+  return svg("path", { d: shapes[index % shapes.length](r), transform: `translate(${x} ${y})`, fill: page.lines[index % (page.lines.length - 1)], ...attributes });
+}
+
+/* What a setting costs and loses beside the full cache; without one its cost and its value. */
+function costAxes(group, name) {
+  const cells = group.cells.map((number) => ({ number, cell: data.cells[number] })).filter(({ cell }) => known(cell[name]));
+  const full = cells.find(({ cell }) => cell.policy === "full")?.cell, saves = full && name === "kept" && full.kept > 0;
+  const cost = (cell) => (saves ? 100 * (1 - cell.kept / full.kept) : cell[name]);
+  const value = (cell) => (full ? full.value - cell.value : cell.value);
+  const dots = cells.map((dot) => ({ ...dot, x: cost(dot.cell), y: value(dot.cell) }));
+  const label = saves ? "KV memory saved, % of the full cache" : name === "kept" ? "Mean cached tokens per sequence" : "Seconds per answer";
+  return { dots, full, label, cost, value, least: saves ? 4 : 0.2 * Math.max(...dots.map(({ x }) => Math.abs(x)), 1e-6) };
+}
+
+function costChart(group, name) {
+  const size = [560, 360], margins = [44, 14, 12, 42], { dots, full, label, cost, value, least } = costAxes(group, name);
+  const xs = padded(dots.map(({ x }) => x), least), ys = padded(dots.map(({ y }) => y), 4), margin = full && data.cards[0]?.margin;
+  if (known(margin) && full) ys[1] = Math.max(ys[1], margin + 1);
+  const what = full ? "Points lost against the full cache" : data.metric;
+  const { picture, px, py } = frame(size, `${what}; ${label}`, { at: linear(xs), ticks: ticks(xs, 5), label },
+    { at: (full ? falling : linear)(ys), ticks: ticks(ys, 5), label: what }, margins);
   if (full && known(margin)) {
-    const [top, bottom] = [py(Math.min(full.value, ys[1])), py(Math.max(full.value - margin, ys[0]))];
+    const [top, bottom] = [py(ys[0]), py(margin)];
     picture.prepend(svg("rect", { class: "band", x: margins[0], y: top, width: size[0] - margins[0] - margins[1], height: Math.max(2, bottom - top) }));
   }
   const front = group[name].map((number) => data.cells[number]);
   if (front.length) {
-    const steps = front.map((cell, index) => (index ? `H${px(cell[name])}V${py(cell.value)}` : `M${px(cell[name])} ${py(cell.value)}`));
-    picture.append(svg("path", { class: "front", d: `${steps.join("")}H${size[0] - margins[1]}` }));
+    const steps = front.map((cell, index) => (index ? `H${px(cost(cell))}V${py(value(cell))}` : `M${px(cost(cell))} ${py(value(cell))}`));
+    picture.append(svg("path", { class: "front", d: steps.join("") }));
   }
-  const policies = unique(group.cells.map((number) => data.cells[number].policy));
-  const colour = (policy) => page.lines[policies.indexOf(policy) % (page.lines.length - 1)];
-  for (const { cell } of dots.filter((dot) => known(dot.cell.low))) {
-    const x = px(cell[name]), [y1, y2] = [py(Math.max(ys[0], cell.low)), py(Math.min(ys[1], cell.high))];
+  const chosen = data.cards.filter((card) => card.loss && group.cells.includes(card.cell));
+  for (const card of full ? chosen : []) {
+    const x = px(cost(data.cells[card.cell])), [y1, y2] = [card.loss[1], card.loss[2]].map((points) => py(Math.min(Math.max(points, ys[0]), ys[1])));
     picture.append(svg("line", { class: "whisker", x1: x, x2: x, y1, y2 }));
   }
-  for (const { number, cell } of dots) {
+  const policies = unique(group.cells.map((number) => data.cells[number].policy));
+  for (const { number, cell, x, y } of dots) {
     const on = group[name].includes(number);
-    const node = svg("circle", {
-      class: on ? "dot on" : "dot", cx: px(cell[name]), cy: py(cell.value), r: on ? 6 : 4.5, fill: colour(cell.policy),
-      tabindex: on ? 0 : -1, role: "button", "aria-label": title(cell), onclick: () => openCell(number),
+    const node = mark(policies, cell.policy, px(x), py(y), on ? 6 : 4.5, {
+      class: on ? "dot on" : "dot", tabindex: on ? 0 : -1, role: "button", "aria-label": title(cell), onclick: () => openCell(number),
       onkeydown: (event) => { if (event.key === "Enter") openCell(number); },
     });
     tipped(node, title(cell), () => cellFacts(cell));
     picture.append(node);
   }
-  const legend = policies.map((policy) => {
-    const swatch = el("i", { class: "swatch" });
-    swatch.style.background = colour(policy);
-    return el("li", {}, swatch, policy);
-  });
-  return el("figure", {}, el("figcaption", {}, el("strong", {}, `${full ? "Loss" : data.metric} against ${label.toLowerCase()}`)), picture,
-    el("ul", { class: "legend" }, ...legend, el("li", {}, `ringed, dashed line: the front${full && known(margin) ? `; band: at most ${brief(margin)} points lost` : ""}`)));
+  const legend = policies.map((policy) => el("li", {}, svg("svg", { viewBox: "-8 -8 16 16", class: "key" }, mark(policies, policy, 0, 0, 6, {})), policy));
+  const said = ["ringed: no other setting is better in both"];
+  if (full && known(margin)) said.push(`band: at most ${plural(margin, "point")} lost`);
+  if (full && chosen.length) said.push("line: 95 % interval of the setting above");
+  return el("figure", {}, el("figcaption", {}, el("strong", {}, `${what.replace(" against the full cache", "")} and ${name === "kept" ? "memory" : "time"}`)), picture,
+    el("ul", { class: "legend" }, ...legend, el("li", {}, said.join("; "))));
 }
 
 /* Cached tokens against new tokens, a line for each trace, and a mark for the moment. */

@@ -8,7 +8,7 @@ const measures = {
     steps: page.colours,
   },
   loss: {
-    label: "Points lost against the first baseline",
+    get label() { return `Points lost against ${data.against}`; },
     of: (cell) => cell.difference && -cell.difference[0],
     text: (cell) => signed(-cell.difference[0]),
     small: (cell) => `${signed(-cell.difference[2], 0)} to ${signed(-cell.difference[1], 0)}`,
@@ -59,9 +59,24 @@ function drawMaps(tab, wanted) {
       return [el("h3", {}, `${row[0].short} | ${benchmark}`), besideOf(row[0]), el("div", { class: "panels" }, ...panels)];
     });
   });
+  byId("maps-about").textContent = aboutMaps(shown);
   byId("maps-scale").textContent = used.size > 1 ? "Colour scales differ between maps; each map says its own." : "";
   byId("maps-panels").replaceChildren(...blocks.flat());
   byId("maps-panels").querySelector("figure.here")?.scrollIntoView({ block: "center" });
+}
+
+/* What all maps on show have in common, said once. */
+function aboutMaps(maps) {
+  const [first] = maps, words = [];
+  if (first && maps.every((map) => map.vertical === first.vertical && map.horizontal === first.horizontal)) {
+    words.push(`Rows: ${first.vertical}${first.horizontal ? `; columns: ${first.horizontal}` : ""}.`);
+  }
+  const frames = unique(maps.filter((map) => map.framed.flat().some(Boolean)).map((map) => map.frame));
+  if (frames.length === 1) words.push(`Framed: ${frames[0]}.`);
+  if (maps.some((map) => numbersIn(map).some((number) => noChoice(data.cells[number])))) {
+    words.push("Open corner: in some problems every policy keeps the same tokens; filled: in most.");
+  }
+  return [...words, "Point at a cell, or move with the arrow keys; Enter lists its traces."].join(" ");
 }
 
 /* The map of a cell, small, with the cell marked: it stands next to the cell's traces. */
@@ -73,7 +88,7 @@ function mapAround(number) {
     node.classList.add("here");
     node.setAttribute("aria-current", "true");
   }
-  return [el("p", { class: "soft" }, `${map.short} | ${map.benchmark}`), figure, besideOf(map)];
+  return [el("p", { class: "soft" }, `${map.short} | ${map.benchmark}`), figure, besideOf(map), el("p", { class: "soft" }, aboutMaps([map]))];
 }
 
 /* One problem under every setting: a small map for each policy, each cell with its right samples. */
@@ -84,13 +99,14 @@ function mosaic(table, problem) {
       const letters = known(number) ? table.marks[number].slice(problem * table.samples, (problem + 1) * table.samples) : "";
       if (!letters) return el("td", { class: "none" });
       const right = [...letters].filter((mark) => mark === "r").length, first = [...letters].findIndex((_, sample) => holds(number, problem, sample));
-      const text = letters.length === 1 ? marks[letters] : `${right}/${letters.length}`;
-      const node = el("td", {}, first < 0 ? text : link(to(state.run, "trace", number, problem, first), text));
+      const one = letters.length === 1, text = one ? signs[letters] : `${right}/${letters.length}`, name = `${data.cells[number].short}: ${one ? marks[letters] : text}`;
+      const node = el("td", { title: name, "aria-label": name }, first < 0 ? text : link(to(state.run, "trace", number, problem, first), text));
+      node.firstChild.ariaLabel = first < 0 ? null : name;
       paint(node, right / letters.length, 0, 1, page.colours);
       return node;
     })));
     const head = el("tr", {}, el("td", { class: "corner" }), ...map.columns.map((column) => el("th", { scope: "col" }, column)));
-    return el("figure", { class: "mosaic" }, el("figcaption", {}, el("strong", {}, map.policy || map.benchmark), ` ${map.vertical} by ${map.horizontal || "setting"}`),
+    return el("figure", { class: "mosaic" }, el("figcaption", {}, el("strong", {}, map.policy || map.benchmark), ` ${map.vertical}${map.horizontal ? ` by ${map.horizontal}` : ""}`),
       el("table", { class: "heat", "aria-label": `This problem under ${map.policy}` }, el("tbody", {}, ...rows), el("tfoot", {}, head)));
   });
 }
@@ -125,13 +141,8 @@ function panel(map, measure, scale) {
 }
 
 function captionOf(map) {
-  const axes = ` ${map.vertical} (rows)${map.horizontal ? ` by ${map.horizontal} (columns)` : ""}`;
-  const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark), axes);
-  const everywhere = map.framed.flat().every(Boolean);
-  if (everywhere) caption.append(`. All cells are ${map.frame}.`);
-  if (numbersIn(map).some((number) => noChoice(data.cells[number]))) {
-    caption.append(`${everywhere ? "" : "."} Open corner: in some problems every policy keeps the same tokens, filled: in most.`);
-  }
+  const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark));
+  if (map.framed.flat().every(Boolean)) caption.append(` All cells are ${map.frame}.`);
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : null }, note.text));
   return caption;

@@ -59,9 +59,9 @@ function fillProblems(table) {
     el("th", { scope: "row" }, link(to(state.run, "problem", problemView.table, row.index), row.problem)),
     el("td", {}, row.solved === null ? "–" : `${Math.round(100 * row.solved)} %`),
     ...row.letters.map((letters, index) => outcome(row, letters, cells[index]))));
-  const legend = documents ? "; underlined: the trace is in this file" : "";
-  byId("problems-table").replaceChildren(el("table", { class: "outcomes" }, el("thead", {}, head), el("tbody", {}, ...body)),
-    el("p", { class: "soft", role: "status" }, `${rows.length} of ${table.problems.length} problems. ✓ right, · wrong, … truncated, ? no answer${legend}.`));
+  const part = documents && state.runs[0].held < data.done, legend = part ? "; underlined: the trace is in this file" : "";
+  byId("problems-said").textContent = `${rows.length} of ${table.problems.length} problems. ✓ right, · wrong, … truncated, ? no answer${legend}.`;
+  byId("problems-table").replaceChildren(el("table", { class: "outcomes" }, el("thead", {}, head), el("tbody", {}, ...body)));
 }
 
 function outcome(row, letters, cell) {

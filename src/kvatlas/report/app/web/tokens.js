@@ -45,9 +45,11 @@ function chunks(nodes) {
   return [...blocks, ...(blocks.length ? [el("div", { class: "chunk" }, ...block)] : block)];
 }
 
-/* Scroll a box so that a node in it is in its middle. */
+/* Scroll a box so that a node in it is in its middle, by whole lines. */
 function centre(box, node) {
-  box.scrollTop += node.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 2;
+  const line = parseFloat(getComputedStyle(box).lineHeight) || 1;
+  const top = box.scrollTop + node.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 2;
+  box.scrollTop = Math.round(top / line) * line;
 }
 
 /* The box of a trace's tokens; `said` shows the words of the token under the pointer, `chosen` is told which was clicked. */

@@ -40,19 +40,22 @@ function othersOf(table, trace) {
 
 function neighbours(table, trace, query) {
   const own = table.marks[trace.cell], at = trace.index * table.samples + trace.sample;
-  const step = (by, text) => {
+  const full = table.marks[table.full];
+  const step = (by, text, fits = () => true) => {
     for (let next = at + by; own[next]; next += by) {
       const place = [Math.floor(next / table.samples), next % table.samples];
-      if (own[next] !== "." && holds(trace.cell, ...place)) return link(withQuery(to(state.run, "trace", trace.cell, ...place), { beside: query.beside }), text);
+      if (own[next] !== "." && fits(next) && holds(trace.cell, ...place)) return link(withQuery(to(state.run, "trace", trace.cell, ...place), { beside: query.beside }), text);
     }
     return null;
   };
-  return [step(-1, "Previous trace"), step(1, "Next trace")].filter(known);
+  const isLost = (at_) => table.full !== trace.cell && filters.lost[1](own[at_], full?.[at_]);
+  return [step(-1, steps_.p), step(1, steps_.n), step(1, steps_.l, isLost)].filter(known);
 }
 
-/* p and n lead to the previous and the next trace. */
+/* Keys lead to other traces; the links name them. */
+const steps_ = { p: "Previous trace (p)", n: "Next trace (n)", l: "Next lost trace (l)" };
 document.addEventListener("keydown", (event) => {
-  const text = { p: "Previous trace", n: "Next trace" }[event.key];
+  const text = steps_[event.key];
   if (!text || byId("traces").hidden || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select")) return;
   [...byId("traces-controls").querySelectorAll("a")].find((node) => node.textContent === text)?.click();
 });
@@ -119,11 +122,23 @@ function sideBySide({ trace, text }, { trace: other, text: beside }) {
   const quoted = (piece) => JSON.stringify(piece ?? "");
   const words = at < 0 && own.length === others.length ? `Token by token what ${short} wrote.`
     : `The first ${whole(at < 0 ? own.length : at)} tokens are the same; then ${quoted(own[at])} here and ${quoted(others[at])} with ${short}.`;
-  /* Both boxes scroll together. */
-  for (const [from, into] of [[text.box, beside.box], [beside.box, text.box]]) {
-    from.addEventListener("scroll", () => { if (into.scrollTop !== from.scrollTop) into.scrollTop = from.scrollTop; });
-  }
+  scrollTogether([text.box, beside.box]);
   return el("div", {}, el("p", { class: "parting" }, words), el("div", { class: "pair" }, column(trace, text), column(other, beside)));
+}
+
+/* Boxes that scroll together and are as high, whatever their texts: the shorter one ends in empty lines. */
+function scrollTogether(boxes) {
+  const level = () => {
+    const heights = boxes.map((box) => [...box.children].reduce((low, node) => Math.max(low, node.offsetTop + node.offsetHeight), 0));
+    boxes.forEach((box, index) => box.style.setProperty("--missing", `${Math.max(...heights) - heights[index]}px`));
+  };
+  const resized = new ResizeObserver(level);
+  for (const box of boxes) {
+    for (const node of [box, ...box.querySelectorAll(".chunk")]) resized.observe(node);
+    for (const other of boxes) {
+      if (other !== box) box.addEventListener("scroll", () => { if (other.scrollTop !== box.scrollTop) other.scrollTop = box.scrollTop; });
+    }
+  }
 }
 
 /* The evicted tokens to which the full cache attends where this trace departs from its own. */

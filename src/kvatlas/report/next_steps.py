@@ -1,0 +1,173 @@
+"""What to try next after a run: changed specs to copy, from what is proven and from the problems that are missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.report.headline import margin_text, setting_words
+from kvatlas.stats.choice import Choice
+from kvatlas.stats.losses import RequiredProblems
+from kvatlas.stats.run_data import RunData
+from kvatlas.text import fixed, model_name
+
+#: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.
+_LARGER = 1.25
+_STEP = 16
+#: The most problems of a benchmark that a next step asks for.
+_MOST_PROBLEMS = 2000
+#: The highest ratio that leaves something to choose.
+_HIGHEST_RATIO = 0.9
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NextStep:
+    """A step with its `reason` in a sentence, the changed `spec` as YAML, and the `command` that runs it.
+
+    The name is that of the spec's file.
+    """
+
+    name: str
+    title: str
+    reason: str
+    spec: str
+    command: str
+
+    def to_dict(self) -> Json:
+        """Return plain data."""
+        return dict(vars(self))
+
+
+def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
+    """Return the next steps of a run: more problems, a larger budget, higher or finer ratios.
+
+    None of adaptive sweeps, of screens, and of runs that were not made by a spec. Choices without a full cache, and
+    those of traces that cannot show a difference, have none.
+    """
+    from kvatlas.sweeps.spec import parse_spec
+
+    spec = dict(run.manifest.spec)
+    try:
+        parse_spec(spec)
+    except KvatlasError:
+        return []
+    if run.manifest.allocation or run.manifest.screened:
+        return []
+    judged = [choice for choice in choices if choice.losses and choice.vacuous is None]
+    folder = run.folder or Path("RUN")
+    steps: dict[str, NextStep] = {}
+    for choice in judged:
+        for name, title, reason, changes in _changes(choice, spec):
+            if name not in steps:
+                command = f"kvatlas sweep {name}.yaml --out {folder}"
+                steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
+    return list(steps.values())
+
+
+def spec_text(spec: Mapping[str, Any]) -> str:
+    """Return a spec as YAML, without the keys that have their default values."""
+    import yaml
+
+    from kvatlas.sweeps.spec import Spec
+
+    plain: Json = Spec.model_validate(dict(spec)).model_dump(exclude_defaults=True)
+    margin = plain.get("lose_at_most")
+    if margin is not None:
+        plain["lose_at_most"] = int(margin) if margin == int(margin) else margin
+    # Names alone are written as in a spec by hand.
+    for key, name in (("models", "model"), ("benchmarks", "name")):
+        plain[key] = [entry[name] if set(entry) == {name} else entry for entry in plain.get(key, ())]
+    return yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+
+
+#: Name, title and reason of a step, and the keys of the spec that it changes.
+_Change = tuple[str, str, str, Json]
+
+
+def _changes(choice: Choice, spec: Json) -> Iterator[_Change]:
+    if choice.shown:
+        yield from _finer_ratios(choice, spec)
+    elif choice.required is not None:
+        yield from _more_problems(choice, choice.required, spec)
+    if not choice.shown:
+        yield from _higher_ratio(choice, spec)
+        yield from _larger_budget(choice, spec)
+
+
+def _more_problems(choice: Choice, required: RequiredProblems, spec: Json) -> Iterator[_Change]:
+    """Yield the problems that would prove the setting at which testing stopped."""
+    count = required.count or required.at_low
+    sizes = choice.family.sizes if choice.family else ()
+    if count is None or not sizes:
+        return
+    # All benchmarks grow in their proportions, so the largest one decides the limit of the spec.
+    problems = math.ceil(count * max(sizes) / sum(sizes))
+    if not max(sizes) < problems <= _MOST_PROBLEMS:
+        return
+    name = setting_words(required.setting, list(choice.settings.values()))
+    lost = required.loss.value if required.count else required.low_loss
+    condition = f"loses {fixed(100 * lost)}" if lost > 0 else "loses nothing"
+    reason = (
+        f"About {count:,} problems in all would prove {name} on {model_name(choice.model)}, if it truly {condition}. "
+        "Traces that are there are not decoded again."
+    )
+    yield "more-problems", f"{problems:,} problems of each benchmark", reason, {"problems": problems}
+
+
+def _larger_budget(choice: Choice, spec: Json) -> Iterator[_Change]:
+    """Yield larger KV budgets, where all settings name one in tokens."""
+    settings = [dict(entry) for entry in spec.get("settings", ())]
+    budgets = [entry["kv_budget"] for entry in settings if isinstance(entry.get("kv_budget"), int)]
+    if not budgets or len(budgets) < len(settings):
+        return
+    for entry in settings:
+        entry["kv_budget"] = math.ceil(entry["kv_budget"] * _LARGER / _STEP) * _STEP
+    largest = max(entry["kv_budget"] for entry in settings)
+    reason = f"Settings compress later and keep more, so they lose less than with {max(budgets):,}."
+    yield "larger-budget", f"a KV budget of {largest:,}", reason, {"settings": settings}
+
+
+def _ratios(spec: Json) -> list[float]:
+    return sorted(value for value in spec.get("axes", {}).get("ratio", ()) if isinstance(value, int | float))
+
+
+def _higher_ratio(choice: Choice, spec: Json) -> Iterator[_Change]:
+    """Yield ratios above the highest one of the run."""
+    ratios = _ratios(spec)
+    if not ratios or ratios[-1] >= _HIGHEST_RATIO:
+        return
+    middle = round((ratios[-1] + _HIGHEST_RATIO) / 2, 2)
+    higher = list(dict.fromkeys([middle, _HIGHEST_RATIO]))
+    reason = f"The highest ratio of this run is {ratios[-1]:g}, and no setting is proven within {_margin(choice)}."
+    axes = {**spec["axes"], "ratio": [*ratios, *higher]}
+    yield "higher-ratio", f"ratios up to {_HIGHEST_RATIO:g}", reason, {"axes": axes}
+
+
+def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_Change]:
+    """Yield a ratio between the cheapest proven one and the next lower one."""
+    chosen = None if choice.by_memory is None else choice.by_memory.setting
+    ratio = None if chosen is None else chosen.values.get("ratio")
+    ratios = _ratios(spec)
+    if chosen is None or ratio is None:
+        return
+    lower = [value for value in ratios if value < ratio]
+    if not lower:
+        return
+    between = round((lower[-1] + ratio) / 2, 3)
+    reason = f"{_name(choice, chosen)} is proven within {_margin(choice)}, ratio {lower[-1]:g} is not."
+    axes = {**spec["axes"], "ratio": sorted([*ratios, between])}
+    yield "between", f"ratio {between:g}, between the two", reason, {"axes": axes}
+
+
+def _name(choice: Choice, setting: Setting) -> str:
+    return setting_words(setting, list(choice.settings.values()))
+
+
+def _margin(choice: Choice) -> str:
+    return margin_text(choice.margin)
