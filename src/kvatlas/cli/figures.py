@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -138,15 +139,12 @@ def _best_note(systems: Sequence[ModelSetting], chosen: Sequence[ModelSetting]) 
     """Return a note if settings were chosen by their values."""
     from kvatlas.core import Note, NoteKind
 
-    count = max(len([one for one in systems if _same_policy(one, other)]) for other in chosen)
+    settings = Counter((system.model, system.setting.policy) for system in systems)
+    count = max(settings[system.model, system.setting.policy] for system in chosen)
     if count == 1 or len(chosen) == len(systems):
         return []
     text = f"each system is one setting of a policy, of up to {count}; where parameters do not say which, the highest"
     return [Note(NoteKind.LEFT_OUT, text)]
-
-
-def _same_policy(one: ModelSetting, other: ModelSetting) -> bool:
-    return (one.model, one.setting.policy) == (other.model, other.setting.policy)
 
 
 @app.command()

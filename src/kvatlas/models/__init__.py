@@ -67,10 +67,10 @@ def _find(model: str, name: str, chosen: Options) -> ModelHandle:
         if chosen.device == "auto":
             chosen = replace(chosen, device="cpu")
         return ModelHandle(name, EMBEDDED / place, chosen)
-    known = (*embedded(), *gguf.PACKAGED)
-    guess = f" Did you mean 'hf:{model}'?" if is_id(model) and "/" in model else did_you_mean(model, known)
+    names = (*embedded(), *gguf.PACKAGED)
+    guess = f" Did you mean 'hf:{model}'?" if is_id(model) else did_you_mean(model, names)
     raise KvatlasError(
-        f"Unknown model {model!r}; expected {', '.join(known)}, a folder, FILE.gguf or hf:OWNER/NAME.{guess}"
+        f"Unknown model {model!r}; expected {', '.join(names)}, a folder, FILE.gguf or hf:OWNER/NAME.{guess}"
     )
 
 

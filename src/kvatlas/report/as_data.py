@@ -133,17 +133,15 @@ def chosen_document(cell: Cell | None, choice: Choice) -> Json:
 
 def table_document(table: SettingTable) -> Json:
     """Return a table of settings: each with its value, costs and loss, and its value on each benchmark."""
-    settings = [
-        {
-            "name": row.name,
-            **row.cell.to_dict(),
-            **loss_values(row.loss),
-            "shown": row.loss.is_kept if row.loss else None,
-            "broken": row.loss.is_broken if row.loss else None,
-            "benchmarks": {name: cell.estimate.to_dict() for name, cell in row.by_benchmark.items()},
-        }
-        for row in table.rows
-    ]
+    settings = []
+    for row in table.rows:
+        by_benchmark = {name: cell.estimate.to_dict() for name, cell in row.by_benchmark.items()}
+        decided: Json = {"shown": None, "broken": None}
+        if row.loss is not None:
+            decided = {"shown": row.loss.is_kept, "broken": row.loss.is_broken}
+        settings.append(
+            {"name": row.name, **row.cell.to_dict(), **loss_values(row.loss), **decided, "benchmarks": by_benchmark}
+        )
     return {
         "model": table.model,
         "benchmark": table.benchmark,

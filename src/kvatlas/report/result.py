@@ -198,7 +198,7 @@ class Result:
     def untested(self) -> list[Map]:
         """The maps of the policy that the options name, without tests.
 
-        Raises KvatlasError if there is none, and no table of settings either.
+        Raises KvatlasError for runs and files without such maps, unless they have a table of settings.
         """
         if not self.every_map and self.tables:
             return []

@@ -17,7 +17,7 @@ from kvatlas.stats.table import CellTraces
 class SettingRow:
     """A setting under its short `name`: the mean over benchmarks, the cell on each, and what it loses.
 
-    `loss` is that against the full cache; None for the full cache itself, and where there is none.
+    `loss` is that against the full cache; None for the full cache itself, and in a run without one.
     """
 
     name: str

@@ -20,7 +20,7 @@ from kvatlas.stats.choice import Choice
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import short_names
-from kvatlas.stats.setting_tables import SettingTable
+from kvatlas.stats.setting_tables import SettingRow, SettingTable
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.verdicts import Verdict
 from kvatlas.text import axis_label, model_name
@@ -192,16 +192,17 @@ def _table(table: SettingTable, cells: Cells) -> Json:
         "short": model_name(table.model),
         "benchmark": table.benchmark,
         "benchmarks": table.benchmarks,
-        "rows": [
-            {
-                "cell": cells.number(table, row.cell),
-                "values": [percent(cell.estimate.value) for cell in row.by_benchmark.values()],
-                "loss": None if row.loss is None else _interval(row.loss),
-                "kept": row.loss is not None and row.loss.is_kept,
-                "broken": row.loss is not None and row.loss.is_broken,
-            }
-            for row in table.rows
-        ],
+        "rows": [_row(row, cells.number(table, row.cell)) for row in table.rows],
+    }
+
+
+def _row(row: SettingRow, number: int) -> Json:
+    return {
+        "cell": number,
+        "values": [percent(cell.estimate.value) for cell in row.by_benchmark.values()],
+        "loss": None if row.loss is None else _interval(row.loss),
+        "kept": row.loss is not None and row.loss.is_kept,
+        "broken": row.loss is not None and row.loss.is_broken,
     }
 
 
