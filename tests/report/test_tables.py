@@ -1,0 +1,148 @@
+"""Runs without maps: tables of settings, what they lose, and comparisons in pairs; findings as titles."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas.core import Setting
+from kvatlas.report.next_steps import next_steps
+from kvatlas.report.result import Result, analyse
+from kvatlas.report.text import every_map, one_page
+from tests.stats.synthetic import grid, manifest
+from tests.stored import store_run
+
+POLICIES = ("dynts", "h2o", "random", "rkv", "snapkv")
+SPEC = {
+    "models": ["tiny"],
+    "benchmarks": ["CHAIN6", "CHAIN8"],
+    "problems": 12,
+    "samples": 2,
+    "settings": [{"policy": "dynts", "kv_budget": 96}, {"policy": "random", "kv_budget": 96}],
+    "axes": {"local_window": [8, 16, 32], "ratio": [0.1, 0.3, 0.5]},
+}
+
+
+def success(by_policy: dict[str, float]) -> Callable[[Setting], float]:
+    return lambda setting: by_policy.get(setting.policy, 0.5)
+
+
+def described(folder: Path, settings: list[Setting], by_policy: dict[str, float], **options: Any) -> Result:
+    return analyse([store_run(folder / "run", manifest(settings, **options), success(by_policy))])
+
+
+def test_policies_at_one_setting_are_a_table_with_losses_and_every_comparison(tmp_path: Path) -> None:
+    settings = [Setting.of(name, kv_budget=64, local_window=16, ratio=0.3) for name in POLICIES]
+    result = described(tmp_path, settings, {"full": 1.0, "dynts": 1.0, "h2o": 0.2}, axes=(), problems=90)
+    document = result.to_dict()
+    assert document["maps"] == []
+    (table,) = document["tables"]
+    names = [row["name"] for row in table["settings"]]
+    assert set(names[:2]) == {"full", "dynts"}
+    assert names[-1] == "h2o"
+    by_name = {row["name"]: row for row in table["settings"]}
+    assert by_name["full"]["loses"] is None
+    assert (by_name["dynts"]["loses"], by_name["dynts"]["shown"]) == (0, True)
+    assert (by_name["h2o"]["shown"], by_name["h2o"]["broken"]) == (False, True)
+    assert set(by_name["h2o"]["benchmarks"]) == {"CHAIN6", "CHAIN8"}
+    assert by_name["h2o"]["loses_low"] < by_name["h2o"]["loses"] < by_name["h2o"]["loses_high"]
+    # Every two of six settings, all adjusted together.
+    assert len(document["comparisons"]) == 15
+    pair = next(one for one in document["comparisons"] if {one["first"], one["second"]} == {"dynts", "h2o"})
+    assert abs(pair["difference"]) > 60
+    assert pair["p"] <= pair["p_holm"] < 0.05
+    (choice,) = document["recommendation"]["all"]
+    assert choice["setting"].startswith("dynts(")
+    for text in (one_page(result), every_map(result)):
+        assert "dynts is proven to stay within 3 points of the full cache" in text or text.startswith("# Overview")
+        assert "| h2o | " in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "axes", "rows"),
+    [
+        ([Setting.of("dynts", kv_budget=64)], (), 2),
+        ([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], (("kv_budget", (64, 96)),), 3),
+        # Two axes of which no policy varies both.
+        (
+            [Setting.of("dynts", kv_budget=64, ratio=ratio) for ratio in (0.1, 0.3)]
+            + [Setting.of("h2o", kv_budget=budget, ratio=0.1) for budget in (96, 128)],
+            (("kv_budget", (64, 96, 128)), ("ratio", (0.1, 0.3))),
+            5,
+        ),
+    ],
+)
+def test_every_run_without_a_map_is_described(tmp_path: Path, settings: list[Setting], axes: Any, rows: int) -> None:
+    result = described(tmp_path, settings, {}, axes=axes, problems=4)
+    (table,) = result.tables
+    assert len(table.rows) == rows
+    assert one_page(result).count("\n| dynts") >= 1
+    assert "kvatlas" not in one_page(result) or result.next_steps
+
+
+def test_without_a_full_cache_nothing_is_recommended_and_all_is_compared(tmp_path: Path) -> None:
+    settings = [Setting.of(name, kv_budget=64) for name in ("dynts", "h2o")]
+    result = described(tmp_path, settings, {}, axes=(), baselines=[], problems=8)
+    assert "No setting can be recommended without a full cache beside the settings" in one_page(result)
+    assert len(result.comparisons) == 1
+
+
+@pytest.mark.parametrize(
+    ("by_policy", "words"),
+    [
+        ({"full": 1.0, "dynts": 0.6, "random": 0.2}, ("dynts is ", "above random", "every setting loses more than 3")),
+        ({"full": 1.0, "dynts": 1.0, "random": 0.2}, ("is proven to stay within 3 points", "above random")),
+        ({"full": 0.5, "dynts": 0.5, "random": 0.5}, ("No setting is proven to stay within 3 points",)),
+    ],
+)
+def test_a_finding_is_the_title_and_never_more_than_is_proven(
+    tmp_path: Path, by_policy: dict[str, float], words: tuple[str, ...]
+) -> None:
+    result = described(tmp_path, grid("dynts", "random"), by_policy, problems=90)
+    assert one_page(result).startswith(result.headline)
+    for word in words:
+        assert word in result.headline
+    (choice,) = result.choices
+    losses = (choice.losses or {}).values()
+    assert ("every setting loses" in result.headline) == all(loss.is_broken for loss in losses)
+    assert ("is proven to stay" in result.headline.replace("No setting is proven", "")) == bool(choice.shown)
+
+
+def test_a_loss_below_zero_is_a_gain(tmp_path: Path) -> None:
+    result = described(tmp_path, grid("dynts"), {"full": 0.3, "dynts": 0.9}, problems=30)
+    assert "it gained" in one_page(result)
+    assert "lost -" not in one_page(result)
+
+
+def test_settings_are_named_by_what_their_own_policy_varies(tmp_path: Path) -> None:
+    settings = [*grid("dynts"), *(replace(one, policy="rkv") for one in grid("dynts"))]
+    odd = [Setting.of(one.policy, **one.values, **({"mix": 0.2} if one.policy == "rkv" else {})) for one in settings]
+    text = one_page(described(tmp_path, odd, {"full": 1.0}, problems=6))
+    assert "mix" not in text
+
+
+def test_next_steps_are_specs_that_run(tmp_path: Path) -> None:
+    from kvatlas.sweeps import read_spec
+
+    plan = replace(manifest(grid("dynts", "random"), problems=40), spec=SPEC)
+
+    def steps(by_policy: dict[str, float], name: str) -> dict[str, Any]:
+        result = analyse([store_run(tmp_path / name, plan, success(by_policy))])
+        (run,) = result.opened_runs
+        found = {}
+        for step in next_steps(run.run, result.choices):
+            path = tmp_path / f"{step.name}.yaml"
+            path.write_text(step.spec)
+            found[step.name] = read_spec(path)
+        return found
+
+    lost = steps({"full": 1.0, "dynts": 0.2, "random": 0.2}, "lost")
+    assert [entry.fixed_values["kv_budget"] for entry in lost["larger-budget"].settings] == [128, 128]
+    assert lost["higher-ratio"].axes["ratio"] == [0.1, 0.3, 0.5, 0.7, 0.9]
+    close = steps({"full": 0.97, "dynts": 0.96, "random": 0.2}, "close")
+    assert close["more-problems"].problems > 40 if "more-problems" in close else "between" in close
+    assert (
+        next_steps(replace(analyse([tmp_path / "lost"]).opened_runs[0].run, manifest=manifest(grid("dynts"))), []) == []
+    )
