@@ -17,6 +17,13 @@ from kvatlas.report.app.run import AppRun, Place, open_runs
 from kvatlas.report.app.server import Server
 from kvatlas.results import Store
 
+#: Twelve lines around the departure.
+SHORTER = """() => {
+  for (const box of document.querySelectorAll('.pair pre')) {
+    box.style.height = '18rem';
+    centre(box, box.querySelector('.parts'));
+  }
+}"""
 IMAGES = Path(__file__).parent / "images"
 #: The setting of the trace, and the most tokens that its picture has room for.
 SETTING, MOST = "dynts(local_window=16, ratio=0.1)", 330
@@ -25,10 +32,11 @@ SETTING, MOST = "dynts(local_window=16, ratio=0.1)", 330
 def commands(run: str) -> dict[str, list[str]]:
     """Return the commands of docs/gallery.md by the names of their pictures."""
     llama, qwen = "published:dynts_r1_llama", "published:dynts_r1_qwen"
-    kept = "dynts local_window=64 ratio=0.3"
+    kept = "dynts local_window=64 ratio=0.5"
     systems = ["tiny-llama full", f"tiny-llama {kept}", "tiny-qwen full", f"tiny-qwen {kept}"]
     pairs = [word for system in systems for word in ("--policy", system)]
     return {
+        "demo-map": ["map", run, "--mean"],
         "gallery-llama": ["map", llama],
         "gallery-qwen": ["map", qwen, "--own"],
         "gallery-means": ["map", f"{llama}_mean", f"{qwen}_mean", "--mean", "--own"],
@@ -76,6 +84,8 @@ def draw_trace(folder: Path, out: Path) -> None:
         page.goto(f"{server.address}#/{run.name}/trace/{address}")
         page.wait_for_selector("#trace .pair .unwritten")
         page.wait_for_timeout(1000)
+        page.evaluate(SHORTER)
+        page.wait_for_timeout(200)
         page.locator("#trace .pair").screenshot(path=out)
         browser.close()
         server.shutdown()

@@ -4,48 +4,60 @@ It prints the lines of README.md that have these numbers. `make example` runs it
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from kvatlas.report.result import analyse
-from kvatlas.report.text import p_text
 from kvatlas.text import fixed, model_name, signed
 
 FILE = Path(__file__).parent / "data" / "demo.json"
 
 
 def numbers(run: str) -> list[dict[str, Any]]:
-    """Return for each model the difference between dynts and random, and the loss of its best mean cell."""
+    """Return for each model dynts minus random, the settings of dynts by what is proven of them, and the choice."""
     result = analyse([run]).to_dict()
-    best = {mean["model"]: mean["peaks"][0] for mean in result["means"] if mean["policy"] == "dynts"}
-    loses = {
-        mean["model"]: cell["loses"]
-        for mean in result["means"]
-        for cell in mean["estimates"]
-        if mean["policy"] == "dynts" and all(cell[name] == best[mean["model"]][name] for name in mean["axes"])
-    }
-    return [
-        {name: one[name] for name in ("model", "difference", "low", "high", "p")} | {"loses": loses[one["model"]]}
-        for one in result["comparisons"]
-        if (one["first"], one["second"]) == ("dynts", "random")
-    ]
+    choices = {one["model"]: one for one in result["recommendation"]["all"]}
+    found = []
+    for one in result["comparisons"]:
+        if (one["first"], one["second"]) != ("dynts", "random"):
+            continue
+        choice = choices[one["model"]]
+        losses = [loss for loss in choice["losses"] if loss["setting"].startswith("dynts(")]
+        found.append(
+            {
+                **{name: one[name] for name in ("model", "difference", "low", "high", "p")},
+                "margin": choice["margin"],
+                "settings": len(losses),
+                "kept": sum(loss["shown"] for loss in losses),
+                "broken": sum(loss["broken"] for loss in losses),
+                "setting": choice["setting"],
+                "loses": choice["loses"],
+                "limit": choice["loses_limit"],
+                "memory": choice["saving"]["memory"],
+            }
+        )
+    return found
 
 
 def quotes(models: list[dict[str, Any]]) -> list[str]:
     """Return the lines of README.md with the numbers of the models."""
     rows = []
     for one in models:
-        value, low, high = (signed(one[name], 1, "-") for name in ("difference", "low", "high"))
-        rows.append(f"| {one['model']} | dynts | random | {value} | {low} to {high} | {p_text(one['p'])} |")
-    gains = " and ".join(fixed(one["difference"], 0) for one in models)
-    lost = " and ".join(f"{fixed(one['loses'])} points below {model_name(one['model'])}'s" for one in models)
-    return [
-        *rows,
-        "At equal budget, window and ratio, learned importance (`dynts`) keeps "
-        f"{gains} points more than random tokens.",
-        f"Its best mean cell lies {lost} full cache ([docs/embedded.md](docs/embedded.md)).",
-    ]
+        name = model_name(one["model"])
+        value, low, high = (signed(one[key], 1, "-") for key in ("difference", "low", "high"))
+        chosen = f"{_cell(one['setting'])}: {fixed(one['memory'], 0)} % less memory, loses {fixed(one['loses'])}"
+        rows.append(
+            f"| {name} | {one['kept']} of {one['settings']} | {one['broken']} | {chosen} | {value} ({low} to {high}) |"
+        )
+    return rows
+
+
+def _cell(setting: str) -> str:
+    """Return window and ratio of a setting's text."""
+    values = dict(re.findall(r"(\w+)=([\d.]+)", setting))
+    return f"window {values['local_window']}, ratio {values['ratio']}"
 
 
 if __name__ == "__main__":

@@ -538,7 +538,7 @@ def test_a_page_that_lacks_traces_says_so_and_shows_every_question(
     assert f"This file holds none of the {page.evaluate('data.outcomes[0].rows.length * 2')} traces" in said
     assert "kvatlas view" in said
     assert find("CHAIN4").problems(3)[2].question.split()[0] in page.locator("#list-map .question").inner_text()
-    assert page.locator("#live").inner_text().endswith("0 of them in this file")
+    assert page.locator("#live").inner_text().endswith("(0 in this file)")
 
 
 def test_a_run_of_single_settings_is_a_table_that_sorts(opened: Callable[..., Any], tmp_path: Path) -> None:

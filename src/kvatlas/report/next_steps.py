@@ -1,4 +1,4 @@
-"""What to try next after a run: changed specs to copy, from what is proven and from the problems that are missing."""
+"""Next steps after a run: changed specs to copy, from what is proven and from the problems that are missing."""
 
 from __future__ import annotations
 

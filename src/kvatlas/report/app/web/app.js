@@ -59,7 +59,7 @@ byId("skip").addEventListener("click", (event) => { event.preventDefault(); byId
 function progress(run) {
   if (run.loading) return "Loading the traces …";
   const share = run.done < run.promised ? `${whole(run.done)} of ${whole(run.promised)} traces` : plural(run.done, "trace");
-  if (known(run.held) && run.held < run.done) return `${share}, ${whole(run.held)} of them in this file`;
+  if (known(run.held) && run.held < run.done) return `${share} (${whole(run.held)} in this file)`;
   return run.failure ? `${share}; ${run.failure}` : share;
 }
 
@@ -132,11 +132,11 @@ async function showRun(parts, query, fresh) {
 /* What to choose for a model, what it saves and what it loses. */
 function verdictCard(card) {
   const cell = known(card.cell) ? data.cells[card.cell] : null, numbers = [];
-  if (cell && known(card.saved)) numbers.push(["KV memory saved", `${fixed(card.saved)} %`, `${whole(cell.kept)} tokens cached on average`]);
+  if (cell && known(card.saved)) numbers.push(["KV memory saved", `${fixed(card.saved)} %`, `${whole(cell.kept)} tokens cached`]);
   if (card.loss) {
     const [value, low, high, limit] = [...card.loss, card.limit].map((points) => fixed(points).replace("-", "−"));
-    numbers.push(["points lost", value, `95 %: ${low} to ${high}; ${card.shown ? `proven at most ${brief(card.margin)}` : `proven at most ${limit}`}`]);
-    if (card.compressed < card.traces) numbers.push(["of its traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "the others cannot lose"]);
+    numbers.push(["points lost", value, `95 %: ${low} to ${high}${card.shown ? "" : `; proven at most ${limit}`}`]);
+    if (card.compressed < card.traces) numbers.push(["traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "others cannot lose"]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
   const open = card.settings - card.kept - card.broken, within = `within ${plural(card.margin, "point")}`;
