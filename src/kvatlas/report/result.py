@@ -358,7 +358,7 @@ class Result:
 
     @cached_property
     def next_steps(self) -> tuple[NextStep, ...]:
-        """What to try next after a run; none for several sources."""
+        """The next steps after a run; none for several sources."""
         if len(self.sources) != 1 or not self.opened_runs:
             return ()
         return tuple(next_steps(self.opened_runs[0].run, self.choices))
