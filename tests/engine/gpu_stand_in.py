@@ -305,6 +305,8 @@ def install(patch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     for name, stand_in in names.items():
         patch.setattr(torch.cuda, name, stand_in)
     patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", gpu.clear_workspaces, raising=False)
+    # A build of torch with CUDA would ask for a driver.
+    patch.setattr("torch._subclasses.fake_tensor.init_gpu_context", lambda *_: None)
     patch.setattr(torch, "compile", compiled)
     patch.setattr(Options, "resolved_device", lambda self: "cpu" if self.device == "cpu" else str(DEVICE))
     patch.setattr("kvatlas.models.weights.load_weights", loaded_there)
