@@ -22,6 +22,10 @@ from tests.engine.gpu_stand_in import Gpu, gpu, moved
 __all__ = ["gpu"]
 
 SMALL: dict[str, dict[str, Any]] = {"snapkv": {"queries": 12}, "vase": {"queries": 16}, "lazyeviction": {"alpha": 0.01}}
+SMALL |= {name: {"queries": 12} for name in ("caote", "dropkv", "expected_attention")}
+#: Scores that outlive a compression, and the plan.
+SMALL["keydiff"] = {"carry": 0.8, "refresh": 4, "plan_prefix": 3, "scope": "kv_head"}
+SMALL["h2o"] = {"per_query": True}
 EVERY = [name for name in policies.policies.names() if name != "full"]
 #: Prompts that a compression follows soon, and such that fill a page soon.
 SHORT, LONG = 6, 118

@@ -303,6 +303,104 @@ def dynts(policy: Any, cached: CacheView, importance: Sequence[float]) -> Score:
     return score
 
 
+def attention_of_head(cached: CacheView, layer: int, head: int, queries: int) -> list[list[float]]:
+    """Weights of one query head by query, with those of all cached tokens that it sees."""
+    return weights(cached, layer, head, queries, range(cached.positions.shape[-1]))
+
+
+def caote(policy: Any, cached: CacheView) -> Score:
+    group = grouping(cached)
+
+    @cache
+    def of_head(layer: int, head: int) -> list[float]:
+        rows = []
+        for query_head in range(head * group, (head + 1) * group):
+            rows += attention_of_head(cached, layer, query_head, policy.queries)
+        weight = mean(rows)
+        values = cached.value(layer)[head].double()
+        output = sum(p * value for p, value in zip(weight, values, strict=True))
+        changes = []
+        for p, value in zip(weight, values, strict=True):
+            bounded = min(max(p, 1e-6), 1 - 1e-6)
+            changes.append(bounded / (1 - bounded) * float((output - value).norm()))
+        return changes
+
+    return lambda cached, layer, head, slot: of_head(layer, head)[slot]
+
+
+def dropkv(policy: Any, cached: CacheView) -> Score:
+    """The squared error of each query's output, computed again without the token."""
+    group = grouping(cached)
+
+    @cache
+    def of_head(layer: int, head: int) -> list[float]:
+        values = cached.value(layer)[head].double()
+        total = [0.0] * len(values)
+        for query_head in range(head * group, (head + 1) * group):
+            for row in attention_of_head(cached, layer, query_head, policy.queries):
+                weight = torch.tensor(row, dtype=torch.double)
+                output = weight @ values
+                for slot, p in enumerate(row):
+                    without = weight.clone()
+                    without[slot] = 0.0
+                    error = without @ values / (1 - min(p, 1 - 1e-6)) - output
+                    total[slot] += float(error.square().sum()) / group
+        return total
+
+    return lambda cached, layer, head, slot: of_head(layer, head)[slot]
+
+
+def expected_attention(policy: Any, cached: CacheView, frequency: Sequence[float]) -> Score:
+    """Mean and covariance of unrotated queries, turned by the mean of the rotation matrices, as matrices."""
+    group, size = grouping(cached), cached.model.shape.head_dim
+    count = cached.positions.shape[-1]
+
+    def rotation(at: float) -> Tensor:
+        matrix = torch.zeros(size, size, dtype=torch.double)
+        for plane, step in enumerate(frequency):
+            other = plane + size // 2
+            matrix[plane, plane] = matrix[other, other] = math.cos(step * at)
+            matrix[other, plane] = math.sin(step * at)
+            matrix[plane, other] = -math.sin(step * at)
+        return matrix
+
+    future = sum(rotation(cached.length + step) for step in range(policy.future)) / policy.future
+
+    @cache
+    def weight_of_head(layer: int, query_head: int) -> list[float]:
+        rotated = cached.query(layer)[query_head].double()
+        first = cached.length - len(rotated)
+        plain = torch.stack([rotation(first + i).T @ query for i, query in enumerate(rotated)])
+        mu = future @ plain.mean(0)
+        sigma = future @ torch.cov(plain.T, correction=0) @ future.T
+        exponents = []
+        for slot in range(count):
+            key = cached.key(layer)[query_head // group, slot].double() * cached.scaling(layer)
+            is_sink = position(cached, layer, query_head // group, slot) < policy.sinks
+            exponents.append(-math.inf if is_sink else float(mu @ key + key @ sigma @ key / 2))
+        return softmax(exponents)
+
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
+        if position(cached, layer, head, slot) < policy.sinks:
+            return math.inf
+        heads = range(head * group, (head + 1) * group)
+        weight = sum(weight_of_head(layer, query_head)[slot] for query_head in heads) / group
+        return weight * float(cached.value(layer)[head, slot].double().norm())
+
+    return score
+
+
+def h2o_per_query(policy: Any, cached: CacheView, mass: Tensor) -> Score:
+    """The mean weight over the queries that saw a token, from sums [layers, heads, cached]."""
+    layers, heads, _ = mass.shape
+
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
+        total = float(mass[min(layer, layers - 1), min(head, heads - 1), slot])
+        return total / len(range(position(cached, layer, head, slot), cached.length))
+
+    return score
+
+
 def oracle(policy: Any, cached: CacheView) -> Score:
     reference = cached.reference
     tokens = cached.tokens().tolist()

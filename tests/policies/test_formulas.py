@@ -20,7 +20,7 @@ from tests.policies import formulas
 from tests.policies.scenes import SHAPE, assert_keeps, make, scene
 
 #: Each scope on a cache of its own.
-SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(Scope, range(3), strict=True)])
+SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(Scope, range(4), strict=True)])
 
 
 @SCENES
@@ -39,6 +39,10 @@ SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(Scope, range(3), stric
         ("keydiff", {}),
         ("vase", {"queries": 8, "large": 0.5, "keep_prompt": True}),
         ("vase", {"queries": 8, "large": 0.5, "keep_prompt": False}),
+        ("caote", {"queries": 1}),
+        ("caote", {"queries": 12, "keep_prompt": False}),
+        ("dropkv", {"queries": 6}),
+        ("dropkv", {"queries": 6, "keep_prompt": False, "sliding": 48}),
         # The running sum is overwritten at every step by the mean over layers, heads and the one query.
         ("h2o@dynts-paper", {}),
         # Collected from ob_window = 32 steps before the compression's own step on: 33 means over layers and heads.
@@ -175,6 +179,31 @@ def test_triattention(scope: Scope, seed: int, keep_prompt: bool, tmp_path: Path
     policy = make("triattention", scope=scope, statistics=str(file), reach=300, keep_prompt=keep_prompt)
     cached = scene(policy, seed)
     assert_keeps(policy, cached, formulas.triattention(policy, cached, parts))
+
+
+#: Of a model with 8 channels a head, whose rotation is that of transformers' Llama.
+ROTATED = {"model_type": "llama", "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+
+
+@SCENES
+@pytest.mark.parametrize("keep_prompt", [True, False])
+def test_expected_attention(scope: Scope, seed: int, keep_prompt: bool) -> None:
+    policy = make("expected_attention", scope=scope, queries=14, future=40, sinks=3, keep_prompt=keep_prompt)
+    cached = scene(policy, seed)
+    cached = replace(cached, model=SimpleNamespace(shape=SHAPE, config=ROTATED, name="of a test"))
+    frequency = [100.0 ** -(plane / 4) for plane in range(4)]
+    assert_keeps(policy, cached, formulas.expected_attention(policy, cached, frequency))
+
+
+@SCENES
+def test_h2o_per_query(scope: Scope, seed: int) -> None:
+    policy = make("h2o", scope=scope, per_query=True)
+    cached = scene(policy, seed)
+    mass = torch.rand(cached.positions.shape, generator=torch.Generator().manual_seed(seed)) + 1e-3
+    cached = replace(cached, columns={"mass": mass})
+    assert_keeps(policy, cached, formulas.h2o_per_query(policy, cached, mass))
+    assert "per_query" in policy.setting.values
+    assert "per_query" not in make("h2o").setting.values
 
 
 @pytest.mark.parametrize("shared", [90, 60, 5])

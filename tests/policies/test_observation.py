@@ -71,8 +71,9 @@ def test_attention_is_noted_as_the_whole_matrix_has_it(
     look = lambda cached, scores: (cached, scores.double())  # noqa: E731
     tokens, ((cached, result), *_) = decode(model, name, look, scope=scope, **alpha)
     attention = _attentions(model, tokens[:60]).unflatten(1, (model.shape.kv_heads, -1)).mean(2)
-    if scope is not Scope.HEAD:
-        attention = attention.mean((0, 1) if scope is Scope.GLOBAL else 1, keepdim=True)
+    averaged = {Scope.GLOBAL: (0, 1), Scope.LAYER: 1, Scope.KV_HEAD: 0}
+    if scope in averaged:
+        attention = attention.mean(averaged[scope], keepdim=True)
     wanted = attention.sum(-2)
     if name == "lazyeviction":
         written = attention[:, :, cached.prompt_length :].permute(2, 0, 1, 3)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kvatlas.core import EvictionTrace, Sampling, Usage
 from kvatlas.engine.cache import CachedSequence, KVCache
-from kvatlas.engine.signals import Signals, state_name
+from kvatlas.engine.signals import Signals, score_state, state_name
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, select_tokens
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, ScoreMemory, select_tokens
 
 K = TypeVar("K")
 #: Parts of prompts begin at multiples of this, so that sums over a part depend on the prompt alone.
@@ -147,6 +147,8 @@ class Row(Generic[K]):
     #: The tokens older than the local window that the last compression kept: of the prompt, of the answer.
     kept_prompt: int = 0
     kept_answer: int = 0
+    #: The position at the last computation of scores that are remembered.
+    scored_at: int = 0
     evictions: EvictionLog = field(default_factory=EvictionLog)
     #: The end of thinking and the start of the answer in a script.
     split: tuple[int, int] = (0, 0)
@@ -261,6 +263,11 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
     # Copies: a score may work in place.
     columns = {name: cache.token_state[state][row.cached.row, ..., :length].clone() for name, state in names.items()}
+    states = list(names.values())
+    memory = None
+    if policy.remembers:
+        states.append(score_state(policy))
+        memory = ScoreMemory(cache.token_state[states[-1]][row.cached.row, ..., :length], row.scored_at)
     kept = select_tokens(
         policy,
         CacheView(
@@ -280,12 +287,15 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             sinks=lambda layer: cache.layers[layer].sinks,
             tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=cache.device),
             reference=row.request.reference,
+            memory=memory,
         ),
     )
+    if memory is not None:
+        row.scored_at = memory.length
     evicted = length - kept.shape[-1]
     if not evicted:
         return 0
-    cache.compact(row.cached, kept, tuple(names.values()))
+    cache.compact(row.cached, kept, states)
     row.kept = positions.gather(-1, kept)
     row.since = row.position
     older = row.kept[0, 0, : -policy.local_window]

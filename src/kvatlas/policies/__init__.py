@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 from kvatlas.core import KvatlasError, Setting, refusal
 from kvatlas.former_names import former_names
 from kvatlas.policies import from_file
-from kvatlas.policies.contract import CacheView, CompressingPolicy, Policy, ReferenceTrace, Signal, Step, parameters
+from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
+from kvatlas.policies.contract import CompressingPolicy, Policy, parameters
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import (
     Scope,
@@ -180,6 +181,9 @@ _OURS = {
     "lazyeviction": "kvatlas.policies.lazyeviction:LazyEviction",
     "vase": "kvatlas.policies.vase:VaSE",
     "triattention": "kvatlas.policies.triattention:TriAttention",
+    "expected_attention": "kvatlas.policies.expected_attention:ExpectedAttention",
+    "caote": "kvatlas.policies.caote:CAOTE",
+    "dropkv": "kvatlas.policies.dropkv:DropKV",
     "oracle": "kvatlas.policies.oracle:Oracle",
 }
 policies = Policies("policy", "kvatlas.policies", _OURS, _fault)
@@ -246,6 +250,7 @@ __all__ = [
     "Policy",
     "ReferenceTrace",
     "Scope",
+    "ScoreMemory",
     "Signal",
     "Step",
     "about",

@@ -7,14 +7,13 @@ the contract: Dynamic Thinking-Token Selection, arXiv 2601.18383.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kvatlas.core import CODES, KvatlasError, Setting, Storage
-from kvatlas.noise import uniform_by_choice
+from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.from_file import code_of
 from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import (
@@ -44,122 +43,6 @@ if TYPE_CHECKING:
 STORAGE_VERSION = 2
 
 
-class Signal(StrEnum):
-    """The signals of the decode loop, each collected only for policies that declare it.
-
-    HIDDEN: the last hidden state of each token that enters the cache. ATTENTION: the attention of each new token to
-    every cached one; its weights are computed at every step, for the sequences of the policy alone. QUERIES: the last
-    `queries` queries when a compression fires; they are copied as they pass, without any attention. ANSWER: the
-    attention of the answer in the finished full-cache trace, which comes with the request.
-    """
-
-    HIDDEN = "hidden"
-    ATTENTION = "attention"
-    QUERIES = "queries"
-    ANSWER = "answer"
-
-
-class Columns(Protocol):
-    """The notes of policies beside cached tokens: tensors [rows, layers, KV heads, cached] of the policy's scope."""
-
-    def enter(self, name: str, values: Tensor) -> None: ...
-
-    def read(self, name: str) -> Tensor: ...
-
-    def write(self, name: str, values: Tensor) -> None: ...
-
-
-@dataclass(frozen=True)
-class Step:
-    """The input of `observe` after tokens entered the caches of `rows` sequences of a policy.
-
-    `positions` [rows, entered] are true positions of these tokens: first parts of the prompt, of one row at a time,
-    with `prompt_length` as its length; then new tokens, with `prompt_length` None. `hidden` [rows, entered, hidden
-    size] is their last hidden state (HIDDEN). `attention` [rows, layers, KV heads, cached], reduced by the mean over
-    query heads and to the policy's scope, is their attention to each cached token, themselves included, summed over
-    them (ATTENTION); 0 in slots past a sequence's length.
-    """
-
-    model: ModelHandle
-    positions: Tensor
-    hidden: Tensor | None
-    attention: Tensor | None
-    columns: Columns
-    prompt_length: int | None = None
-
-    def enter(self, column: str, values: Tensor) -> None:
-        """Write `values` [rows, entered] beside the tokens that entered."""
-        self.columns.enter(column, values)
-
-    def read(self, column: str) -> Tensor:
-        """Return the values of all cached tokens [rows, layers, KV heads, cached]; 0 before the first write."""
-        return self.columns.read(column)
-
-    def write(self, column: str, values: Tensor) -> None:
-        """Replace the values of all cached tokens by `values` [rows, layers, KV heads, cached]; 0 past each length."""
-        self.columns.write(column, values)
-
-    def add(self, column: str, values: Tensor) -> None:
-        """Add `values` [rows, layers, KV heads, cached] (of the policy's scope) to those of all cached tokens."""
-        self.write(column, self.read(column) + values)
-
-
-@dataclass(frozen=True, eq=False)
-class ReferenceTrace:
-    """A finished full-cache trace: token ids with the prompt's, and the mean attention [tokens before the answer] of
-    its answer to each token before it."""
-
-    tokens: tuple[int, ...]
-    attention: Tensor
-
-
-@dataclass(frozen=True)
-class CacheView:
-    """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
-
-    `positions` [..., cached] are true positions, ascending; `columns` [..., cached] the notes of `observe`;
-    `key(layer)` and `value(layer)` return [KV heads, cached, head size], keys with their rotation; `query(layer)`
-    returns the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES;
-    fewer in a shorter sequence): the last one belongs to the newest cached token. `window(layer)` is the number of
-    positions that a layer with a sliding window sees, None for all; `scaling(layer)` is the factor of q k before the
-    layer's softmax, often but not always 1 / sqrt(head size); `softcap(layer)` c turns these scores into
-    c tanh(score / c), and `sinks(layer)` [heads] are further logits without a value; None without. `tokens()` are the
-    token ids [length] of the sequence.
-    `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
-    `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER).
-    """
-
-    model: ModelHandle
-    positions: Tensor
-    prompt_length: int
-    thinking_end: int | None
-    length: int
-    stream: int
-    columns: Mapping[str, Tensor]
-    key: Callable[[int], Tensor]
-    value: Callable[[int], Tensor]
-    query: Callable[[int], Tensor]
-    window: Callable[[int], int | None]
-    scaling: Callable[[int], float]
-    tokens: Callable[[], Tensor]
-    softcap: Callable[[int], float | None] = lambda _: None
-    sinks: Callable[[int], Tensor | None] = lambda _: None
-    reference: ReferenceTrace | None = None
-
-    def uniform(self) -> Tensor:
-        """Return random numbers in (0, 1) [..., cached], by stream, length, position and unit of choice alone."""
-        return uniform_by_choice(self.stream, self.length, self.positions)
-
-    def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
-        """Return the scores [KV heads, cached] of every layer as [..., cached], averaged over each unit of choice."""
-        import torch
-
-        layers, heads, _ = self.positions.shape
-        scores = torch.stack([score(layer) for layer in range(self.model.shape.layers)])
-        scores = scores.mean(0, keepdim=True) if layers == 1 else scores
-        return scores.mean(1, keepdim=True) if heads == 1 else scores
-
-
 @dataclass(frozen=True)
 class Policy:
     """A KV-cache token-selection method. Subclasses set the class variables; see docs/architecture.md.
@@ -181,6 +64,8 @@ class Policy:
     columns: ClassVar[tuple[str, ...]] = ()
     #: True if its choices are random, so that another program makes others.
     random: ClassVar[bool] = False
+    #: Parameters of its own that a setting names only if they have another value: those younger than stored traces.
+    unnamed: ClassVar[Mapping[str, Any]] = {}
     # Without an annotation the next two are no parameters; a policy whose user may choose them annotates them.
     #: The unit of one choice in the method's paper.
     scope = Scope.GLOBAL
@@ -265,7 +150,7 @@ class Policy:
         the method's paper and the published rule.
         """
         policy = self.canonical()
-        usual = {**UNNAMED, "scope": type(self).scope}
+        usual = {**UNNAMED, **self.unnamed, "scope": type(self).scope}
         values = {}
         for item in parameters(policy):
             value = getattr(policy, item.name)
@@ -352,6 +237,11 @@ class CompressingPolicy(Policy):
     every_from: the start of that count. `budget`: a compression at kv_budget + every tokens; `start`: with each first
         token after a multiple of `every` in the sequence, `prompt`: with each multiple after the prompt, once there are
         more than kv_budget.
+    plan_prefix: first thinking tokens (the plan) that take the places of the kept share before all others.
+    refresh: tokens between two computations of the scores; at compressions in between, the tokens that entered since
+        stay before others, and these in the order of their old scores.
+    carry: factor of an old score: a token has the greater one of this share of its old score and its new score, which
+        is divided by the greatest; 0 for new scores alone.
     """
 
     kv_budget: int | str = budget_param()
@@ -363,6 +253,9 @@ class CompressingPolicy(Policy):
     budget_over: str = choice_param("cache", "thinking", kw_only=True)
     every: int = int_param(0, kw_only=True)
     every_from: str = choice_param("budget", "start", "prompt", kw_only=True)
+    plan_prefix: int = int_param(0, kw_only=True)
+    refresh: int = int_param(1, least=1, kw_only=True)
+    carry: float = float_param(0.0, 0, 1, kw_only=True)
     #: The tokens that a budget in bytes holds; 0 before `bind` names the model. No parameter itself.
     tokens_held: int = field(default=0, kw_only=True, repr=False)
 
@@ -405,12 +298,17 @@ class CompressingPolicy(Policy):
                 )
 
     def _canonical_values(self) -> dict[str, Any]:
-        values = {**super()._canonical_values(), "ratio": float(self.ratio)}
+        values = {**super()._canonical_values(), "ratio": float(self.ratio), "carry": float(self.carry)}
         if isinstance(self.kv_budget, str):
             values["kv_budget"] = in_largest_unit(self.kv_budget)
         if any(item.name == "scope" for item in fields(self)):
             values["scope"] = Scope(self.scope)
         return values
+
+    @property
+    def remembers(self) -> bool:
+        """True if scores outlive a compression."""
+        return self.refresh > 1 or self.carry > 0
 
     @property
     def tokens(self) -> int:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.native import load
-from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal, Step
+from kvatlas.policies.cache_view import CacheView, Signal, Step
+from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.model_files import FilePolicy, by_content
 
 if TYPE_CHECKING:

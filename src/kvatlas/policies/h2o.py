@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal, Step
-from kvatlas.policies.parameter_types import Scope, scope_param
+from kvatlas.policies.cache_view import CacheView, Signal, Step
+from kvatlas.policies.contract import CompressingPolicy
+from kvatlas.policies.parameter_types import Scope, flag_param, scope_param
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +25,12 @@ class H2O(CompressingPolicy):
     its code overwrites the sum by the newest step's attention, the preset `h2o@dynts-paper`.
 
     scope: the unit of one choice: head (published), layer or global, then with the mean of the sums.
+    per_query: divides the sum by the number of queries that saw t, as kvpress' ObservedAttentionPress does: the first
+        tokens are seen by most.
     """
 
     scope: Scope = scope_param(Scope.HEAD)
+    per_query: bool = flag_param(False)
 
     name = "h2o"
     summary = "keeps the tokens that were attended to most so far"
@@ -33,10 +38,12 @@ class H2O(CompressingPolicy):
     published = {"ratio": "heavy hitters and recent tokens 1:1, together 20 % of the sequence"}
     observes = frozenset({Signal.ATTENTION})
     columns = ("mass",)
+    unnamed: ClassVar[Mapping[str, Any]] = {"per_query": False}
 
     def observe(self, step: Step) -> None:
         assert step.attention is not None
         step.add("mass", step.attention)
 
     def score(self, cached: CacheView) -> Tensor:
-        return cached.columns["mass"]
+        mass = cached.columns["mass"]
+        return mass / (cached.length - cached.positions) if self.per_query else mass

@@ -24,6 +24,9 @@ UNNAMED: Mapping[str, Any] = {
     "budget_over": "cache",
     "every": 0,
     "every_from": "budget",
+    "plan_prefix": 0,
+    "refresh": 1,
+    "carry": 0.0,
     "kv_bits": 16,
     "key_bits": 0,
     "value_bits": 0,
@@ -38,16 +41,18 @@ MOST = 2**31 - 1
 
 
 class Scope(StrEnum):
-    """The unit of one choice of tokens: the whole model, each layer, or each KV head."""
+    """The unit of one choice of tokens: the whole model, each layer, each KV head, or a KV head of all layers."""
 
     GLOBAL = "global"
     LAYER = "layer"
     HEAD = "head"
+    KV_HEAD = "kv_head"
 
     def width(self, shape: Shape) -> tuple[int, int]:
         """Return the numbers of separate choices over (layers, KV heads)."""
-        layers = 1 if self is Scope.GLOBAL else shape.layers
-        return layers, shape.kv_heads if self is Scope.HEAD else 1
+        layers = shape.layers if self in (Scope.LAYER, Scope.HEAD) else 1
+        heads = shape.kv_heads if self in (Scope.HEAD, Scope.KV_HEAD) else 1
+        return layers, heads
 
 
 @dataclass(frozen=True)
@@ -128,15 +133,14 @@ def int_param(default: Any = MISSING, least: int = 0, **options: Any) -> Any:
     return parameter(f"an integer >= {least}", accepts, default, **options)
 
 
-def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf) -> Any:
+def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf, **options: Any) -> Any:
     """Declare a parameter that is a number from `least` to `most`."""
 
     def accepts(value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
-    return parameter(
-        f"a number from {least} to {most}" if most < math.inf else f"a number >= {least}", accepts, default
-    )
+    expected = f"a number from {least} to {most}" if most < math.inf else f"a number >= {least}"
+    return parameter(expected, accepts, default, **options)
 
 
 def flag_param(default: bool, **options: Any) -> Any:

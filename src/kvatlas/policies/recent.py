@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvatlas.policies.contract import CacheView
+    from kvatlas.policies.cache_view import CacheView
 
 
 def logits(cached: CacheView, layer: int) -> Tensor:

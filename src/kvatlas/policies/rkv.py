@@ -8,7 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from kvatlas.machine import compiled, compiles
-from kvatlas.policies.contract import CacheView, CompressingPolicy, Signal
+from kvatlas.policies.cache_view import CacheView, Signal
+from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
 from kvatlas.policies.recent import logits, observing, pooled
 

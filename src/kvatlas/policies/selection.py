@@ -7,7 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies.contract import CacheView, CompressingPolicy, allotted
+from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies.contract import CompressingPolicy, allotted
+from kvatlas.policies.score_memory import recall_scores
 
 if TYPE_CHECKING:
     import torch
@@ -52,11 +54,28 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
             f"The policy {policy.name!r} uses {slots_used!r} slots; expected an integer from 0 to {quota}."
         )
     older = protected.shape[-1]
-    scores = _checked_scores(policy.name, policy.score(cached), cached.positions, protected)
+
+    def compute() -> Tensor:
+        return _checked_scores(policy.name, policy.score(cached), cached.positions, protected)
+
+    if cached.memory is None:
+        scores = compute()
+    else:
+        scores = _protect(recall_scores(policy, cached, cached.memory, quota, compute), protected)
+    if policy.plan_prefix:
+        thought = cached.positions[..., :older] - cached.prompt_length
+        in_plan = (thought >= 0) & (thought < policy.plan_prefix)
+        # Above all other scores but those of protected tokens.
+        scores = _protect(scores.clamp(max=sys.float_info.max / 2).masked_fill(in_plan, math.inf), protected)
     order = scores.argsort(dim=-1, descending=True, stable=True)
     kept = order[..., : _count_in_a_head(protected) + slots_used]
     window = torch.arange(older, length, device=kept.device).expand(*kept.shape[:-1], policy.local_window)
     return torch.cat([kept.sort(dim=-1).values, window], dim=-1)
+
+
+def _protect(scores: Tensor, protected: Tensor) -> Tensor:
+    """Return scores that are infinite for `protected` tokens alone, which come before others with an infinite score."""
+    return scores.clamp(max=sys.float_info.max).masked_fill(protected, math.inf)
 
 
 def _wrong_kind(scores: object, device: torch.device) -> str:
@@ -96,9 +115,7 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
             f"(layers, KV heads, tokens); expected {expected} and {expected[-1:]}."
         )
     older = protected.shape[-1]
-    # Protected tokens come before others whose score is infinite, too.
-    finite_scores = scores[..., :older].double().clamp(max=sys.float_info.max)
-    older_scores = finite_scores.expand(protected.shape).masked_fill(protected, math.inf)
+    older_scores = _protect(scores[..., :older].double().expand(protected.shape), protected)
     nans = int(older_scores.isnan().sum())
     if nans:
         raise KvatlasError(

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.contract import CacheView, CompressingPolicy
+from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import choice_param, int_param
 
 if TYPE_CHECKING:

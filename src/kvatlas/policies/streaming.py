@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.contract import CacheView, CompressingPolicy
+from kvatlas.policies.cache_view import CacheView
+from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import int_param
 
 if TYPE_CHECKING:

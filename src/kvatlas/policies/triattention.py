@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, reason
-from kvatlas.policies.contract import CacheView
+from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.model_files import FilePolicy, by_content
 from kvatlas.policies.parameter_types import Scope, int_param, scope_param
 from kvatlas.policies.recent import positions

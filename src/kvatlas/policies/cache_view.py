@@ -1,0 +1,145 @@
+"""What a policy is shown: the signals of the decode loop, its notes, and the cache at a compression."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from kvatlas.noise import uniform_by_choice
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvatlas.models import ModelHandle
+
+
+class Signal(StrEnum):
+    """The signals of the decode loop, each collected only for policies that declare it.
+
+    HIDDEN: the last hidden state of each token that enters the cache. ATTENTION: the attention of each new token to
+    every cached one; its weights are computed at every step, for the sequences of the policy alone. QUERIES: the last
+    `queries` queries when a compression fires; they are copied as they pass, without any attention. ANSWER: the
+    attention of the answer in the finished full-cache trace, which comes with the request.
+    """
+
+    HIDDEN = "hidden"
+    ATTENTION = "attention"
+    QUERIES = "queries"
+    ANSWER = "answer"
+
+
+class Columns(Protocol):
+    """The notes of policies beside cached tokens: tensors [rows, layers, KV heads, cached] of the policy's scope."""
+
+    def enter(self, name: str, values: Tensor) -> None: ...
+
+    def read(self, name: str) -> Tensor: ...
+
+    def write(self, name: str, values: Tensor) -> None: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """The input of `observe` after tokens entered the caches of `rows` sequences of a policy.
+
+    `positions` [rows, entered] are true positions of these tokens: first parts of the prompt, of one row at a time,
+    with `prompt_length` as its length; then new tokens, with `prompt_length` None. `hidden` [rows, entered, hidden
+    size] is their last hidden state (HIDDEN). `attention` [rows, layers, KV heads, cached], reduced by the mean over
+    query heads and to the policy's scope, is their attention to each cached token, themselves included, summed over
+    them (ATTENTION); 0 in slots past a sequence's length.
+    """
+
+    model: ModelHandle
+    positions: Tensor
+    hidden: Tensor | None
+    attention: Tensor | None
+    columns: Columns
+    prompt_length: int | None = None
+
+    def enter(self, column: str, values: Tensor) -> None:
+        """Write `values` [rows, entered] beside the tokens that entered."""
+        self.columns.enter(column, values)
+
+    def read(self, column: str) -> Tensor:
+        """Return the values of all cached tokens [rows, layers, KV heads, cached]; 0 before the first write."""
+        return self.columns.read(column)
+
+    def write(self, column: str, values: Tensor) -> None:
+        """Replace the values of all cached tokens by `values` [rows, layers, KV heads, cached]; 0 past each length."""
+        self.columns.write(column, values)
+
+    def add(self, column: str, values: Tensor) -> None:
+        """Add `values` [rows, layers, KV heads, cached] (of the policy's scope) to those of all cached tokens."""
+        self.write(column, self.read(column) + values)
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceTrace:
+    """A finished full-cache trace: token ids with the prompt's, and the mean attention [tokens before the answer] of
+    its answer to each token before it."""
+
+    tokens: tuple[int, ...]
+    attention: Tensor
+
+
+@dataclass
+class ScoreMemory:
+    """The scores of a sequence's last computation.
+
+    `values` [..., cached] are 0 for tokens that entered since; `length` counted the sequence's tokens then, evicted
+    ones included, 0 before the first computation.
+    """
+
+    values: Tensor
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class CacheView:
+    """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
+
+    `positions` [..., cached] are true positions, ascending; `columns` [..., cached] the notes of `observe`;
+    `key(layer)` and `value(layer)` return [KV heads, cached, head size], keys with their rotation; `query(layer)`
+    returns the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES;
+    fewer in a shorter sequence): the last one belongs to the newest cached token. `window(layer)` is the number of
+    positions that a layer with a sliding window sees, None for all; `scaling(layer)` is the factor of q k before the
+    layer's softmax, often but not always 1 / sqrt(head size); `softcap(layer)` c turns these scores into
+    c tanh(score / c), and `sinks(layer)` [heads] are further logits without a value; None without. `tokens()` are the
+    token ids [length] of the sequence.
+    `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
+    `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER); `memory` the earlier
+    scores of policies that remember them.
+    """
+
+    model: ModelHandle
+    positions: Tensor
+    prompt_length: int
+    thinking_end: int | None
+    length: int
+    stream: int
+    columns: Mapping[str, Tensor]
+    key: Callable[[int], Tensor]
+    value: Callable[[int], Tensor]
+    query: Callable[[int], Tensor]
+    window: Callable[[int], int | None]
+    scaling: Callable[[int], float]
+    tokens: Callable[[], Tensor]
+    softcap: Callable[[int], float | None] = lambda _: None
+    sinks: Callable[[int], Tensor | None] = lambda _: None
+    reference: ReferenceTrace | None = None
+    memory: ScoreMemory | None = None
+
+    def uniform(self) -> Tensor:
+        """Return random numbers in (0, 1) [..., cached], by stream, length, position and unit of choice alone."""
+        return uniform_by_choice(self.stream, self.length, self.positions)
+
+    def each_layer(self, score: Callable[[int], Tensor]) -> Tensor:
+        """Return the scores [KV heads, cached] of every layer as [..., cached], averaged over each unit of choice."""
+        import torch
+
+        layers, heads, _ = self.positions.shape
+        scores = torch.stack([score(layer) for layer in range(self.model.shape.layers)])
+        scores = scores.mean(0, keepdim=True) if layers == 1 else scores
+        return scores.mean(1, keepdim=True) if heads == 1 else scores

@@ -1,0 +1,51 @@
+"""`caote`: tokens without which the attention output would change most stay (CAOTE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvatlas.policies.cache_view import CacheView, Signal
+from kvatlas.policies.contract import CompressingPolicy
+from kvatlas.policies.parameter_types import Scope, int_param, scope_param
+from kvatlas.policies.recent import attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Weights are this far from 0 and 1, so that the factor p / (1 - p) is finite.
+MARGIN = 1e-6
+
+
+@dataclass(frozen=True)
+class CAOTE(CompressingPolicy):
+    """Change of the attention output: score(t) = p(t) / (1 - p(t)) * |o - v(t)|, with o = sum over t of p(t) v(t).
+
+    Source: arXiv 2504.14051: without t the other weights grow by 1 / (1 - p), which moves the output by that vector. It
+    wraps the score of another method, which it scales to a sum of 1. Here p is the attention of the last `queries`
+    queries, mean over them and the query heads of a KV head: with one query it wraps TOVA's score, with more those of
+    SnapKV before pooling. p is held 1e-6 away from 0 and 1, as in the code of VaSE. The paper evicts a token at a time
+    from a fixed budget; here the contract says when. It does not protect the prompt.
+
+    queries: number of recent queries whose attention is averaged.
+    scope: the unit of one choice: head (published), kv_head, layer or global, then with the mean of the scores.
+    """
+
+    queries: int = int_param(32, 1)
+    scope: Scope = scope_param(Scope.HEAD)
+
+    name = "caote"
+    summary = "keeps the tokens without which the attention output would change most"
+    paper = "CAOTE, arXiv 2504.14051"
+    published = {"queries": "1 on TOVA, 32 on SnapKV", "keep_prompt": "false"}
+    observes = frozenset({Signal.QUERIES})
+
+    def score(self, cached: CacheView) -> Tensor:
+        def change(layer: int) -> Tensor:
+            weight = attention(cached, layer).mean((1, 2)).clamp(MARGIN, 1 - MARGIN)
+            value = cached.value(layer).to(weight.dtype)
+            output = weight.unsqueeze(1) @ value
+            scores: Tensor = weight / (1 - weight) * (output - value).norm(dim=-1)
+            return scores
+
+        return cached.each_layer(change)
