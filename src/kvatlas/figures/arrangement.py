@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple
 
 from kvatlas.core import Note, NoteKind
@@ -83,12 +83,11 @@ def _grid(series: Arrangement, by_panel: Sequence[Names], options: FigureOptions
         places[_named(names, row_fields, options), _named(names, column_fields, options)] = panel
     rows = list(dict.fromkeys(row for row, _ in places))
     columns = list(dict.fromkeys(column for _, column in places))
-    if len(places) < len(series.panels) or len(places) < len(rows) * len(columns):
+    in_rows = [places.get(place) for place in product(rows, columns)]
+    panels = [panel for panel in in_rows if panel is not None]
+    if not len(panels) == len(in_rows) == len(series.panels):
         return series
-    in_rows = []
-    for row in rows:
-        in_rows += [places[row, column] for column in columns]
-    return series._replace(panels=in_rows, names=columns * len(rows), rows=rows)
+    return series._replace(panels=panels, names=columns * len(rows), rows=rows)
 
 
 def _plain_names(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
@@ -176,16 +175,22 @@ def marks(panels: Sequence[Panel], has_values: bool, has_intervals: bool, option
     found: list[str] = list(chain.from_iterable(panel.about for panel in panels))
     if not has_values:
         found = [mark for mark in found if mark != BEST]
-    shared = _shared_interval(panels)
-    if has_intervals:
-        found.append("small type: 95 % intervals")
-    elif options.intervals is None and shared:
-        found.append(f"half the 95 % interval of the median cell: {shared} points")
-    elif options.intervals is None and any(panel.half_interval for panel in panels):
-        found.append("±: half the 95 % interval of the median cell")
+    found.append(_interval_mark(panels, has_intervals, options))
     if any(panel.memory for panel in panels):
         found.append("dotted: equal mean KV memory")
     return found
+
+
+def _interval_mark(panels: Sequence[Panel], has_intervals: bool, options: FigureOptions) -> str:
+    """Return how the panels tell their intervals, empty where they do not."""
+    if has_intervals:
+        return "small type: 95 % intervals"
+    if options.intervals is not None:
+        return ""
+    shared = _shared_interval(panels)
+    if shared:
+        return f"half the 95 % interval of the median cell: {shared} points"
+    return "±: half the 95 % interval of the median cell" if any(panel.half_interval for panel in panels) else ""
 
 
 def notes_of(panels: Sequence[Panel], has_values: bool) -> list[Note]:

@@ -85,14 +85,18 @@ def loss_figure(
             lines = _draw_marks(panel, of_model, series, options)
             _draw_offered(panel, choice, of_model, options)
             write_names(panel, lines, room)
-        for index, panel in enumerate(panels):
-            if index % _across(len(panels), options) == 0:
-                panel.set_ylabel(
-                    f"{options.named(axis_label(metric))} lost, points", fontsize=style.NAME_TYPE, labelpad=2
-                )
-            panel.set_xlabel("KV memory saved, % of the full cache", fontsize=style.NAME_TYPE, labelpad=2)
+        _write_labels(panels, metric, options)
         settle(figure, options)
         return figure
+
+
+def _write_labels(panels: Sequence[Axes], metric: str, options: FigureOptions) -> None:
+    """Write the labels of both axes, that of losses at the first panel of each row."""
+    lost = f"{options.named(axis_label(metric))} lost, points"
+    for panel in panels:
+        panel.set_xlabel("KV memory saved, % of the full cache", fontsize=style.NAME_TYPE, labelpad=2)
+    for panel in panels[:: _across(len(panels), options)]:
+        panel.set_ylabel(lost, fontsize=style.NAME_TYPE, labelpad=2)
 
 
 def _marks(choice: Choice) -> list[_Mark]:
