@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 #: The environment variable with the folder of kvatlas' caches.
@@ -37,12 +38,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 @cache
-def compiles() -> bool:
-    """Return True if torch compiles for the GPU, which takes a C compiler; otherwise warn once in a process."""
+def compiles(device: torch.device) -> bool:
+    """Return True if torch compiles for this GPU, which takes a C compiler; otherwise warn once in a process."""
     import torch
 
     try:
-        torch.compile(_successor)(torch.zeros(2, device="cuda"))
+        torch.compile(_successor)(torch.zeros(2, device=device))
     except Exception as error:
         if out_of_memory(error):
             raise

@@ -1,5 +1,6 @@
 """The CUDA path on a stand-in for a GPU: every policy's signals, and what capturing a step as a graph demands."""
 
+import copy
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request, scheduler
+from kvatlas.engine.cache import KVCache
 from kvatlas.engine.rows import compress
 from kvatlas.machine import compiled, compiles
 from kvatlas.models import ModelHandle
+from kvatlas.models.compiled import compiled_layers
 from kvatlas.models.weights import load_weights
 from kvatlas.policies import Policy, ReferenceTrace, Signal
 from tests.decoding import endless, outcome
@@ -200,3 +204,134 @@ def test_what_does_not_compile_is_computed_plainly(monkeypatch: pytest.MonkeyPat
     with pytest.warns(UserWarning, match="cannot compile"):
         assert doubled(torch.ones(1)) == 2
     assert doubled(torch.ones(1)) == 2
+
+
+def test_watched_attention_in_a_table_that_is_wider_than_the_pool(tiny_llama: ModelHandle, gpu: Gpu) -> None:
+    """From 16 pages on a table grows by more than what is asked for, the pool of a single row by less."""
+    model = endless(tiny_llama)
+    policy = policies.from_setting(Setting.from_parameters("h2o", kv_budget=4100, local_window=5, ratio=0.3))
+    requests = [Request(0, tuple(5 + 7 * i % 100 for i in range(4090)), 1, (policy,))]
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=4)
+    engine = Engine(model, moved(on_cpu(model)), [policy], sampling, 1)
+    written = outcome(engine.run(requests))
+    assert engine.cache.table.shape[1] * engine.cache.page_size > engine.cache.keys[0].shape[1]
+    assert written == outcome(Engine(model, on_cpu(model), [policy], sampling, 1, "reference").run(requests))
+
+
+def test_steps_of_all_sizes_watch_in_the_same_memory(tiny_llama: ModelHandle, gpu: Gpu) -> None:
+    model = endless(tiny_llama)
+    policy = setting("h2o", SHORT)
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=22)
+    requests = [
+        Request(row, tuple(range(5, 11)), row, (policy,), sampling=replace(sampling, max_new_tokens=5 + row))
+        for row in range(18)
+    ]
+    engine = Engine(model, moved(on_cpu(model)), [policy], sampling, 18)
+    written = outcome(engine.run(requests))
+    assert gpu.captured == 6
+    assert len({step.batch.attention.held.data_ptr() for step in engine.graphs._captured.values()}) == 1
+    assert written == outcome(Engine(model, on_cpu(model), [policy], sampling, 18, "reference").run(requests))
+
+
+def test_a_first_pass_in_decoding_does_not_capture_windows(random_models: dict[str, ModelHandle], gpu: Gpu) -> None:
+    """Prompts of one token are decoding; no layer has said yet that it has a window."""
+    handle = random_models["gemma3"]
+    policy = setting("full", SHORT)
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=6)
+    requests = [Request(row, (5 + row,), row, (policy,)) for row in range(3)]
+    engine = Engine(handle, moved(loaded(handle)), [policy], sampling, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written = outcome(engine.run(requests))
+    assert not gpu.captured
+    assert not engine.graphs.broken
+    assert written == outcome(Engine(handle, loaded(handle), [policy], sampling, 3, "reference").run(requests))
+
+
+def loaded(handle: ModelHandle) -> Any:
+    return load_weights(handle.name, handle.folder, "float32", "cpu")
+
+
+def test_compiled_layers_pass_the_window_of_the_configuration(tiny_llama: ModelHandle, gpu: Gpu) -> None:
+    """Mistral's layers have no window of their own."""
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(
+        vocab_size=tiny_llama.vocabulary, **shape, num_key_value_heads=2, head_dim=8, sliding_window=12
+    )
+    here = MistralForCausalLM(config).eval()
+    there = moved(copy.deepcopy(here))
+    policy = setting("full", SHORT)
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=20)
+    requests = [Request(row, tuple(range(5, 12 + row)), row, (policy,)) for row in range(2)]
+    written = outcome(Engine(endless(tiny_llama), there, [policy], sampling, 2).run(requests))
+    with compiled_layers(there):
+        assert "forward" in vars(there.get_decoder())
+    assert written == outcome(Engine(endless(tiny_llama), here, [policy], sampling, 2, "reference").run(requests))
+
+
+def test_layers_that_are_replaced_after_the_first_engine_are_used(tiny_llama: ModelHandle, gpu: Gpu) -> None:
+    """Adapters are added to a model so. Nothing of the compiled form is left on a model between two runs."""
+
+    class Turned(torch.nn.Module):
+        def __init__(self, layer: torch.nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -self.layer(x)
+
+    model = endless(tiny_llama)
+    policy = setting("full", SHORT)
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=10)
+    requests = [Request(0, tuple(range(5, 30)), 1, (policy,))]
+    there = moved(on_cpu(model))
+    here = on_cpu(model)
+    engine = Engine(model, there, [policy], sampling, 1)
+    first = outcome(engine.run(requests))
+    assert "forward" not in vars(there.get_decoder())
+    for changed in (there, here):
+        gated = changed.model.layers[0].mlp
+        gated.down_proj = Turned(gated.down_proj)
+    expected = outcome(Engine(model, here, [policy], sampling, 1, "reference").run(requests))
+    assert expected != first
+    assert outcome(engine.run(requests)) == expected
+    assert outcome(Engine(model, there, [policy], sampling, 1).run(requests)) == expected
+
+
+def test_a_plan_for_more_memory_than_there_is_lets_the_cache_grow(
+    tiny_llama: ModelHandle, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = KVCache._pool
+
+    def limited(cache: KVCache, pages: int, *others: Any) -> Any:
+        if pages > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return pool(cache, pages, *others)
+
+    model = endless(tiny_llama)
+    chosen = tuple(setting(name, LONG) for name in GROWING)
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=22)
+    requests = [Request(row, tuple(5 + 3 * i % 100 for i in range(LONG)), row, chosen) for row in range(4)]
+    expected = outcome(Engine(model, on_cpu(model), chosen, sampling, 4, "reference").run(requests))
+    monkeypatch.setattr(KVCache, "_pool", limited)
+    engine = Engine(model, moved(on_cpu(model)), chosen, sampling, 4)
+    vars(model)["device"] = "cuda:0"
+    engine.reserve(scheduler.peak(model, chosen, 4, 4, LONG + 1, 22))
+    assert outcome(engine.run(requests)) == expected
+    assert engine.batch_size < 4
+
+
+def test_kernels_of_this_gpu_are_compiled_on_it(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of another GPU takes no memory of the first one."""
+    asked = []
+    zeros = torch.zeros
+
+    def noted(*sizes: Any, device: Any = None) -> Any:
+        asked.append(device)
+        return zeros(*sizes)
+
+    monkeypatch.setattr(torch, "zeros", noted)
+    compiles.cache_clear()
+    assert compiles(torch.device("cuda:3"))
+    assert asked == [torch.device("cuda:3")]
+    compiles.cache_clear()

@@ -159,3 +159,25 @@ def test_the_log_equals_what_the_cache_holds_at_every_compression(
             assert set(eviction_trace.kept_by[: generation.usage.prompt_tokens]) == {eviction_trace.holders}
         layers, heads = generation.policy.scope.width(model.shape)
         assert eviction_trace.holders == layers * heads
+
+
+def test_engines_of_one_model_decode_in_turns(tiny_llama: ModelHandle) -> None:
+    """The first to finish leaves the model to the other."""
+    handle = endless(tiny_llama)
+    model = handle.load()
+    (policy, *_) = grid()
+    sampling = Sampling(0.8, 20, 0.95, max_new_tokens=20)
+
+    def work(stream: int) -> list[Request[int]]:
+        return [Request(row, tuple(range(5, 12 + row)), stream + row, (policy,)) for row in range(4)]
+
+    def engine() -> Engine:
+        return Engine(handle, model, [policy], sampling, 2)
+
+    before = model.config._attn_implementation
+    alone = [outcome(engine().run(work(stream))) for stream in (0, 100)]
+    runs = [engine().run(work(stream)) for stream in (0, 100)]
+    firsts = [next(run) for run in runs]
+    in_turns = [outcome([first, *run]) for first, run in zip(firsts, runs, strict=True)]
+    assert in_turns == alone
+    assert model.config._attn_implementation == before

@@ -45,8 +45,8 @@ class ForwardBatch:
     Sequence i gets `tokens[i]` at the true positions from `first_positions[i]` on, behind its cached tokens. The cache
     must have room for them. `watched` are the sequences whose policies observe attention: `attention` [layers, watched,
     KV heads, slots] gets the weights of their new tokens, summed over these and averaged over the query heads of each
-    KV head; it has `watched_width` slots, or as many as the longest sequence. `remembered` are those whose recent
-    queries are stored. Other sequences have no extra cost.
+    KV head; it has as many slots as the longest sequence, or as `room`, of which it takes the first sequences.
+    `remembered` are those whose recent queries are stored. Other sequences have no extra cost.
     """
 
     cache: KVCache
@@ -55,7 +55,7 @@ class ForwardBatch:
     first_positions: Sequence[int]
     watched: tuple[int, ...] = ()
     remembered: tuple[int, ...] = ()
-    watched_width: int | None = None
+    room: Tensor | None = None
 
     def __post_init__(self) -> None:
         #: The number of new tokens of each sequence, and the first of them among those of the batch.
@@ -105,9 +105,10 @@ class ForwardBatch:
     @cached_property
     def attention(self) -> Tensor:
         """Weights of watched sequences [layers, watched, KV heads, slots], 0 until layers add theirs."""
+        if self.room is not None:
+            return self.room[:, : len(self.watched)].zero_()
         shape = self.cache.shape
-        width = self.longest if self.watched_width is None else self.watched_width
-        size = (shape.layers, len(self.watched), shape.kv_heads, width if self.watched else 0)
+        size = (shape.layers, len(self.watched), shape.kv_heads, self.longest if self.watched else 0)
         return torch.zeros(size, device=self.cache.device)
 
     def take_attention(self, padded: ForwardBatch) -> None:

@@ -36,7 +36,7 @@ from kvatlas.engine.signals import SignalCollector
 from kvatlas.machine import compiles, out_of_memory
 from kvatlas.models import CachedLayer, ModelHandle, Shape
 from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
-from kvatlas.models.compiled import compile_layers
+from kvatlas.models.compiled import compiled_layers
 from kvatlas.models.key_biases import KeyBiases, find_key_biases
 from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
@@ -62,7 +62,7 @@ _key_biases: WeakKeyDictionary[PreTrainedModel, KeyBiases | None] = WeakKeyDicti
 def backend_for(device: torch.device, dtype: torch.dtype, name: str | None = None) -> AttentionBackend:
     """Return the backend `name` (cpu, flex, reference), or the fastest one for this device and type."""
     native = load() if device.type == "cpu" and dtype is torch.float32 else None
-    if name is None and device.type == "cuda" and compiles():
+    if name is None and device.type == "cuda" and compiles(device):
         name = "flex"
     if name is None:
         name = "reference" if native is None else "cpu"
@@ -120,7 +120,9 @@ class Engine:
         #: True if layers keep a state beside the KV cache.
         self.stateful = split_rows(model)
         if self.backend.name == "flex":
-            compile_layers(model)
+            # Weights are moved before the cache takes its memory.
+            with compiled_layers(model):
+                pass
         if model not in _shapes:
             _shapes[model], _key_biases[model] = self._measure_shape()
         # The config.json may differ.
@@ -144,9 +146,20 @@ class Engine:
         )
 
     def reserve(self, planned: Peak) -> None:
-        """Take the cache's memory of a plan at once on a GPU, where growth costs the captured steps."""
-        if self.cache.device.type == "cuda":
+        """Take the cache's memory of a plan at once on a GPU, where growth costs the captured steps.
+
+        Where it is not there, the cache grows as it needs.
+        """
+        if self.cache.device.type != "cuda":
+            return
+        try:
             self.cache.make_room(planned.tokens, planned.longest)
+            return
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+        # The error held the tensors of the cache.
+        self._renew(self.batch_size)
 
     def _new_cache(
         self, rows: int, token_state: dict[str, tuple[int, int]], query_window: int, storage: Storage
@@ -381,9 +394,12 @@ class Engine:
         """Run the model under our attention function, and keep its last hidden states if a policy declares them."""
         decoder = self.model.get_decoder()
         hook = decoder.register_forward_hook(self._keep_hidden) if self.collector.hidden else None
-        compiling = torch._dynamo.config.patch(COMPILING) if self.backend.name == "flex" else nullcontext()
+        layers = compiled_layers(self.model) if self.backend.name == "flex" else nullcontext()
         try:
-            with own_attention(self.model), compiling:
+            with own_attention(self.model), layers:
+                # The model may have been changed.
+                if self.graphs is not None:
+                    self.graphs.forget()
                 yield
         finally:
             if hook is not None:
@@ -449,7 +465,9 @@ class Engine:
     def _forward(self, batch: ForwardBatch, needed: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Return logits [needed tokens or all, vocabulary] and last hidden states [tokens, hidden size]."""
         every = needed is None or len(needed) == batch.starts[-1]
-        with attention_function(PassAttention(self.backend, batch)), reading(batch):
+        # Of this pass alone: other engines may decode in turns with this one, or in another thread.
+        compiling = torch._dynamo.config.patch(COMPILING) if self.backend.name == "flex" else nullcontext()
+        with attention_function(PassAttention(self.backend, batch)), reading(batch), compiling:
             output = self.model(
                 input_ids=batch.input_ids[None],
                 position_ids=batch.positions[None],

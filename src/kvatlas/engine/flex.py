@@ -180,6 +180,8 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
         whole = batch.watched == tuple(range(len(batch.rows)))
         watched = slice(None) if whole else torch.tensor(batch.watched, device=device)
         logical = torch.arange(batch.attention.shape[-1], device=device)
-        token_slots = used_pages[watched][:, logical // BLOCK] * BLOCK + logical % BLOCK
+        # A table may be wider than all pages that there are.
+        page = (logical // BLOCK).clamp(max=used_pages.shape[1] - 1)
+        token_slots = used_pages[watched][:, page] * BLOCK + logical % BLOCK
         derived |= {"watched": watched, "readable": (token_slots, logical <= length[watched, None])}
     return derived

@@ -75,6 +75,7 @@ class CudaGraphRunner:
         #: By the number of sequences, and whether their attention is watched.
         self._captured: dict[tuple[int, bool], CapturedStep] = {}
         self._moves = -1
+        self._room: Tensor | None = None
 
     def run(self, batch: ForwardBatch, streams: Sequence[int], forward: Forward) -> CapturedStep | None:
         """Return the step of a batch of one new token each, padded behind its sequences; None for other batches.
@@ -89,8 +90,9 @@ class CudaGraphRunner:
         watching = bool(batch.watched)
         step = self._captured.get((size, watching)) or self._new_step(batch, size)
         step.inputs.copy_(self._inputs(batch, streams, size), non_blocking=True)
-        # Other layers attend in plain torch, in shapes that depend on the lengths.
-        plain = all(layer.plain for layer in self.cache.layers.values())
+        # Other layers attend in plain torch, in shapes that depend on the lengths. The first pass shows which they are.
+        layers = self.cache.layers.values()
+        plain = bool(layers) and all(layer.plain for layer in layers)
         if (size, watching) not in self._captured and plain and self._capture(step, forward):
             self._captured[size, watching] = step
         if (size, watching) in self._captured:
@@ -115,10 +117,21 @@ class CudaGraphRunner:
             [*batch.first_positions, *[0] * missing],
             watched=every if batch.watched else (),
             remembered=every if self.cache.query_window else (),
-            # All slots that a table has: sizes of a captured step never change.
-            watched_width=self.cache.table.shape[1] * self.cache.page_size,
+            room=self._watched_room() if batch.watched else None,
         )
         return CapturedStep(padded, self.sampling)
+
+    def _watched_room(self) -> Tensor:
+        """Return the memory for watched attention, the same for all steps: one step follows the other.
+
+        It has all slots of a table, since sizes of a captured step never change.
+        """
+        if self._room is None:
+            shape = self.cache.shape
+            slots = self.cache.table.shape[1] * self.cache.page_size
+            size = (shape.layers, bucket(self.cache.rows), shape.kv_heads, slots)
+            self._room = torch.zeros(size, device=self.cache.device)
+        return self._room
 
     def _inputs(self, batch: ForwardBatch, streams: Sequence[int], size: int) -> Tensor:
         """Return the inputs of a step [5, size] for a batch."""
@@ -134,12 +147,17 @@ class CudaGraphRunner:
         ]
         return torch.tensor(numbers)
 
+    def forget(self) -> None:
+        """Capture all steps anew."""
+        self._moves = -1
+
     def _drop_moved(self) -> None:
         """Forget the steps if their tensors have moved because the cache grew."""
         if self._moves == self.cache.moves:
             return
         self._moves = self.cache.moves
         self._captured.clear()
+        self._room = None
         if self.cuda:
             # A pool of old graphs must not be used for capturing while the workspaces of cuBLAS live in it.
             torch._C._cuda_clearCublasWorkspaces()

@@ -49,7 +49,7 @@ def sample(
 
 
 def _noise(streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    if not tokens.is_cuda or not compiles():
+    if not tokens.is_cuda or not compiles(tokens.device):
         return gumbel(streams, positions, tokens)
     # One kernel instead of 190, and none of their tables of 64-bit numbers.
     return _compiled_gumbel()(streams, positions, tokens)

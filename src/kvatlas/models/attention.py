@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Lock
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 
@@ -31,20 +32,34 @@ _CALLS = {"get_conv_state", "get_recurrent_state", "get_linear_cache"}
 _function: ContextVar[Callable[..., Any] | None] = ContextVar(ATTENTION, default=None)
 #: The batch of this thread: a `ForwardBatch`, or None.
 _batch: ContextVar[Any] = ContextVar("kvatlas_batch", default=None)
+#: The attention of models before `own_attention`, and the number of its callers.
+_callers: WeakKeyDictionary[PreTrainedModel, tuple[str, int]] = WeakKeyDictionary()
+_lock = Lock()
 
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model attend by the `attention_function` of its caller; restore its own attention afterwards."""
+    """Let a model attend by the `attention_function` of its caller; restore its own attention afterwards.
+
+    Callers may overlap, as decoding in turns does: the last one restores.
+    """
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, attend)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
+    with _lock:
+        before, callers = _callers.get(model, (model.config._attn_implementation, 0))
+        if not callers:
+            model.set_attn_implementation(ATTENTION)
+        _callers[model] = (before, callers + 1)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        with _lock:
+            before, callers = _callers.pop(model)
+            if callers > 1:
+                _callers[model] = (before, callers - 1)
+            else:
+                model.set_attn_implementation(before)
 
 
 @contextmanager

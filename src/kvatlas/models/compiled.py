@@ -6,8 +6,11 @@ input (queries, keys and values; gate and up) lie side by side in one table, of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +19,7 @@ from transformers.activations import ACT2FN
 
 from kvatlas.machine import compiled, compiles
 from kvatlas.models.attention import attend
-from kvatlas.models.fused import FusedDecoder
+from kvatlas.models.fused import FusedDecoder, window_of
 from kvatlas.models.packing import (
     ATTENTIONS,
     DECODER,
@@ -31,19 +34,45 @@ from kvatlas.models.packing import (
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+#: The short `forward` of decoders, with the addresses of the weights that it was made for.
+_short_forms: WeakKeyDictionary[Any, tuple[tuple[int, ...], FusedDecoder]] = WeakKeyDictionary()
 
-def compile_layers(model: PreTrainedModel) -> None:
-    """Give a shorter `forward` to a decoder on a GPU that consists of layers of Llama's form alone.
 
-    It is used under `own_attention`; other calls compute as before.
-    """
+@contextmanager
+def compiled_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Give a shorter `forward` to a decoder on a GPU that consists of layers of Llama's form alone, under
+    `own_attention`. Modules and weights may be replaced, and hooks be added, between two calls."""
     decoder = model.get_decoder()
-    if model.device.type != "cuda" or "forward" in vars(decoder) or not compiles():
+    short = _short_form(decoder) if model.device.type == "cuda" and compiles(model.device) else None
+    if short is None:
+        yield
         return
-    if any(map(has_hooks, decoder.modules())) or set(dict(decoder.named_children())) != DECODER:
-        return
-    if all(map(_is_llama, decoder.layers)) and _turns_whole_heads(decoder):
-        decoder.forward = FusedDecoder(decoder, [CompiledLayer(layer) for layer in decoder.layers])
+    decoder.forward = short
+    try:
+        yield
+    finally:
+        del decoder.forward
+
+
+def _short_form(decoder: Any) -> FusedDecoder | None:
+    """Return the short `forward` of a decoder, made once for the same weights; None for one of another form."""
+    if "forward" in vars(decoder) or set(dict(decoder.named_children())) != DECODER:
+        return None
+    # Hooks of the decoder itself are called all the same.
+    if any(has_hooks(module) for module in decoder.modules() if module is not decoder):
+        return None
+    if not all(map(_is_llama, decoder.layers)) or not _turns_whole_heads(decoder):
+        return None
+    places, short = _short_forms.get(decoder, ((), None))
+    if short is None or places != _places(decoder):
+        short = FusedDecoder(decoder, [CompiledLayer(layer) for layer in decoder.layers])
+        _short_forms[decoder] = (_places(decoder), short)
+    return short
+
+
+def _places(decoder: Any) -> tuple[int, ...]:
+    """Return the addresses of a decoder's weights."""
+    return tuple(parameter.data_ptr() for parameter in decoder.parameters())
 
 
 def _is_llama(layer: Any) -> bool:
@@ -76,7 +105,7 @@ class CompiledLayer:
         self.attention = attention
         self.size = attention.head_dim
         self.scaling = attention.scaling
-        self.window: int | None = getattr(attention, "sliding_window", None)
+        self.window = window_of(attention)
         projections = [getattr(attention, name) for name in JOINED[0]]
         self.heads = [projection.out_features // self.size for projection in projections]
         turned = sum(self.heads[:2]) if getattr(attention, "use_rope", True) else 0
@@ -108,15 +137,18 @@ _compiled = cache(compiled)
 
 def _join(layers: list[Any]) -> tuple[Tensor, Tensor | None]:
     """Return weights and biases of layers side by side, and make those of the layers views of them."""
+    sizes = [layer.out_features for layer in layers]
     weight = torch.cat([layer.weight.data for layer in layers])
-    start = 0
-    for layer in layers:
-        layer.weight.data = weight[start : start + layer.out_features]
-        start += layer.out_features
+    for layer, part in zip(layers, torch.split(weight, sizes), strict=True):
+        layer.weight.data = part
     if all(layer.bias is None for layer in layers):
         return weight, None
     biases = [weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.data for layer in layers]
-    return weight, torch.cat(biases)
+    bias = torch.cat(biases)
+    for layer, part in zip(layers, torch.split(bias, sizes), strict=True):
+        if layer.bias is not None:
+            layer.bias.data = part
+    return weight, bias
 
 
 def _norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -34,8 +34,7 @@ class FusedLayer:
         self.scaling: float = self.attention.scaling
         projections = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
         self.heads = [projection.out_features // self.size for projection in projections]
-        window = getattr(self.attention.config, "sliding_window", None)
-        self.window: int | None = getattr(self.attention, "sliding_window", window)
+        self.window = window_of(self.attention)
         rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
         first, second = ((norm.weight, norm.eps) for norm in norms)
@@ -49,6 +48,13 @@ class FusedLayer:
         seen, _ = attend(self.attention, query, key, value, None, scaling=self.scaling, sliding_window=self.window)
         tokens.seen.copy_(seen.reshape(tokens.seen.shape))
         self.native_layer.feed_forward(tokens)
+
+
+def window_of(attention: Any) -> int | None:
+    """Return the sliding window that a layer of one of `packing.ATTENTIONS` passes to its attention function."""
+    window: int | None = getattr(attention.config, "sliding_window", None)
+    # Mistral's layers have none of their own.
+    return getattr(attention, "sliding_window", window)
 
 
 class FusedLayers:

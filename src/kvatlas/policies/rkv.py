@@ -142,7 +142,7 @@ def _newest_similar_of_all(unit: Tensor, threshold: float) -> Tensor:
     """
     import torch
 
-    search = _compiled_search() if unit.is_cuda and compiles() else _newest_column
+    search = _compiled_search() if unit.is_cuda and compiles(unit.device) else _newest_column
     newest = unit.new_full(unit.shape[:2], -1, dtype=torch.long)
     for start in range(0, unit.shape[1], BLOCK_OF_ALL):
         similarity = unit @ unit[:, start : start + BLOCK_OF_ALL].transpose(1, 2)
