@@ -139,15 +139,15 @@ def _join(layers: list[Any]) -> tuple[Tensor, Tensor | None]:
     """Return weights and biases of layers side by side, and make those of the layers views of them."""
     sizes = [layer.out_features for layer in layers]
     weight = torch.cat([layer.weight.data for layer in layers])
-    for layer, part in zip(layers, torch.split(weight, sizes), strict=True):
-        layer.weight.data = part
+    for layer, rows in zip(layers, torch.split(weight, sizes), strict=True):
+        layer.weight.data = rows
     if all(layer.bias is None for layer in layers):
         return weight, None
     biases = [weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.data for layer in layers]
     bias = torch.cat(biases)
-    for layer, part in zip(layers, torch.split(bias, sizes), strict=True):
+    for layer, entries in zip(layers, torch.split(bias, sizes), strict=True):
         if layer.bias is not None:
-            layer.bias.data = part
+            layer.bias.data = entries
     return weight, bias
 
 
