@@ -100,7 +100,7 @@ def _draw_bar(panel: Axes, palette: Colormap) -> None:
     bar.minorticks_off()
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
-    bar.set_label("density of problems", fontsize=style.SMALL_TYPE, labelpad=-8)
+    bar.set_label("density of problems", fontsize=style.SMALL_TYPE, labelpad=1)
 
 
 def draw_parity(panel: Axes, ends: tuple[float, float], options: FigureOptions, alpha: float = 1.0) -> None:

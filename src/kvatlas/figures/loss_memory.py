@@ -349,10 +349,13 @@ def _write_beside(
         va="bottom",
         zorder=5,
     )
-    mark_y = (place[1] - bottom) / (top - bottom)
-    text_edge = y if mark_y < y else y + height - 0.05
+    # The line comes from the side, or from above or below.
+    end = (x - 0.01, y + 0.5 * height)
+    if (place[0] - left) / (right - left) > x:
+        is_above = (place[1] - bottom) / (top - bottom) > y
+        end = (x + 0.2 * width, y + height - 0.02 if is_above else y)
     line = {"arrowstyle": "-", "color": options.colours.soft, "lw": 0.7, "shrinkA": 1, "shrinkB": 4}
-    panel.annotate("", place, (x + 0.2 * width, text_edge), textcoords="axes fraction", arrowprops=line)
+    panel.annotate("", place, end, textcoords="axes fraction", arrowprops=line)
 
 
 def data_csv(choices: Sequence[Choice]) -> str:
