@@ -322,21 +322,32 @@ def _peak(
     query_bytes = collector.query_window * shape.layers * shape.heads * shape.head_dim * element_bytes
     row_bytes = 4 * noted * noted_tokens + query_bytes + tail_bytes + shape.state_bytes
 
-    # While one layer grows, its old pages stand beside the new ones; logits and states of a pass come after that.
     cached_bytes = pages * page_bytes
-    growing_bytes = cached_bytes // (2 * shape.layers)
-    prompt_state_bytes = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * element_bytes
-    logit_bytes = rows * model.vocabulary * (element_bytes + 2 * 8)
-    # The weights of a pass, and their sums with earlier ones.
-    watches = any(Signal.ATTENTION in policy.observes for policy in policies)
-    watched_bytes = 2 * 4 * rows * shape.layers * shape.kv_heads * noted_tokens if watches else 0
     snapshots = max(0, forked_trees - unbounded_rows) * snapshot_pages
     return Peak(
         weights=model.weight_bytes or 0,
         slots=int(cached_bytes * (1 + 1 / (2 * growth(cached_bytes, model.device)))) + rows * row_bytes,
         snapshots=snapshots * page_bytes,
-        workspace=max(logit_bytes + prompt_state_bytes + watched_bytes, growing_bytes)
-        + (0 if model.device == "cpu" else WORKSPACES),
+        workspace=_workspace(model, policies, rows, prompt, noted_tokens, cached_bytes),
         tokens=(pages + snapshots) * page_size,
         longest=noted_tokens,
     )
+
+
+def _workspace(
+    model: ModelHandle, policies: Sequence[Policy], rows: int, prompt: int, noted_tokens: int, cached_bytes: int
+) -> int:
+    """Return the bytes of a pass, or of a growing cache if these are more.
+
+    While one layer grows, its old pages stand beside the new ones; logits and states of a pass come after that.
+    """
+    shape = model.shape
+    element_bytes = 4 if model.dtype == "float32" else 2
+    prompt_state_bytes = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * element_bytes
+    logit_bytes = rows * model.vocabulary * (element_bytes + 2 * 8)
+    pass_bytes = prompt_state_bytes + logit_bytes
+    if any(Signal.ATTENTION in policy.observes for policy in policies):
+        # The weights of a pass, and their sums with earlier ones.
+        pass_bytes += 2 * 4 * rows * shape.layers * shape.kv_heads * noted_tokens
+    fixed_bytes = 0 if model.device == "cpu" else WORKSPACES
+    return fixed_bytes + max(pass_bytes, cached_bytes // (2 * shape.layers))

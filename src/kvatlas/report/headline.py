@@ -64,22 +64,31 @@ def _kept(choices: Sequence[Choice]) -> str:
     kept = [choice for choice in choices if choice.shown and choice.by_memory is not None]
     if not kept:
         return f"a setting is {proven}"
-    chosen = [choice.by_memory.setting for choice in kept if choice.by_memory is not None]
-    if len(choices) == 1:
-        name = setting_words(chosen[0], list(kept[0].settings.values()))
-    else:
-        # Of several models the settings differ; they stand below the title.
-        name = " and ".join(dict.fromkeys(setting.policy for setting in chosen))
-    saved = [round(100 * (1 - choice.saving.memory)) for choice in kept if choice.saving]
-    saves = ""
-    if len(saved) == len(kept) and min(saved) > 0:
-        saves = f" saves {' and '.join(map(str, saved))} % of the KV memory and"
-    where = ""
     if len(choices) > 1:
-        where = f" on {' and '.join(model_name(choice.model) for choice in kept)}"
-        if len(kept) < len(choices):
-            where += " alone"
-    return f"{name}{saves} is {proven}{where}"
+        return f"{_policies(kept)}{_saving(kept)} is {proven}{_models(kept, choices)}"
+    (choice,) = kept
+    assert choice.by_memory is not None
+    name = setting_words(choice.by_memory.setting, list(choice.settings.values()))
+    return f"{name}{_saving(kept)} is {proven}"
+
+
+def _policies(kept: Sequence[Choice]) -> str:
+    # The settings of several models differ; they stand below the title.
+    cheapest = [choice.by_memory for choice in kept if choice.by_memory is not None]
+    return " and ".join(dict.fromkeys(each.setting.policy for each in cheapest))
+
+
+def _saving(kept: Sequence[Choice]) -> str:
+    """Return what the cheapest settings save, unless one of them saves nothing."""
+    saved = [round(100 * (1 - choice.saving.memory)) for choice in kept if choice.saving]
+    if len(saved) < len(kept) or min(saved) <= 0:
+        return ""
+    return f" saves {' and '.join(map(str, saved))} % of the KV memory and"
+
+
+def _models(kept: Sequence[Choice], choices: Sequence[Choice]) -> str:
+    alone = " alone" if len(kept) < len(choices) else ""
+    return f" on {' and '.join(model_name(choice.model) for choice in kept)}{alone}"
 
 
 def _lost(choices: Sequence[Choice]) -> str:

@@ -149,15 +149,13 @@ def _axes_of(run: RunAnalysis) -> tuple[str, ...]:
 
 def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:
     """Return the maps with the regions of their verdicts: the plateau, and the cells shown to keep the margin."""
-    framed = []
-    for map_ in maps:
-        verdict = by_map.get(map_.name)
-        if verdict is not None:
-            keeps = None
-            breaks = None
-            if verdict.losses is not None:
-                keeps = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_kept)
-                breaks = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_broken)
-            map_ = replace(map_, plateau=frozenset(verdict.plateau), keeps=keeps, breaks=breaks, margin=margin)
-        framed.append(map_)
-    return framed
+    return [_framed(map_, by_map[map_.name], margin) if map_.name in by_map else map_ for map_ in maps]
+
+
+def _framed(map_: Map, verdict: Verdict, margin: float) -> Map:
+    plateau = frozenset(verdict.plateau)
+    if verdict.losses is None:
+        return replace(map_, plateau=plateau, keeps=None, breaks=None, margin=margin)
+    keeps = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_kept)
+    breaks = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_broken)
+    return replace(map_, plateau=plateau, keeps=keeps, breaks=breaks, margin=margin)
