@@ -30,19 +30,27 @@ def describe(
     problems: Annotated[int | None, typer.Option(min=1, help="Problems of a CSV map without them.")] = None,
     lose_at_most: options.LoseAtMost = None,
     long: Annotated[bool, typer.Option("--long", help="Every map, test and comparison instead of one page.")] = False,
+    deaths: Annotated[bool, typer.Option("--deaths", help="Read lost answers, and count how they died.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Describe maps on a page: values, losses against the full cache, effects, the recommended setting."""
+    from kvatlas.report.deaths import deaths_of, deaths_table
     from kvatlas.report.options import ReadOptions
     from kvatlas.report.result import analyse
     from kvatlas.report.text import every_map, one_page
 
     read_options = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, problems)
     result = analyse(inputs, read_options)
+    cells = deaths_of(result) if deaths else []
     if as_json:
-        typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_text(every_map(result) if long else one_page(result))
+        document = result.to_dict()
+        if deaths:
+            document["deaths"] = [cell.to_dict() for cell in cells]
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        return
+    print_text(every_map(result) if long else one_page(result))
+    if deaths:
+        print_text(deaths_table(cells))
 
 
 @app.command()

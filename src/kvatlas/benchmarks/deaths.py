@@ -1,0 +1,391 @@
+"""How an answer was lost: rules that read the text of a trace, that of the full cache, and when tokens were evicted.
+
+A benchmark's language is read as statements: a name, its value, and the step in which it is computed. Chains, word
+problems and mazes have readers of their own; other texts state values as `x = 12`. The rules are the same for all.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
+
+from kvatlas.core import EvictionTrace, Status
+
+#: The least repetitions of a text at the end of a trace, and their least characters in all, that are a loop.
+LOOP_TIMES = 3
+LOOP_CHARACTERS = 60
+#: The longest repeated text in characters.
+LOOP_PERIOD = 2_000
+
+
+class Death(StrEnum):
+    """The kinds of death of an answer, in the order in which the rules are tried.
+
+    FORGOTTEN: a value stated earlier is unknown or other later, and no statement of it is in the cache any more.
+    MISREAD: the same while a statement of it is in the cache, or where evictions are unknown.
+    RECOMPUTED: a step computes a wrong value from its own operands, or another value than an earlier step.
+    SKIPPED: a step of the full cache's trace is missing, later ones are there. EARLY_STOP: the last steps are missing.
+    CHANGED_PLAN: the steps have another order than those of the full cache, or there are others, and no other rule
+    holds. UNEXPLAINED: none of these.
+    """
+
+    LOOP = "loop"
+    TRUNCATED = "truncated"
+    NO_ANSWER = "no answer"
+    FORGOTTEN = "forgotten value"
+    MISREAD = "misread value"
+    RECOMPUTED = "recomputed wrongly"
+    SKIPPED = "skipped step"
+    EARLY_STOP = "early stop"
+    CHANGED_PLAN = "changed plan"
+    UNEXPLAINED = "unexplained"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """`name` has `value` (None: said to be unknown), at the characters `start` to `end`.
+
+    `step` is the name that the step around it computes, "" outside of steps. `computed` is True for the result of that
+    step; `sound` is False for a result that does not follow from the operands of its own line.
+    """
+
+    name: str
+    value: str | None
+    start: int
+    end: int
+    step: str = ""
+    computed: bool = False
+    sound: bool = True
+
+
+@dataclass(frozen=True)
+class TraceText:
+    """The text of a trace with the statements in it.
+
+    `answer_start` is the character at which the answer begins, the length of the text without one. `token_ends` are the
+    characters at which the new tokens end, `lost_at` the number of new tokens when a first layer or head lost each of
+    them, 0 for never (see `lost_at`); both are empty if they are unknown.
+    """
+
+    text: str
+    answer_start: int
+    status: Status
+    statements: Sequence[Statement]
+    token_ends: Sequence[int] = ()
+    lost_at: Sequence[int] = ()
+
+    def token_at(self, character: int) -> int | None:
+        """Return the number of the new token with a character; None if tokens are unknown."""
+        if not self.token_ends:
+            return None
+        return min(bisect_right(self.token_ends, character), len(self.token_ends) - 1)
+
+    def in_cache(self, statement: Statement, character: int) -> bool | None:
+        """Return whether all tokens of a statement are in the cache when a character is written; None if unknown."""
+        now = self.token_at(character)
+        first = self.token_at(statement.start)
+        last = self.token_at(statement.end - 1)
+        if now is None or first is None or last is None or not self.lost_at:
+            return None
+        # A token that a compression evicts after `now` new tokens is still seen by token `now`, and not by the next.
+        return all(step == 0 or step > now for step in self.lost_at[first : last + 1])
+
+    @cached_property
+    def steps(self) -> list[str]:
+        """The names that the thinking computes, in the order of their first results."""
+        return list(dict.fromkeys(item.name for item in self.statements if item.computed))
+
+    @cached_property
+    def final_values(self) -> dict[str, set[str]]:
+        """The values that the answer states of each name."""
+        values: dict[str, set[str]] = {}
+        for item in self.statements:
+            if item.start >= self.answer_start and item.value is not None:
+                values.setdefault(item.name, set()).add(item.value)
+        return values
+
+
+def lost_at(trace: EvictionTrace, prompt: int, local_window: int) -> list[int]:
+    """Return for each new token the number of new tokens when a first layer or head lost it; 0 if all kept it.
+
+    Where every layer or head chooses for itself, a trace does not say when the first of them dropped a token: at the
+    earliest at the first compression that had it outside its local window.
+    """
+    evicted_at = trace.evicted_at[prompt:]
+    if trace.holders == 1:
+        return list(evicted_at)
+    compressions = sorted(set(trace.evicted_at) - {0})
+    lost = []
+    for index, holders in enumerate(trace.kept_by[prompt:]):
+        # Before a compression at `step` new tokens, all but the newest of them were cached.
+        first = next((step for step in compressions if index < step - 1 - local_window), 0)
+        lost.append(0 if holders == trace.holders else first)
+    return lost
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The death of an answer: its kind, the character and the new token where it happened, and the name concerned."""
+
+    death: Death
+    character: int
+    token: int | None = None
+    name: str = ""
+
+
+@dataclass
+class _Known:
+    """What a trace has stated so far: the last value of each name, and its statements."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    stated: dict[tuple[str, str], list[Statement]] = field(default_factory=dict)
+
+    def add(self, statement: Statement) -> None:
+        if statement.value is not None:
+            self.values[statement.name] = statement.value
+            self.stated.setdefault((statement.name, statement.value), []).append(statement)
+
+
+def find_death(trace: TraceText, full: TraceText) -> Finding:
+    """Return how the answer of a trace was lost that the full cache solves."""
+    death, character, name = _end(trace) or _fault(trace, full) or _missing_step(trace, full) or _rest(trace, full)
+    return Finding(death, character, trace.token_at(character), name)
+
+
+#: A kind of death, the character where it happened, and the name concerned.
+_Cause = tuple[Death, int, str]
+
+
+def _end(trace: TraceText) -> _Cause | None:
+    """Return the death of a trace without an answer."""
+    if trace.status.answered:
+        return None
+    start = loop_start(trace.text)
+    if start is not None:
+        return Death.LOOP, start, ""
+    death = Death.TRUNCATED if trace.status is Status.TRUNCATED else Death.NO_ANSWER
+    return death, max(0, len(trace.text) - 1), ""
+
+
+def loop_start(text: str) -> int | None:
+    """Return the character from which a text repeats itself to its end; None without a loop."""
+    reversed_text = text.rstrip()[::-1]
+    longest = min(LOOP_PERIOD, len(reversed_text) // LOOP_TIMES)
+    tail = reversed_text[:8]
+    period = reversed_text.find(tail, 1)
+    while 0 < period <= longest:
+        length = _common_prefix(reversed_text, period)
+        if length >= period * (LOOP_TIMES - 1) and length + period >= LOOP_CHARACTERS:
+            # The first repetition is no part of the loop: until there the text may be right.
+            return len(reversed_text) - length
+        period = reversed_text.find(tail, period + 1)
+    return None
+
+
+def _common_prefix(text: str, shift: int) -> int:
+    """Return how many characters of a text equal those `shift` places later."""
+    length = 0
+    for one, other in zip(text, text[shift:], strict=False):
+        if one != other:
+            break
+        length += 1
+    return length
+
+
+def _fault(trace: TraceText, full: TraceText) -> _Cause | None:
+    """Return the first statement that contradicts an earlier one, or its own line, and that the answer suffers from."""
+    wrong = _wrong_names(trace, full)
+    known = _Known()
+    for statement in trace.statements:
+        death = _contradiction(trace, statement, known)
+        if death is not None and _concerns(statement, wrong):
+            return death, statement.start, statement.name
+        known.add(statement)
+    return None
+
+
+def _wrong_names(trace: TraceText, full: TraceText) -> set[str]:
+    """Return the names whose last values differ from those of the full cache, in the thinking or in the answer."""
+    last = {item.name: item.value for item in trace.statements}
+    right = {item.name: item.value for item in full.statements}
+    wrong = {name for name, value in right.items() if last.get(name) != value}
+    names = trace.final_values | full.final_values
+    return wrong | {name for name in names if trace.final_values.get(name) != full.final_values.get(name)}
+
+
+def _concerns(statement: Statement, wrong: set[str]) -> bool:
+    return statement.name in wrong or statement.step in wrong
+
+
+def _contradiction(trace: TraceText, statement: Statement, known: _Known) -> Death | None:
+    """Return the fault of a statement; None for one that agrees with what was known."""
+    if statement.computed and not statement.sound:
+        return Death.RECOMPUTED
+    before = known.values.get(statement.name)
+    if before is None or before == statement.value:
+        return None
+    if statement.computed:
+        return Death.RECOMPUTED
+    in_cache = [trace.in_cache(item, statement.start) for item in known.stated[statement.name, before]]
+    return Death.FORGOTTEN if not any(state is None or state for state in in_cache) else Death.MISREAD
+
+
+def _missing_step(trace: TraceText, full: TraceText) -> _Cause | None:
+    """Return the death of a trace that lacks steps of the full cache's."""
+    missing = [name for name in full.steps if name not in trace.steps]
+    if not missing:
+        return None
+    is_tail = full.steps[-len(missing) :] == missing
+    if is_tail:
+        return Death.EARLY_STOP, min(trace.answer_start, max(0, len(trace.text) - 1)), missing[0]
+    # The first step that the full cache takes after the missing one.
+    later = full.steps[full.steps.index(missing[0]) + 1 :]
+    starts = [item.start for item in trace.statements if item.computed and item.name in later]
+    return Death.SKIPPED, min(starts, default=min(trace.answer_start, max(0, len(trace.text) - 1))), missing[0]
+
+
+def _rest(trace: TraceText, full: TraceText) -> _Cause:
+    """Return the death of a trace with all steps and without a contradiction."""
+    for index, name in enumerate(trace.steps):
+        if full.steps[index : index + 1] != [name]:
+            start = next(item.start for item in trace.statements if item.computed and item.name == name)
+            return Death.CHANGED_PLAN, start, name
+    return Death.UNEXPLAINED, min(trace.answer_start, max(0, len(trace.text) - 1)), ""
+
+
+# -- the languages of benchmarks ---------------------------------------------------------------------------------------
+
+#: Returns the statements of a text whose answer begins at a character.
+Reader = Callable[[str, int], Iterator[Statement]]
+
+_CHAIN_STEP = re.compile(r"([a-z]) = ([a-z]) [+-] ([a-z]) :")
+_CHAIN_GIVEN = re.compile(r"([a-z]) = (\d+) ,")
+_CHAIN_VALUE = re.compile(r"\b([a-z])(?:(\d+)\b| (unknown))")
+_SUM = re.compile(r"(\d+) ([+-]) (\d+) = (\d+)")
+_CHAIN_ANSWER = re.compile(r"\b([a-z]) = (\d+)\b")
+
+
+def _lines(text: str, stop: int) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text before a character, each with its start."""
+    start = 0
+    for line in text[:stop].splitlines(keepends=True):
+        yield start, line
+        start += len(line)
+
+
+def read_chain(text: str, answer_start: int) -> Iterator[Statement]:
+    """Yield the statements of a chain: `v = d - q : d6 , q1 , 6 - 1 = 5 , v5 .`, recaps, and `v = 5` in the answer."""
+    for start, line in _lines(text, answer_start):
+        step = _CHAIN_STEP.match(line)
+        sum_ = _SUM.search(line) if step else None
+        given = _CHAIN_GIVEN.match(line)
+        if given:
+            yield Statement(given[1], given[2], start, start + given.end(2), given[1], computed=True)
+        for found in _CHAIN_VALUE.finditer(line, step.end() if step else 0):
+            name = step[1] if step else ""
+            is_result = sum_ is not None and found[1] == name and found.start() > sum_.end()
+            sound = not is_result or _is_sound(line, sum_, found[2], modulo=10)
+            place = start + found.start(), start + found.end()
+            yield Statement(found[1], found[2], *place, step=name, computed=is_result, sound=sound)
+    for found in _CHAIN_ANSWER.finditer(text, answer_start):
+        yield Statement(found[1], found[2], found.start(), found.end())
+
+
+def _is_sound(line: str, sum_: re.Match[str] | None, result: str | None, modulo: int = 0) -> bool:
+    """Return whether a result follows from the sum of its line, and the sum from the operands before it."""
+    if sum_ is None:
+        return True
+    left, operator, right, total = sum_.groups()
+    value = int(left) + int(right) if operator == "+" else int(left) - int(right)
+    if modulo:
+        operands = [found[2] for found in _CHAIN_VALUE.finditer(line, 0, sum_.start()) if found[2]]
+        if operands and operands != [left, right]:
+            return False
+        value %= modulo
+    return value == int(total) and total == result
+
+
+_WORDS_STEP = re.compile(
+    r"(?:\d+\. )?([A-Z][a-z]+) has \d+ (?:more|fewer) [a-z]+ than ([A-Z][a-z]+): (\d+) ([+-]) (\d+) = (\d+)"
+)
+_WORDS_GIVEN = re.compile(r"(?:\d+\. )?([A-Z][a-z]+) has (\d+) (?!more\b|fewer\b)[a-z]+\.")
+_WORDS_VALUE = re.compile(r"\b(?!Answer\b)([A-Z][a-z]+):? (\d+)\b")
+
+
+def read_words(text: str, answer_start: int) -> Iterator[Statement]:
+    """Yield the statements of a word problem: `Rosa has 4 more marbles than Tom: 5 + 4 = 9.`, recaps, the answer."""
+    for start, line in _lines(text, answer_start):
+        step = _WORDS_STEP.match(line)
+        given = _WORDS_GIVEN.match(line)
+        if step:
+            sum_ = _SUM.search(line)
+            yield Statement(step[2], step[3], start + step.start(3), start + step.end(3), step[1])
+            sound = _is_sound(line, sum_, step[6])
+            yield Statement(step[1], step[6], start + step.start(6), start + step.end(6), step[1], True, sound)
+        elif given:
+            yield Statement(given[1], given[2], start + given.start(1), start + given.end(2), given[1], computed=True)
+        else:
+            yield from _named_numbers(line, start)
+    yield from _named_numbers(text[answer_start:], answer_start)
+
+
+def _named_numbers(text: str, start: int) -> Iterator[Statement]:
+    for found in _WORDS_VALUE.finditer(text):
+        yield Statement(found[1], found[2], start + found.start(), start + found.end())
+
+
+_MAZE_NOTE = re.compile(r"\b([A-Z]+\d+) (?:by key )?(to|then) ([A-Z]+\d+)\b")
+_MAZE_FLAG = re.compile(r"\b[A-Z]+\d+ and ([A-Z]+\d+) (new|done)\b")
+_MAZE_MOVE = re.compile(r"'(?:start|move_to)', '([A-Z]+\d+)'")
+
+
+def read_maze(text: str, answer_start: int) -> Iterator[Statement]:
+    """Yield the notes of a search, `D6 to C5`, each a step when `, want` follows, its flags, and the moves of the plan.
+
+    A room that has a note is done: one that is called new contradicts it. A move goes where the note of its room says.
+    """
+    searched: set[str] = set()
+    ways: set[tuple[str, str]] = set()
+    for start, line in _lines(text, answer_start):
+        for found in _MAZE_NOTE.finditer(line):
+            is_step = found.start() == 0 and line.startswith(", want", found.end())
+            name = f"{found[1]} {found[2]}"
+            place = start + found.start(), start + found.end()
+            yield Statement(name, found[3], *place, step=name if is_step else "", computed=is_step)
+            searched.add(found[1])
+            ways.add((name, found[3]))
+        for found in _MAZE_FLAG.finditer(line):
+            if (found[2] == "new") == (found[1] in searched):
+                place = start + found.start(1), start + found.end()
+                yield Statement(f"{found[1]} to", found[2], *place, step=f"{found[1]} to")
+    for here, there in pairwise(_MAZE_MOVE.finditer(text, answer_start)):
+        # On the way to a key the notes say `then`.
+        link = "then" if (f"{here[1]} then", there[1]) in ways else "to"
+        yield Statement(f"{here[1]} {link}", there[1], here.start(1), there.end())
+
+
+_EQUATION = re.compile(r"\b([A-Za-z](?:_?\w{1,12})?)\s*=\s*(-?\d+(?:[./]\d+)?)\b(?!\s*[-+*/^=])")
+
+
+def read_equations(text: str, _answer_start: int) -> Iterator[Statement]:
+    """Yield the values of named quantities in any text: `x = 12`, which is a step where it comes first."""
+    known: set[str] = set()
+    for found in _EQUATION.finditer(text):
+        is_step = found[1] not in known
+        known.add(found[1])
+        yield Statement(found[1], found[2], found.start(), found.end(), found[1] if is_step else "", is_step)
+
+
+#: The readers by the beginning of a benchmark's name.
+READERS: dict[str, Reader] = {"CHAIN": read_chain, "WORDS": read_words, "SEQBENCH": read_maze}
+
+
+def read_statements(benchmark: str, text: str, answer_start: int) -> list[Statement]:
+    """Return the statements of a trace's text by the reader of its benchmark, in their order."""
+    reader = next((reader for family, reader in READERS.items() if benchmark.startswith(family)), read_equations)
+    return sorted(reader(text, answer_start), key=lambda item: item.start)

@@ -1,0 +1,255 @@
+"""The rules for how an answer was lost, against planted deaths and against chains whose truth is known."""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import pytest
+
+from kvatlas.benchmarks import chain, words
+from kvatlas.benchmarks.deaths import Death, Finding, TraceText, find_death, loop_start, lost_at, read_statements
+from kvatlas.core import EvictionTrace, Status
+
+PLANTED = 200
+#: The texts of the lines of a trace, each with the name that it computes, "" for recaps.
+Lines = list[tuple[str, str]]
+#: A planted text with the death in it, and the trace of the full cache.
+Planted = tuple[TraceText, TraceText]
+
+
+class Story:
+    """A problem with its solution as lines: a chain or a word problem."""
+
+    def __init__(self, language: str, rng: random.Random) -> None:
+        self.language = language
+        self.rng = rng
+        self.steps = chain_steps(rng) if language == "CHAIN" else words_steps(rng)
+
+    def values(self) -> dict[str, int]:
+        return {name: value for name, _, value in self.steps}
+
+    def line(self, name: str, values: dict[str, int]) -> str:
+        """Return the line that computes a name from these values."""
+        operands = next(step[1] for step in self.steps if step[0] == name)
+        return chain_line(name, operands, values) if self.language == "CHAIN" else words_line(name, operands, values)
+
+    def recap(self, names: Sequence[str], values: dict[str, int]) -> str:
+        joint = "" if self.language == "CHAIN" else " "
+        return "so far, " + " , ".join(f"{name}{joint}{values[name]}" for name in names) + " .\n"
+
+    def lines(self) -> Lines:
+        values = self.values()
+        lines: Lines = []
+        for index, (name, _, _) in enumerate(self.steps):
+            lines.append((name, self.line(name, values)))
+            if index % 3 == 2:
+                done = [step[0] for step in self.steps[: index + 1]]
+                lines.append(("", self.recap(self.rng.sample(done, 2), values)))
+        return lines
+
+    def answer(self, values: dict[str, int]) -> str:
+        names = [step[0] for step in self.steps]
+        if self.language == "CHAIN":
+            return " , ".join(f"{name} = {values[name]}" for name in names)
+        return ", ".join(f"{name} {values[name]}" for name in names) + f". Answer: {values[names[-1]]}"
+
+    def trace(self, lines: Lines, values: dict[str, int] | None, lost: Callable[[str], int] = lambda _: 0) -> TraceText:
+        """Return a text of lines and an answer with one token for each character, lost as a line says."""
+        thinking = "".join(line for _, line in lines)
+        answer = "" if values is None else "</think>" + self.answer(values)
+        text = thinking + answer
+        start = len(thinking) + len("</think>") if values is not None else len(text)
+        lost_tokens: list[int] = []
+        for _, line in lines:
+            lost_tokens += [lost(line)] * len(line)
+        lost_tokens += [0] * (len(text) - len(lost_tokens))
+        status = Status.TRUNCATED if values is None else Status.OK
+        statements = read_statements(self.language, text, start)
+        return TraceText(text, start, status, statements, list(accumulate(1 for _ in text)), lost_tokens)
+
+    def full(self) -> TraceText:
+        return self.trace(self.lines(), self.values())
+
+
+def chain_steps(rng: random.Random) -> list[tuple[str, tuple[str, ...], int]]:
+    system = chain.draw(rng.randint(8, 12), rng)
+    return [(d.name, (d.left, d.operator, d.right) if d.operator else (), d.value) for d in system.definitions]
+
+
+def chain_line(name: str, operands: tuple[str, ...], values: dict[str, int]) -> str:
+    value = values[name]
+    if not operands:
+        return f"{name} = {value} , {name}{value} .\n"
+    left, operator, right = operands
+    one = values[left]
+    other = values[right]
+    total = (one + other if operator == "+" else one - other) % 10
+    line = f"{name} = {left} {operator} {right} : {left}{one} , {right}{other} , "
+    return f"{line}{one} {operator} {other} = {total} , {name}{total} .\n"
+
+
+def words_steps(rng: random.Random) -> list[tuple[str, tuple[str, ...], int]]:
+    way = words.draw(rng.randint(6, 10), rng).way
+    return [(fact.name, (fact.than, str(fact.difference)) if fact.than else (), fact.count) for fact in way]
+
+
+def words_line(name: str, operands: tuple[str, ...], values: dict[str, int]) -> str:
+    if not operands:
+        return f"{name} has {values[name]} beads.\n"
+    than, difference = operands
+    sign = "+" if int(difference) > 0 else "-"
+    size = abs(int(difference))
+    more = "more" if sign == "+" else "fewer"
+    total = values[than] + int(difference)
+    return f"{name} has {size} {more} beads than {than}: {values[than]} {sign} {size} = {total}.\n"
+
+
+def plant_loop(story: Story) -> Planted:
+    full = story.full()
+    lines = story.lines()
+    start = story.rng.randrange(2, len(lines) - 1)
+    looped = lines[start : start + story.rng.randint(1, 3)]
+    return story.trace(lines[:start] + looped * story.rng.randint(5, 20), None), full
+
+
+def plant_forgotten(story: Story) -> Planted:
+    """A value is other, or unknown, in a later step; all its earlier statements were evicted."""
+    full = story.full()
+    names = [step[0] for step in story.steps]
+    place, operand = story.rng.choice(
+        [(index, name) for index, step in enumerate(story.steps) for name in set(step[1]) & set(names)]
+    )
+    values = story.values()
+    wrong = {**values, operand: (values[operand] + story.rng.randint(1, 5)) % (10 if story.language == "CHAIN" else 99)}
+    name = names[place]
+    lines = story.lines()
+    index = next(number for number, line in enumerate(lines) if line[0] == name)
+    line = story.line(name, wrong)
+    found = re.findall(r"\d+", line)
+    if story.language == "CHAIN" and story.rng.random() < 0.5:
+        line = f"{line.split(' : ')[0]} : {operand} unknown .\n"
+    final = {**values, name: int(found[-1])}
+    if final[name] == values[name]:
+        final[name] += 1
+    before = sum(len(text) for _, text in lines[:index])
+    tail = [item for item in lines[index + 1 :] if name not in item[1] and operand not in item[1]]
+    return story.trace(
+        [*lines[:index], (name, line), *tail], final, lambda text: before if operand in text else 0
+    ), full
+
+
+def plant_skip(story: Story) -> Planted:
+    """A step before the last one is missing: its value is guessed, and later steps build on the guess."""
+    full = story.full()
+    names = [step[0] for step in story.steps]
+    name = story.rng.choice(names[1:-1])
+    values = story.values()
+    values[name] += 1
+    for later, operands, _ in story.steps[names.index(name) + 1 :]:
+        if operands:
+            values[later] = int(re.findall(r"\d+", story.line(later, values))[-1])
+    lines = [(step, story.line(step, values) if step else line) for step, line in story.lines() if step != name]
+    return story.trace([item for item in lines if item[0] or "so far" not in item[1]], values), full
+
+
+def plant_early_stop(story: Story) -> Planted:
+    full = story.full()
+    lines = story.lines()
+    last = [index for index, item in enumerate(lines) if item[0]][-story.rng.randint(1, 3) :]
+    cut = lines[: last[0]]
+    names = {lines[index][0] for index in last}
+    values = {name: value + 1 if name in names else value for name, value in story.values().items()}
+    return story.trace(cut, values), full
+
+
+def plant_slip(story: Story) -> Planted:
+    """A sum is wrong, from operands that are right."""
+    full = story.full()
+    lines = story.lines()
+    values = story.values()
+    places = [index for index, item in enumerate(lines) if " = " in item[1] and ":" in item[1] and item[0]]
+    index = story.rng.choice(places)
+    name, line = lines[index]
+    slipped = values[name] + 1
+    line = re.sub(
+        r"= \d+( , [a-z])?\d*( ?\.\n)$",
+        lambda found: f"= {slipped}{found[1] or ''}{slipped if found[1] else ''}{found[2]}",
+        line,
+    )
+    tail = [item for item in lines[index + 1 :] if name not in item[1]]
+    return story.trace([*lines[:index], (name, line), *tail], {**values, name: slipped}), full
+
+
+PLANTS: dict[Death, Callable[[Story], Planted]] = {
+    Death.LOOP: plant_loop,
+    Death.FORGOTTEN: plant_forgotten,
+    Death.SKIPPED: plant_skip,
+    Death.EARLY_STOP: plant_early_stop,
+    Death.RECOMPUTED: plant_slip,
+}
+
+
+@pytest.mark.parametrize("language", ["CHAIN", "WORDS"])
+def test_planted_deaths_are_found(language: str) -> None:
+    found: Counter[tuple[Death, Death]] = Counter()
+    for death, plant in PLANTS.items():
+        for number in range(PLANTED):
+            story = Story(language, random.Random(f"{death} {number}"))
+            found[death, find_death(*plant(story)).death] += 1
+    for death in PLANTS:
+        named = sum(count for (_, kind), count in found.items() if kind is death)
+        assert found[death, death] >= 0.9 * PLANTED, (death, found)
+        assert found[death, death] >= 0.9 * named, (death, found)
+
+
+def test_the_token_is_where_it_happened() -> None:
+    full = Story("CHAIN", random.Random(1)).full()
+    text = "a = 1 , a1 .\nb = 2 , b2 .\nc = a + b : a1 , b2 , 1 + 2 = 3 , c3 .\nd = c + a : c unknown .\n"
+    answer = "</think>c = 3 , d = 9"
+    right = text.replace("c unknown .", "c3 , a1 , 3 + 1 = 4 , d4 .") + "</think>c = 3 , d = 4"
+    full = read(right, [0] * len(right))
+    lost = [50] * text.index("d = c") + [0] * (len(text + answer) - text.index("d = c"))
+    found = find_death(read(text + answer, lost), full)
+    assert found == Finding(Death.FORGOTTEN, text.index("c unknown"), text.index("c unknown"), "c")
+    # While a statement of the value is in the cache, it was misread.
+    assert find_death(read(text + answer, [0] * len(lost)), full).death is Death.MISREAD
+
+
+def read(text: str, lost: Sequence[int]) -> TraceText:
+    start = text.index("</think>") + len("</think>")
+    ends = list(range(1, len(text) + 1))
+    return TraceText(text, start, Status.OK, read_statements("CHAIN9", text, start), ends, lost)
+
+
+@pytest.mark.parametrize("text", ["", "abc" * 5, "a line that is not repeated, and another one that is not, either"])
+def test_short_and_plain_texts_are_no_loops(text: str) -> None:
+    assert loop_start(text) is None
+
+
+def test_a_loop_begins_where_a_text_comes_the_second_time() -> None:
+    begin = "something else comes first, then "
+    again = "round and round it goes; "
+    # The space at the end of the text does not count.
+    assert loop_start(begin + again * 6) == len(begin) + len(again) - 1
+
+
+def test_a_token_is_lost_when_the_first_head_may_have_dropped_it() -> None:
+    # Two heads; compressions after 8 and 12 new tokens, with a window of 2.
+    trace = EvictionTrace(2, (0, 8, 0, 12, 0, 0), (2, 0, 1, 0, 1, 2))
+    assert lost_at(trace, 1, 2) == [8, 8, 8, 8, 0]
+
+
+def test_mazes_are_read_from_note_to_note() -> None:
+    thinking = (
+        "C6, want D2 : no , C6 and D6 .\nD6 to C6, want D2 : no , D6 and E6 .\nE6 to D6, want D2 : yes .\n</think>"
+    )
+    right = thinking + "[('start', 'E6'), ('move_to', 'D6'), ('move_to', 'C6')]"
+    wrong = thinking + "[('start', 'E6'), ('move_to', 'D6'), ('move_to', 'D5'), ('move_to', 'C6')]"
+    start = len(thinking)
+    full = TraceText(right, start, Status.OK, read_statements("SEQBENCH-6x6", right, start))
+    lost = TraceText(wrong, start, Status.OK, read_statements("SEQBENCH-6x6", wrong, start))
+    found = find_death(lost, full)
+    # Evictions are unknown.
+    assert (found.death, found.name, found.token) == (Death.MISREAD, "D6 to", None)
