@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.benchmarks.deaths import Death
 from kvatlas.report.materials import RunMaterials
-from kvatlas.report.text import table
+from kvatlas.report.text import markdown_table
 from kvatlas.stats.deaths import CellDeaths, count_deaths, lost_traces
 from kvatlas.stats.run_data import short_names
 from kvatlas.text import interval_text, model_name, percent_text
@@ -39,7 +39,7 @@ def deaths_table(cells: Sequence[CellDeaths]) -> str:
         shares = [_share_text(cell, kind) for kind in kinds]
         rows.append([model_name(cell.model), cell.benchmark, names[cell.setting.id], str(cell.lost), *shares])
     header = ["Model", "Benchmark", "Setting", "Lost", *(kind.value for kind in kinds)]
-    return f"# Lost answers\n\nHow they died, % of the lost (95 % interval):\n\n{table(header, rows)}\n"
+    return f"# Lost answers\n\nHow they died, % of the lost (95 % interval):\n\n{markdown_table(header, rows)}\n"
 
 
 def _share_text(cell: CellDeaths, kind: Death) -> str:
