@@ -1,4 +1,4 @@
-"""How an answer was lost: rules that read the text of a trace, that of the full cache, and when tokens were evicted.
+"""The kinds of death of lost answers: rules that read two traces and when tokens were evicted.
 
 A benchmark's language is read as statements: a name, its value, and the step in which it is computed. Chains, word
 problems and mazes have readers of their own; other texts state values as `x = 12`. The rules are the same for all.

@@ -1,4 +1,4 @@
-"""How the answers died that settings lose: the kinds of death of each cell, with their shares of all lost answers."""
+"""The kinds of death of the answers that settings lose, by cell, with their shares of all lost answers."""
 
 from __future__ import annotations
 
