@@ -140,7 +140,7 @@ class Finding:
 
 @dataclass
 class _Known:
-    """What a trace has stated so far: the last value of each name, and its statements."""
+    """The statements of a trace so far: the last value of each name, and its statements."""
 
     values: dict[str, str] = field(default_factory=dict)
     stated: dict[tuple[str, str], list[Statement]] = field(default_factory=dict)
