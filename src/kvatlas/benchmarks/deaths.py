@@ -139,7 +139,7 @@ class Finding:
 
 
 @dataclass
-class _Known:
+class _Record:
     """The statements of a trace so far: the last value of each name, and its statements."""
 
     values: dict[str, str] = field(default_factory=dict)
@@ -200,12 +200,12 @@ def _common_prefix(text: str, shift: int) -> int:
 def _fault(trace: TraceText, full: TraceText) -> _Cause | None:
     """Return the first statement that contradicts an earlier one, or its own line, and that the answer suffers from."""
     wrong = _wrong_names(trace, full)
-    known = _Known()
+    record = _Record()
     for statement in trace.statements:
-        death = _contradiction(trace, statement, known)
+        death = _contradiction(trace, statement, record)
         if death is not None and _concerns(statement, wrong):
             return death, statement.start, statement.name
-        known.add(statement)
+        record.add(statement)
     return None
 
 
@@ -222,16 +222,16 @@ def _concerns(statement: Statement, wrong: set[str]) -> bool:
     return statement.name in wrong or statement.step in wrong
 
 
-def _contradiction(trace: TraceText, statement: Statement, known: _Known) -> Death | None:
+def _contradiction(trace: TraceText, statement: Statement, record: _Record) -> Death | None:
     """Return the fault of a statement; None for one that agrees with what was known."""
     if statement.computed and not statement.sound:
         return Death.RECOMPUTED
-    before = known.values.get(statement.name)
+    before = record.values.get(statement.name)
     if before is None or before == statement.value:
         return None
     if statement.computed:
         return Death.RECOMPUTED
-    in_cache = [trace.in_cache(item, statement.start) for item in known.stated[statement.name, before]]
+    in_cache = [trace.in_cache(item, statement.start) for item in record.stated[statement.name, before]]
     return Death.FORGOTTEN if not any(state is None or state for state in in_cache) else Death.MISREAD
 
 
@@ -363,10 +363,10 @@ def read_maze(text: str, answer_start: int) -> Iterator[Statement]:
             if (found[2] == "new") == (found[1] in searched):
                 place = start + found.start(1), start + found.end()
                 yield Statement(f"{found[1]} to", found[2], *place, step=f"{found[1]} to")
-    for here, there in pairwise(_MAZE_MOVE.finditer(text, answer_start)):
+    for move, next_move in pairwise(_MAZE_MOVE.finditer(text, answer_start)):
         # On the way to a key the notes say `then`.
-        link = "then" if (f"{here[1]} then", there[1]) in ways else "to"
-        yield Statement(f"{here[1]} {link}", there[1], here.start(1), there.end())
+        link = "then" if (f"{move[1]} then", next_move[1]) in ways else "to"
+        yield Statement(f"{move[1]} {link}", next_move[1], move.start(1), next_move.end())
 
 
 _EQUATION = re.compile(r"\b([A-Za-z](?:_?\w{1,12})?)\s*=\s*(-?\d+(?:[./]\d+)?)\b(?!\s*[-+*/^=])")
@@ -374,10 +374,10 @@ _EQUATION = re.compile(r"\b([A-Za-z](?:_?\w{1,12})?)\s*=\s*(-?\d+(?:[./]\d+)?)\b
 
 def read_equations(text: str, _answer_start: int) -> Iterator[Statement]:
     """Yield the values of named quantities in any text: `x = 12`, which is a step where it comes first."""
-    known: set[str] = set()
+    named: set[str] = set()
     for found in _EQUATION.finditer(text):
-        is_step = found[1] not in known
-        known.add(found[1])
+        is_step = found[1] not in named
+        named.add(found[1])
         yield Statement(found[1], found[2], found.start(), found.end(), found[1] if is_step else "", is_step)
 
 
