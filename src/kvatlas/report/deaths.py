@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kvatlas.benchmarks.deaths import Death
@@ -32,7 +33,8 @@ def deaths_table(cells: Sequence[CellDeaths]) -> str:
     """Return a Markdown section: for each cell its lost answers, and the share of each kind with its interval."""
     if not cells:
         return "# Lost answers\n\nNo setting lost an answer that the full cache has.\n"
-    kinds = [kind for kind in Death if any(cell.counts[kind] for cell in cells)]
+    present = set(chain.from_iterable(cell.shares for cell in cells))
+    kinds = [kind for kind in Death if kind in present]
     names = short_names(cell.setting for cell in cells)
     rows = []
     for cell in cells:
