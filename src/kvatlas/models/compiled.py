@@ -29,6 +29,7 @@ from kvatlas.models.packing import (
     NORMS,
     computes_as,
     has_hooks,
+    turns_halves,
 )
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ def _is_llama(layer: Any) -> bool:
     attention = layer.self_attn
     gated = layer.mlp
     if not (computes_as(layer, LAYERS) and computes_as(attention, ATTENTIONS) and computes_as(gated, GATES)):
+        return False
+    if not turns_halves(attention):
         return False
     norms = (layer.input_layernorm, layer.post_attention_layernorm)
     linear = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]

@@ -44,6 +44,8 @@ ATTENTIONS = (
     *("llama.LlamaAttention", "mistral.MistralAttention", "qwen2.Qwen2Attention", "seed_oss.SeedOssAttention"),
     "smollm3.SmolLM3Attention",
 )
+#: Functions that turn queries and keys.
+ROTATION = ("apply_rotary_pos_emb", "rotate_half")
 #: Children of a decoder of Llama's form.
 DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
 #: Functions that torch computes in vectors of numbers, and by another formula for the remaining ones.
@@ -402,15 +404,22 @@ def computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
     """Return True if a layer's `forward` has the code of one of these classes."""
     classes = (name.split(".") for name in names)
     modules = ((import_module(f"transformers.models.{module}.modeling_{module}"), name) for module, name in classes)
-    return _code(type(layer)) in [_code(getattr(module, name)) for module, name in modules]
+    return _code(type(layer).forward) in [_code(getattr(module, name).forward) for module, name in modules]
 
 
-def _code(layer: type[nn.Module]) -> Any:
+def turns_halves(attention: nn.Module) -> bool:
+    """Return True if a layer whose `forward` has the code of Llama's also calls the same rotation."""
+    own = unwrap(type(attention).forward).__globals__
+    expected = vars(import_module("transformers.models.llama.modeling_llama"))
+    return all(_code(own.get(name)) == _code(expected[name]) for name in ROTATION)
+
+
+def _code(function: Any) -> Any:
     # transformers wraps the layers that checkpoint gradients, all in the same code.
-    forward: Any = unwrap(layer.forward)
-    code = getattr(forward, "__code__", None)
+    function = unwrap(function)
+    code = getattr(function, "__code__", None)
     # The docstring is a constant of the code, too.
-    return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != forward.__doc__])
+    return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != function.__doc__])
 
 
 def _fuse(tables: Tables, model: PreTrainedModel, undo: ExitStack) -> None:
