@@ -4,10 +4,10 @@
 
 Tokens are those that bench/sweep_cost.py counts for the 4 x 5 grid over four benchmarks with 5 samples, as trees. A
 decoding step reads the weights once and the kept keys and values of every row, and takes as long as that at the
-`--share` of the `--bandwidth` (bytes per second, of the data sheet) that our loop reaches: bench/gpu.py measures it (67
-to 78 % of a large copy's rate on an H200), on a CPU bench/decode.py does. The batch is what fits into `--memory` GiB by
-the formula of `kvatlas plan`. A worker starts in `--start` seconds, and at the end one tree of the longest traces is
-waited for. Prints one JSON document."""
+`--share` of the `--bandwidth` (bytes per second, of the data sheet) that our loop reaches: 58 to 67 % on an H200, 67 to
+78 % of a large copy's rate, which bench/gpu.py measures; on a CPU bench/decode.py does. The batch is what fits into
+`--memory` GiB by the formula of `kvatlas plan`. A worker starts in `--start` seconds, and at the end one tree of the
+longest traces is waited for. Prints one JSON document."""
 
 from __future__ import annotations
 

@@ -56,6 +56,19 @@ def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch)
     assert fitting_batch(work, settings) == 64
 
 
+def test_a_batch_before_and_after_loading_is_the_same(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep says the batch of its workers before they load weights of their own."""
+    work = job(spec_data())
+    weights = work.model.weight_bytes
+    assert weights
+    assert not work.model.shares_weights
+    free = 5 * weights
+    monkeypatch.setattr(jobs, "free_memory", lambda _: free)
+    before = fitting_batch(work, grid(), loaded=False)
+    monkeypatch.setattr(jobs, "free_memory", lambda _: free - weights)
+    assert fitting_batch(work, grid()) == before
+
+
 @pytest.mark.parametrize(
     ("text", "error", "sentence"),
     [

@@ -93,7 +93,7 @@ def _seconds_on_cpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
     benchmark = for_model(plan.benchmarks[0], model.reads)
     problems = plan.problems[benchmark.name][:TIMED_ROWS]
     texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
-    rows = min(fitting_batch(job, chosen, plan.trees(model)), TIMED_ROWS)
+    rows = min(fitting_batch(job, chosen, plan.trees(model), loaded=False), TIMED_ROWS)
     engine = Engine(model, model.load(), chosen, job.sampling, rows)
     _timed(engine, chosen, texts, 1)
     # Both read the prompts, the second one decodes more steps.

@@ -73,10 +73,11 @@ class Job:
         return by_setting
 
 
-def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None) -> int:
+def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None, loaded: bool = True) -> int:
     """Return the batch that fits into the free memory, which workers on a CPU share.
 
-    It has to hold as many `trees` as the job has units, unless they are given.
+    It has to hold as many `trees` as the job has units, unless they are given. The free memory is that beside the
+    weights if they are `loaded`.
     """
     from kvatlas.engine.scheduler import CPU_BATCH, GPU_BATCH, Peak, largest_batch, peak
 
@@ -94,8 +95,9 @@ def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None
     if model.shares_weights:
         # Mapped weights are in memory that counts as free.
         free = max(0, free - weight_bytes)
-    # The weights are loaded already.
-    memory = free / (job.workers if on_cpu else 1) + weight_bytes
+    memory = free / (job.workers if on_cpu else 1)
+    if loaded or model.shares_weights:
+        memory += weight_bytes
     return max(1, largest_batch(memory, most, peak_of))
 
 
@@ -116,7 +118,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     model = job.model.load()
     settings = job.policies()
     chosen = tuple(dict.fromkeys([*settings.values(), FULL]))
-    size = _batch_size(job, chosen)
+    size = _batch_size(job, chosen, loaded=True)
     engine = Engine(job.model, model, chosen, job.sampling, size)
     if len({policy.storage for policy in chosen}) == 1:
         engine.reserve(peak(job.model, chosen, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
@@ -136,10 +138,10 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
         yield replace(trace, grade=replace(trace.grade, metrics=metrics)), generation.decoded
 
 
-def _batch_size(job: Job, chosen: Sequence[Policy]) -> int:
+def _batch_size(job: Job, chosen: Sequence[Policy], loaded: bool) -> int:
     # A larger batch than all rows that there are would be allocated for nothing.
     rows = sum(len(unit.settings) + 1 for unit in job.units)
-    size = max(1, min(job.batch_size or fitting_batch(job, chosen), rows) >> job.halvings)
+    size = max(1, min(job.batch_size or fitting_batch(job, chosen, loaded=loaded), rows) >> job.halvings)
     # A screen reads each setting beside the full cache.
     return max(2, size) if job.screened else size
 
@@ -149,7 +151,7 @@ def worker_needs(job: Job) -> tuple[int, int]:
     from kvatlas.engine.scheduler import peak
 
     chosen = tuple(dict.fromkeys([*job.policies().values(), FULL]))
-    size = _batch_size(job, chosen)
+    size = _batch_size(job, chosen, loaded=False)
     taken = peak(job.model, chosen, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
     return size, taken.total
 
