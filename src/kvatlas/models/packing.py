@@ -409,9 +409,9 @@ def computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
 
 def turns_halves(attention: nn.Module) -> bool:
     """Return True if a layer whose `forward` has the code of Llama's also calls the same rotation."""
-    own = unwrap(type(attention).forward).__globals__
+    called = unwrap(type(attention).forward).__globals__
     expected = vars(import_module("transformers.models.llama.modeling_llama"))
-    return all(_code(own.get(name)) == _code(expected[name]) for name in ROTATION)
+    return all(_code(called.get(name)) == _code(expected[name]) for name in ROTATION)
 
 
 def _code(function: Any) -> Any:
