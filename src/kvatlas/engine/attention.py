@@ -346,7 +346,7 @@ class CpuBackend:
         tokens: DecoderPass,
     ) -> None:
         """Compute whole decoder layers of Llama's form for the new tokens of a batch."""
-        paged_layers = [self._paged_layer(batch, layer) for layer in layers]
+        paged_layers = self._paged_layers(batch, layers)
         if not batch.remembered and not batch.cache.packed:
             DecoderLayer.compute(decoder_layers, tokens, batch.paged, paged_layers)
             return
@@ -354,6 +354,17 @@ class CpuBackend:
         for layer, decoder_layer, paged_layer in zip(layers, decoder_layers, paged_layers, strict=True):
             DecoderLayer.compute([decoder_layer], tokens, batch.paged, [paged_layer])
             self._store_heads(batch, layer, tokens.heads)
+
+    def _paged_layers(self, batch: ForwardBatch, layers: Sequence[Layer]) -> Sequence[PagedLayer]:
+        """Return the layers for native code, the same in each pass while nothing but the pools belongs to them."""
+        cache = batch.cache
+        if batch.watched or cache.packed or any(layer.window for layer in layers):
+            return [self._paged_layer(batch, layer) for layer in layers]
+        if cache.paged_layers is None:
+            cache.paged_layers = [self._paged_layer(batch, layer) for layer in layers]
+        largest = max(max(layer.key, layer.value) for layer in cache.shape.cached_layers)
+        self.native.make_scratch(batch.paged, largest)
+        return cache.paged_layers
 
     def _store_heads(self, batch: ForwardBatch, layer: Layer, table: Tensor) -> None:
         """Store the newest of the queries, keys and values side by side in `table` [tokens, heads * size]."""

@@ -23,7 +23,7 @@ from kvatlas.engine.storage import pack, pack_keys, split_positions, turn, unpac
 from kvatlas.models import Shape
 from kvatlas.models.attention import RowStates
 from kvatlas.models.key_biases import KeyBiases
-from kvatlas.native import load
+from kvatlas.native import PagedLayer, load
 
 #: Tokens of a page.
 PAGE = 64
@@ -169,6 +169,8 @@ class KVCache:
         ]
         #: The number of replacements of a tensor by a larger one.
         self.moves = 0
+        #: The layers over these pools as native code takes them, until the pools are replaced.
+        self.paged_layers: Sequence[PagedLayer] | None = None
         #: The number of sequences and snapshots that hold each page.
         self.holders = [1]
         self.reset()
@@ -405,6 +407,7 @@ class KVCache:
 
     def _grow(self, missing: int) -> None:
         self.moves += 1
+        self.paged_layers = None
         used = self.keys[0].shape[1]
         cached_bytes = sum(pool.numel() * pool.element_size() for pool in (*self.keys, *self.values))
         pages = len(self.holders) + max(missing, len(self.holders) // growth(cached_bytes, self.device.type))

@@ -288,13 +288,7 @@ class Native:
         """
         kv_heads, slots, _ = keys.shape
         size, value_size = sizes
-        largest = max(sizes)
-        if batch.scratch is None or batch.scratch_size < largest:
-            # Working memory for all layers of a step.
-            floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
-            batch.scratch = self._empty(floats)
-            batch.scratch_size = largest
-            batch.struct.scratch = batch.scratch.data_ptr()
+        self.make_scratch(batch, max(sizes))
         packed_keys = packed_values = _UNPACKED
         if bits != (16, 16):
             packed_keys = _packed_side(bits[0], keys, group, recent[0])
@@ -307,6 +301,14 @@ class Native:
             *(window, scaling, softcap),
             *(_pointer(bias), _pointer(angles), 0 if angles is None else len(angles)),
         )
+
+    def make_scratch(self, batch: PagedBatch, largest: int) -> None:
+        """Give a batch the working memory of its layers, whose keys and values have at most so many numbers."""
+        if batch.scratch is None or batch.scratch_size < largest:
+            floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
+            batch.scratch = self._empty(floats)
+            batch.scratch_size = largest
+            batch.struct.scratch = batch.scratch.data_ptr()
 
     def attention(self, batch: PagedBatch, layer: PagedLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write new keys and values into the pages of a layer, then return the attention [tokens, heads, value size].
