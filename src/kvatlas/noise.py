@@ -77,7 +77,6 @@ def gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
     The key is the id of a token and not its rank, so that two settings with equal logits choose the same token even if
     top-k or top-p cut differently.
     """
-    import torch
 
     kernels = native.load()
     rows = token.shape[0] if token.dim() == 2 else -1
@@ -86,7 +85,7 @@ def gumbel(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:
         numbers = kernels.uniform(stream.flatten(), position.flatten(), token)
     else:
         return gumbel_in_torch(stream, position, token)
-    return -torch.log(-torch.log(numbers))
+    return numbers.log_().neg_().log_().neg_()
 
 
 def gumbel_in_torch(stream: Tensor, position: Tensor, token: Tensor) -> Tensor:

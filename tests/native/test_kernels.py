@@ -40,6 +40,19 @@ def test_linear(seed: int, inputs: int, outputs: int, biased: bool, rows: int) -
 
 
 @QUICK
+@given(st.integers(0, 2**31), st.integers(1, 90), st.integers(1, 90))
+def test_rows_of_packed_weights(seed: int, inputs: int, outputs: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=source)
+    chosen = torch.randint(0, outputs, (2, 7), generator=source)
+    layer = BEST.linear(weight)
+    assert torch.equal(layer.rows(chosen), weight[chosen])
+    for outside in (-1, outputs):
+        with pytest.raises(IndexError, match="is not one of"):
+            layer.rows(torch.tensor([outside]))
+
+
+@QUICK
 @given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 200))
 def test_norm_and_gate(seed: int, rows: int, width: int) -> None:
     source = torch.Generator().manual_seed(seed)

@@ -260,7 +260,11 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     fresh = torch.arange(row.since, row.position, device=cache.device).expand(layers, heads, -1)
     positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
     names = {name: state_name(policy, name) for name in policy.columns}
-    recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
+
+    def recent_queries(layer: int) -> Tensor:
+        recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
+        return cache.queries[layer][row.cached.row][:, recent % cache.query_window]
+
     # Copies: a score may work in place.
     columns = {name: cache.token_state[state][row.cached.row, ..., :length].clone() for name, state in names.items()}
     states = list(names.values())
@@ -280,7 +284,7 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             columns=columns,
             key=lambda layer: cache.read(0, layer, slots),
             value=lambda layer: cache.read(1, layer, slots),
-            query=lambda layer: cache.queries[layer][row.cached.row][:, recent % cache.query_window],
+            query=recent_queries,
             window=lambda layer: cache.layers[layer].window,
             scaling=lambda layer: cache.layers[layer].scaling,
             softcap=lambda layer: cache.layers[layer].softcap,

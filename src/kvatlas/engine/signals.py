@@ -103,9 +103,13 @@ class SignalCollector:
         # One tensor: to make three takes three times as long.
         indices = torch.tensor([starts, lengths, cache_rows], device=batch.positions.device)
         first, length, rows = indices[..., None]
-        new = torch.arange(batch.counts[members[0]], device=batch.positions.device)
-        tokens = first + new
-        entered = length + new
+        tokens = first
+        entered = length
+        count = batch.counts[members[0]]
+        if count > 1:
+            new = torch.arange(count, device=batch.positions.device)
+            tokens = first + new
+            entered = length + new
         places = [watched[index] for index in members] if Signal.ATTENTION in policy.observes else []
         attention = None
         if places:

@@ -112,14 +112,15 @@ class FusedDecoder:
         positions = others.get("position_ids")
         if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
             return self.unfused()(input_ids, **others)
-        x = self.embedding(input_ids)
+        # Layers of a fused decoder have no hooks.
+        x = self.embedding.forward(input_ids)
         cos, sin = self.rotary(x, position_ids=positions)
         if cos.shape != (1, x.shape[1], self.layers[0].size):
             raise ValueError(f"The rotary embedding is {list(cos.shape)}, which does not turn whole heads.")
         x = x[0]
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return DecoderOutput(self.norm(x[None]))
+        return DecoderOutput(self.norm.forward(x[None]))
 
 
 class ModelOutput(NamedTuple):

@@ -91,9 +91,7 @@ class PackedEmbedding(nn.Module):
         return self.linear[0].weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        weight = self.linear[0].packed.weight
-        lanes = weight.shape[2]
-        return weight[tokens // lanes, :, tokens % lanes]
+        return self.linear[0].packed.rows(tokens)
 
 
 class PackedNorm(nn.Module):

@@ -178,6 +178,7 @@ class Linear:
         self.addresses = (weight.data_ptr(), _pointer(bias))
         # Looked up once: a small layer takes less time than the interpreter around it.
         self._call = library.kvatlas_linear
+        self._unpack = library.kvatlas_unpack
 
     def part(self, first: int, outputs: int) -> Linear:
         """Return so many outputs from `first` (a multiple of 16) on as a layer on the same memory."""
@@ -198,6 +199,15 @@ class Linear:
         y_stride = y.stride(-2)
         self._call(x.data_ptr(), x_stride, *self.addresses, y.data_ptr(), y_stride, rows, inputs, outputs)
         return y
+
+    def rows(self, chosen: Tensor) -> Tensor:
+        """Return the weights [..., inputs] of the outputs `chosen` [...], int64."""
+        chosen = chosen.contiguous()
+        rows = self.weight.new_empty((*chosen.shape, self.inputs))
+        weight, _ = self.addresses
+        if not self._unpack(weight, self.outputs, chosen.data_ptr(), rows.data_ptr(), chosen.numel(), self.inputs):
+            raise IndexError(f"an output is not one of {self.outputs}")
+        return rows
 
 
 def _packed_side(bits: int, pool: Tensor, group: int, recent: Tensor | None) -> tuple[int, int, int, int, int | None]:
@@ -221,6 +231,7 @@ class Native:
         integer = c_int64
         for name, arguments in {
             "linear": [pointer, integer, pointer, pointer, pointer, *[integer] * 4],
+            "unpack": [pointer, integer, pointer, pointer, integer, integer],
             "attend": [pointer, pointer],
             "attention_scratch": [integer] * 3,
             "project": [pointer] * 2,
@@ -236,6 +247,7 @@ class Native:
             function.argtypes = arguments
             function.restype = None
         library.kvatlas_attention_scratch.restype = c_int64
+        library.kvatlas_unpack.restype = c_int64
         self._attend = library.kvatlas_attend
         self._scratch = library.kvatlas_attention_scratch
         self._compact = library.kvatlas_compact

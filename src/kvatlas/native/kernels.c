@@ -240,6 +240,17 @@ API void kvatlas_linear(const float *x, int64_t x_stride, const float *w, const 
 #undef PANELS
 }
 
+/* x [rows][inputs] = the weights of the outputs `chosen` [rows], packed as above. Returns 0 if one is not among them. */
+API int64_t kvatlas_unpack(const float *w, int64_t outputs, const int64_t *chosen, float *x, int64_t rows,
+                           int64_t inputs) {
+    for (int64_t r = 0; r < rows; r++, x += inputs) {
+        if (chosen[r] < 0 || chosen[r] >= outputs) return 0;
+        const float *from = w + chosen[r] / LANES * inputs * LANES + chosen[r] % LANES;
+        for (int64_t k = 0; k < inputs; k++) x[k] = from[k * LANES];
+    }
+    return 1;
+}
+
 /* ---- Attention over pages ---- */
 
 #define BLOCK 64                  /* tokens between two looks at the largest score */

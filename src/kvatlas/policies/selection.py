@@ -30,11 +30,14 @@ def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[T
     if policy.keep_prompt:
         protected |= positions < cached.prompt_length
     prompt = _count_in_a_head(protected)
+    protected_count = prompt
     if cached.thinking_end is not None:
         protected |= positions >= cached.thinking_end
-    kept_protected, quota = allotted(policy, older, _count_in_a_head(protected), prompt)
-    is_among_first = protected.cumsum(-1) <= kept_protected
-    return protected & is_among_first, quota
+        protected_count = _count_in_a_head(protected)
+    kept_protected, quota = allotted(policy, older, protected_count, prompt)
+    if kept_protected < protected_count:
+        protected &= protected.cumsum(-1) <= kept_protected
+    return protected, quota
 
 
 def _count_in_a_head(protected: Tensor) -> int:
