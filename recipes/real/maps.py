@@ -1,4 +1,4 @@
-"""Maps of a pretrained model that nobody touched, on problems that everybody uses: a run for each part.
+"""Maps of a pretrained model as it was published, on problems in wide use: a run for each part.
 
     python recipes/real/maps.py --panel panel/panel.jsonl --out runs/real                  # goes on where it stopped
     python recipes/real/maps.py --panel panel/panel.jsonl --out runs/real --parts maps

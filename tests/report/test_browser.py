@@ -542,7 +542,7 @@ def test_a_page_that_lacks_traces_says_so_and_shows_every_question(
 
 
 def test_a_run_of_single_settings_is_a_table_that_sorts(opened: Callable[..., Any], tmp_path: Path) -> None:
-    settings = [Setting.of(name, kv_budget=64) for name in ("dynts", "h2o", "random", "rkv", "snapkv")]
+    settings = [Setting.from_parameters(name, kv_budget=64) for name in ("dynts", "h2o", "random", "rkv", "snapkv")]
     folder = store_run(tmp_path / "run", manifest(settings, axes=(), problems=4))
     write_report(open_result([folder]), tmp_path / "report.html")
     page = opened(tmp_path / "report.html")
@@ -561,7 +561,9 @@ def test_a_run_of_single_settings_is_a_table_that_sorts(opened: Callable[..., An
 
 
 def test_equal_values_have_an_axis_that_can_be_read(opened: Callable[..., Any], tmp_path: Path) -> None:
-    folder = store_run(tmp_path / "run", manifest([Setting.of("dynts", kv_budget=64)], axes=(), problems=4))
+    folder = store_run(
+        tmp_path / "run", manifest([Setting.from_parameters("dynts", kv_budget=64)], axes=(), problems=4)
+    )
     write_report(open_result([folder]), tmp_path / "report.html")
     page = opened(tmp_path / "report.html")
     for chart in page.locator("svg.chart").all():

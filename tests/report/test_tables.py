@@ -34,7 +34,7 @@ def described(folder: Path, settings: list[Setting], by_policy: dict[str, float]
 
 
 def test_policies_at_one_setting_are_a_table_with_losses_and_every_comparison(tmp_path: Path) -> None:
-    settings = [Setting.of(name, kv_budget=64, local_window=16, ratio=0.3) for name in POLICIES]
+    settings = [Setting.from_parameters(name, kv_budget=64, local_window=16, ratio=0.3) for name in POLICIES]
     result = described(tmp_path, settings, {"full": 1.0, "dynts": 1.0, "h2o": 0.2}, axes=(), problems=90)
     document = result.to_dict()
     assert document["maps"] == []
@@ -63,12 +63,12 @@ def test_policies_at_one_setting_are_a_table_with_losses_and_every_comparison(tm
 @pytest.mark.parametrize(
     ("settings", "axes", "rows"),
     [
-        ([Setting.of("dynts", kv_budget=64)], (), 2),
-        ([Setting.of("dynts", kv_budget=budget) for budget in (64, 96)], (("kv_budget", (64, 96)),), 3),
+        ([Setting.from_parameters("dynts", kv_budget=64)], (), 2),
+        ([Setting.from_parameters("dynts", kv_budget=budget) for budget in (64, 96)], (("kv_budget", (64, 96)),), 3),
         # Two axes of which no policy varies both.
         (
-            [Setting.of("dynts", kv_budget=64, ratio=ratio) for ratio in (0.1, 0.3)]
-            + [Setting.of("h2o", kv_budget=budget, ratio=0.1) for budget in (96, 128)],
+            [Setting.from_parameters("dynts", kv_budget=64, ratio=ratio) for ratio in (0.1, 0.3)]
+            + [Setting.from_parameters("h2o", kv_budget=budget, ratio=0.1) for budget in (96, 128)],
             (("kv_budget", (64, 96, 128)), ("ratio", (0.1, 0.3))),
             5,
         ),
@@ -83,7 +83,7 @@ def test_every_run_without_a_map_is_described(tmp_path: Path, settings: list[Set
 
 
 def test_without_a_full_cache_nothing_is_recommended_and_all_is_compared(tmp_path: Path) -> None:
-    settings = [Setting.of(name, kv_budget=64) for name in ("dynts", "h2o")]
+    settings = [Setting.from_parameters(name, kv_budget=64) for name in ("dynts", "h2o")]
     result = described(tmp_path, settings, {}, axes=(), baselines=[], problems=8)
     assert "No setting can be recommended without a full cache beside the settings" in one_page(result)
     assert len(result.comparisons) == 1
@@ -118,7 +118,10 @@ def test_a_loss_below_zero_is_a_gain(tmp_path: Path) -> None:
 
 def test_settings_are_named_by_what_their_own_policy_varies(tmp_path: Path) -> None:
     settings = [*grid("dynts"), *(replace(one, policy="rkv") for one in grid("dynts"))]
-    odd = [Setting.of(one.policy, **one.values, **({"mix": 0.2} if one.policy == "rkv" else {})) for one in settings]
+    odd = [
+        Setting.from_parameters(one.policy, **one.values, **({"mix": 0.2} if one.policy == "rkv" else {}))
+        for one in settings
+    ]
     text = one_page(described(tmp_path, odd, {"full": 1.0}, problems=6))
     assert "mix" not in text
 

@@ -372,10 +372,11 @@ def _head(pair: Pair, inches: float, options: FigureOptions) -> list[Line]:
 def pair_text(pair: Pair, first: str, second: str) -> str:
     """Return a comparison of two systems in a sentence."""
     difference = pair.difference
-    mean, low, high = (signed(value, 3, "-") for value in (difference.value, difference.low, difference.high))
+    points = [signed(100 * value, 1, "-") for value in (difference.value, difference.low, difference.high)]
+    mean, low, high = points
     return (
         f"x: {first} vs y: {second}: x ahead on {100 * pair.below:.1f} %, equal on {100 * pair.on:.1f} %, y ahead on "
-        f"{100 * pair.above:.1f} % of {len(pair.places)} problems; mean of x - y {mean} ({low} to {high})"
+        f"{100 * pair.above:.1f} % of {len(pair.places)} problems; mean of x - y {mean} points ({low} to {high})"
     )
 
 

@@ -176,7 +176,7 @@ class WeightsFile:
             raise
 
     def _read(self) -> Stored | None:
-        """Return the content of the file, mapped; None if there is none for these files."""
+        """Return the content of the file, mapped; None without one for these files."""
         try:
             with self.path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")

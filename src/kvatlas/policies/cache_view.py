@@ -1,4 +1,4 @@
-"""What a policy is shown: the signals of the decode loop, its notes, and the cache at a compression."""
+"""The view of a policy: the signals of the decode loop, its notes, and the cache at a compression."""
 
 from __future__ import annotations
 

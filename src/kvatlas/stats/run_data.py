@@ -17,7 +17,7 @@ from kvatlas.text import parse_yaml
 
 Axes = tuple[str, str]
 #: The setting that keeps every token.
-_FULL = Setting.of("full")
+_FULL = Setting.from_parameters("full")
 #: The cells of one map-to-be.
 Groups = dict[MapName, list[CellTraces]]
 
