@@ -11,7 +11,7 @@ import yaml
 from kvatlas import models
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.deploy.export import TARGETS, export_setting
-from kvatlas.policies.triattention import load_statistics
+from kvatlas.policies.query_statistics import load_statistics
 from tests.command_line import Call
 from tests.stored import decode_run
 

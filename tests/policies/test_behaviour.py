@@ -16,7 +16,7 @@ from kvatlas.engine.cache import GROWTH, PAGE, SMALL_GROWTH, pages_for
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
-from kvatlas.policies.triattention import STATISTICS_FILE
+from kvatlas.policies.query_statistics import STATISTICS_FILE
 from kvatlas.predictor.labels import query_statistics
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, outcome, prompts, requests, run

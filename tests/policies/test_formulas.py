@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvatlas import policies
-from kvatlas.core import Setting
+from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import ModelHandle, Shape
 from kvatlas.policies import PRESETS, ReferenceTrace, Scope, rkv, select_tokens
 from tests.policies import formulas
@@ -179,6 +179,69 @@ def test_triattention(scope: Scope, seed: int, keep_prompt: bool, tmp_path: Path
     policy = make("triattention", scope=scope, statistics=str(file), reach=300, keep_prompt=keep_prompt)
     cached = scene(policy, seed)
     assert_keeps(policy, cached, formulas.triattention(policy, cached, parts))
+
+
+def authors_file(parts: dict[str, Tensor], **metadata: Any) -> dict[str, Any]:
+    """The content of the authors' file of statistics."""
+    stats = {}
+    for layer in range(SHAPE.layers):
+        for head in range(SHAPE.heads):
+            stats[f"layer{layer:02d}_head{head:02d}"] = {
+                "q_mean_real": parts["center_real"][layer, head],
+                "q_mean_imag": parts["center_imag"][layer, head],
+                "q_abs_mean": parts["norm"][layer, head],
+            }
+    return {"metadata": {"rope_style": "half", **metadata}, "stats": stats}
+
+
+def test_triattention_reads_its_authors_statistics(tmp_path: Path) -> None:
+    """One choice for each KV head by the mean over layers, with the frequency of the model."""
+    random = torch.Generator().manual_seed(5)
+    center = torch.randn(2, SHAPE.layers, SHAPE.heads, 4, generator=random)
+    parts = {"center_real": center[0], "center_imag": center[1], "norm": center.norm(dim=0) + 0.3}
+    file = tmp_path / "statistics.pt"
+    torch.save(authors_file(parts), file)
+    policy = make("triattention@paper", local_window=1, statistics=str(file))
+    assert policy.scope is Scope.KV_HEAD
+    cached = scene(policy, 5)
+    assert cached.positions.shape[:2] == (1, SHAPE.kv_heads)
+    model = SimpleNamespace(shape=SHAPE, config=ROTATED, name="of a test")
+    cached = replace(cached, model=model)
+    policy.check(model)
+    frequency = torch.tensor([100.0 ** -(plane / 4) for plane in range(4)], dtype=torch.double)
+    assert_keeps(policy, cached, formulas.triattention(policy, cached, {**parts, "frequency": frequency}))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda content: content["metadata"].update(rope_style="interleaved"), "rope_style is 'interleaved'"),
+        (lambda content: content["stats"].pop("layer00_head01"), "7 heads of 8; expected all"),
+        (lambda content: content["stats"].update(other={}), "unknown entry 'other'"),
+        (lambda content: content.pop("stats"), "'stats'"),
+    ],
+)
+def test_other_statistics_of_authors_are_refused(tmp_path: Path, change: Any, sentence: str) -> None:
+    part = torch.ones(SHAPE.layers, SHAPE.heads, 4)
+    content = authors_file({"center_real": part, "center_imag": part, "norm": part})
+    change(content)
+    file = tmp_path / "statistics.pt"
+    torch.save(content, file)
+    policy = make("triattention", statistics=str(file))
+    with pytest.raises(KvatlasError, match=sentence):
+        policy.check(SimpleNamespace(shape=SHAPE, config=ROTATED, name="of a test"))
+
+
+def test_models_without_one_rotation_are_refused() -> None:
+    policy = make("expected_attention")
+    for change in (
+        {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 100.0},
+        {"rope_type": "default", "rope_theta": 1e4},
+    ):
+        size = 16 if change["rope_type"] == "default" else 8
+        model = SimpleNamespace(shape=SHAPE, config={**ROTATED, "head_dim": size, "rope_parameters": change}, name="m")
+        with pytest.raises(KvatlasError, match="rotation of positions in 'm' is not the same"):
+            policy.check(model)
 
 
 #: Of a model with 8 channels a head, whose rotation is that of transformers' Llama.

@@ -36,7 +36,7 @@ def kept(policy: CompressingPolicy, cached: CacheView) -> list[int]:
 
 def test_what_the_presets_resolve_to() -> None:
     for name, preset in PRESETS.items():
-        item = make(name, **({"local_window": 8} if "rkv" in name else {}))
+        item = make(name, **{"local_window": preset.values.get("local_window", 10)})
         assert isinstance(item, policies.policies.get(preset.policy))
         assert all(getattr(item, key) == value for key, value in dict(preset.values).items())
         assert item.setting.policy == name

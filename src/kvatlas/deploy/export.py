@@ -15,7 +15,8 @@ from kvatlas import benchmarks, models, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.policies import CompressingPolicy, floor_ratio, parameters
-from kvatlas.policies.triattention import TriAttention, load_statistics
+from kvatlas.policies.query_statistics import load_statistics
+from kvatlas.policies.triattention import TriAttention
 from kvatlas.results import Expected
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, systems_of

@@ -9,7 +9,7 @@ from statistics import median
 from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
 from kvatlas.policies import file_of, from_setting
 from kvatlas.policies.contract import CompressingPolicy, Policy, allotted
-from kvatlas.policies.parameter_types import UNNAMED
+from kvatlas.policies.parameter_types import OF_SCORES, UNNAMED
 
 #: The most cells that a sentence names.
 _NAMED = 6
@@ -31,7 +31,8 @@ class AuditedCell:
         """The parameters that decide the audit: equal for policies that differ only in their scores."""
         values = self.setting.values
         usual = {"ratio_over": "thinking", "keep_prompt": True, **UNNAMED}
-        names = [name for name in usual if values.get(name, usual[name]) != usual[name]]
+        counted = [name for name in usual if name not in OF_SCORES]
+        names = [name for name in counted if values.get(name, usual[name]) != usual[name]]
         return tuple((name, values[name]) for name in ("kv_budget", "local_window", "ratio", *names) if name in values)
 
 

@@ -33,6 +33,8 @@ UNNAMED: Mapping[str, Any] = {
     "group": 32,
     "residual": 32,
 }
+#: Those of them that change which tokens stay, never how many.
+OF_SCORES = ("plan_prefix", "refresh", "carry")
 #: The units of a budget in bytes, each 1024 of the one before, and such a budget.
 _UNITS = "KMG"
 _BYTES = rf"[0-9]{{1,12}}[{_UNITS}]iB"

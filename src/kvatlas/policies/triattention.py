@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvatlas.core import KvatlasError, reason
+from kvatlas.core import KvatlasError
+from kvatlas.models.rotation import frequencies
 from kvatlas.policies.cache_view import CacheView
-from kvatlas.policies.model_files import FilePolicy, by_content
+from kvatlas.policies.model_files import FilePolicy
 from kvatlas.policies.parameter_types import Scope, int_param, scope_param
+from kvatlas.policies.query_statistics import STATISTICS_FILE, load_statistics
 from kvatlas.policies.recent import positions
 
 if TYPE_CHECKING:
@@ -18,9 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kvatlas.models import ModelHandle
-
-#: The file of the statistics in a model folder.
-STATISTICS_FILE = "triattention.safetensors"
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,13 @@ class TriAttention(FilePolicy):
     ... up to `reach`. Each query head's scores are standardised over the tokens after the prompt; the greatest over the
     query heads of a KV head counts. E q_f and E |q_f| are means over a calibration text: `kvatlas predictor calibrate`
     runs the model on prompts of a benchmark and on its own full-cache traces; the paper finds that the text hardly
-    matters. The authors' default shares a head's choice over all layers, their paper's formulas do not: here each layer
-    and KV head chooses. Budget and pruning interval are replaced by kv_budget, ratio and local_window.
+    matters. The authors' default shares a head's choice over all layers (`kv_head`, `triattention@paper`), their
+    paper's formulas do not: here each layer and KV head chooses. Budget and pruning interval are replaced by kv_budget,
+    ratio and local_window.
 
-    statistics: file of the means; empty for the one in the model's folder.
+    statistics: file of the means, also one of the authors' .pt files; empty for the one in the model's folder.
     reach: the farthest future distance that counts.
-    scope: the unit of one choice: head, layer or global, then with the mean of the scores.
+    scope: the unit of one choice: head, kv_head, layer or global, then with the mean of the scores.
     """
 
     statistics: str = ""
@@ -67,10 +67,16 @@ class TriAttention(FilePolicy):
                 f"The statistics {str(file)!r} are for (layers, heads, planes) {shape}, the model {model.name!r} has "
                 f"{expected}."
             )
+        self._statistics(file, model, "cpu")
+
+    def _statistics(self, file: Path, model: ModelHandle, device: str, content: str = "") -> Mapping[str, Tensor]:
+        """Return the file's statistics, with the model's frequency if the file has none."""
+        statistics = load_statistics(str(file), device, content)
+        return {"frequency": frequencies(model, device), **statistics} if "frequency" not in statistics else statistics
 
     def score(self, cached: CacheView) -> Tensor:
         file = self.file(cached.model)
-        statistics = load_statistics(str(file), str(cached.positions.device), self.content(file))
+        statistics = self._statistics(file, cached.model, str(cached.positions.device), self.content(file))
         towards = directions(statistics, cached.length, self.reach)
         return cached.each_layer(lambda layer: _of_layer(cached, layer, statistics, towards))
 
@@ -105,21 +111,3 @@ def _of_layer(cached: CacheView, layer: int, statistics: Mapping[str, Tensor], t
     mean = (scores * new).sum(-1, keepdim=True) / count
     deviation = (((scores - mean) * new).square().sum(-1, keepdim=True) / count).sqrt().clamp_min(1e-6)
     return ((scores - mean) / deviation).amax(1)
-
-
-@by_content
-def load_statistics(file: str, device: str = "cpu") -> dict[str, Tensor]:
-    """Load center_real, center_imag, norm [layers, heads, planes] of unrotated queries, and frequency [planes]."""
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(file, device=device)
-        shapes = [tuple(tensors[name].shape) for name in ("center_real", "center_imag", "norm")]
-        if len(set(shapes)) > 1 or tensors["frequency"].shape != shapes[0][2:]:
-            raise ValueError(f"shapes {shapes} and {tuple(tensors['frequency'].shape)}")
-    except Exception as error:
-        raise KvatlasError(
-            f"The statistics {file!r} cannot be read as those of queries ({reason(error)}); expected a file that "
-            "`kvatlas predictor calibrate` writes (the authors' .pt files are not read)."
-        ) from error
-    return tensors
