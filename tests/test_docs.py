@@ -108,13 +108,14 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "grid.yaml").write_text(small(recipes()["demo-quick"]))
     (grid,) = blocks(ROOT / "docs" / "one-gpu.md", "yaml")
     (folder / "r1-llama.yaml").write_text(f"problems: 1\n{grid}")
+    (folder / "mine.py").write_text(blocks(ROOT / "docs" / "adding-a-policy.md", "python")[0])
     decode_run({**quick, "problems": 2}, folder / "runs" / "demo")
     return folder
 
 
 def small(recipe: str) -> str:
     """A recipe with one problem and short traces."""
-    return recipe.replace("problems: 6", "problems: 1").replace("max_new_tokens: 700", "max_new_tokens: 300")
+    return re.sub(r"problems: 60?\b", "problems: 1", recipe).replace("max_new_tokens: 700", "max_new_tokens: 300")
 
 
 @pytest.mark.slow

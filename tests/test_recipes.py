@@ -1,6 +1,7 @@
 """The recipes of the published grids, whole, on small random-weight models of the same architectures."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 from kvatlas.core import Sampling, Status
+from kvatlas.policies import policies
 from kvatlas.sweeps import read_spec
 from tests.r1 import AIME, save_model
 from tests.stored import traces_of
@@ -69,3 +71,68 @@ def test_the_recipe_of_triattention_has_its_budgets() -> None:
     }
     assert spec.sampling.sampling() == Sampling(0.6, 0, 0.95, 32_768)
     assert spec.samples == 8
+
+
+def test_the_arena_has_every_policy_at_equal_tokens() -> None:
+    spec = read_spec(RECIPES / "arena.yaml")
+    cells = [setting for setting, baseline in spec.cells() if not baseline]
+    pairs = {(s.values["kv_budget"], s.values["keep_prompt"]) for s in cells}
+    assert pairs == {(budget, keeps) for budget in (160, 208) for keeps in (True, False)}
+    assert all((s.values["local_window"], s.values["every"]) == (16, 32) for s in cells)
+    # The ablations of dynts and the oracle are no rivals.
+    left_out = {"full", "oracle", "dynts-random", "dynts-bottom", "dynts-noprompt"}
+    assert {s.policy for s in cells} == set(policies.names()) - left_out
+    by_cell = Counter((s.values["kv_budget"], s.values["keep_prompt"]) for s in cells)
+    assert len(set(by_cell.values())) == 1
+
+
+OLDEST = '''
+from dataclasses import dataclass
+
+from kvatlas.policies import CacheView, CompressingPolicy
+
+
+@dataclass(frozen=True)
+class Oldest(CompressingPolicy):
+    """Keeps the oldest tokens."""
+
+    name = "oldest"
+    summary = "keeps the oldest tokens"
+
+    def score(self, cached: CacheView):
+        return -cached.positions
+'''
+
+
+@pytest.mark.parametrize(
+    ("models", "problems"),
+    [
+        (["embedded:tiny-llama"], 1),
+        pytest.param(["embedded:tiny-llama", "embedded:tiny-qwen"], 2, marks=pytest.mark.slow),
+    ],
+)
+def test_one_file_and_one_command_add_a_policy_to_the_table_of_the_arena(
+    tmp_path: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, models: list[str], problems: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OLDEST)
+
+    def sweep(*changes: str) -> None:
+        common = [f"models=[{', '.join(models)}]", "benchmarks=[CHAIN10-17]", "sampling.max_new_tokens=260"]
+        words = [word for change in (*common, *changes) for word in ("--set", change)]
+        succeed("sweep", "arena", "--problems", problems, *words, "--out", "run", "--workers", "1", "--quiet")
+
+    sweep()
+    sweep('settings=[{policy: "mine.py:Oldest", kv_budget: 160, local_window: 16, every: 32}]')
+    tables = json.loads(succeed("describe", "run", "--json"))["tables"]
+    assert [table["model"] for table in tables] == models
+    for table in tables:
+        names = [row["name"] for row in table["settings"]]
+        # The recipe has 88 settings and the full cache.
+        assert len(names) == len(set(names)) == 89 + 2
+        added = [name for name in names if name.startswith("mine.py:Oldest")]
+        assert sorted(added) == [f"mine.py:Oldest(keep_prompt={keeps})" for keeps in (False, True)]
+    # Every compressed trace of a budget held as many tokens at its peak.
+    compressed = [trace for trace in traces_of(tmp_path / "run") if trace.usage.compressions]
+    assert {t.setting.values["kv_budget"]: t.usage.peak_kv_tokens for t in compressed} == {160: 192, 208: 240}
+    assert {t.usage.peak_kv_tokens for t in compressed} == {192, 240}
