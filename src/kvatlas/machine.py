@@ -60,7 +60,8 @@ def compiles(device: torch.device) -> bool:
 def compiled(function: Callable[..., Tensor], dynamic: bool | None = None) -> Callable[..., Tensor]:
     """Return a function compiled for the GPU: for all sizes if `dynamic`, else for the first, then for all others.
 
-    Where torch's compiler fails it is the function itself, after one warning: slower, with the same results.
+    Where torch's compiler fails it is the function itself, after one warning: slower, with the same results. Memory that
+    runs out while it works is an error as elsewhere.
     """
     import torch
 
@@ -73,7 +74,8 @@ def compiled(function: Callable[..., Tensor], dynamic: bool | None = None) -> Ca
             try:
                 return fast(*tensors)
             except Exception as error:
-                if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton")):
+                of_compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton"))
+                if not of_compiler or out_of_memory(error):
                     raise
                 plain = True
                 why = next(iter(str(error).strip().splitlines()), type(error).__name__)

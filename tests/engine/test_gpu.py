@@ -200,6 +200,10 @@ def test_what_does_not_compile_is_computed_plainly(monkeypatch: pytest.MonkeyPat
     doubled = compiled(lambda number: 2 * number)
     with pytest.raises(ValueError, match="of the function itself"):
         doubled(torch.ones(1))
+    # A smaller batch may have room for it.
+    errors[0] = BackendCompilerFailed(compiles, RuntimeError("CUDA out of memory"), None)
+    with pytest.raises(BackendCompilerFailed):
+        doubled(torch.ones(1))
     errors[0] = BackendCompilerFailed(compiles, RuntimeError("no such instruction"), None)
     with pytest.warns(UserWarning, match="cannot compile"):
         assert doubled(torch.ones(1)) == 2
