@@ -60,8 +60,8 @@ def compiles(device: torch.device) -> bool:
 def compiled(function: Callable[..., Tensor], dynamic: bool | None = None) -> Callable[..., Tensor]:
     """Return a function compiled for the GPU: for all sizes if `dynamic`, else for the first, then for all others.
 
-    Where torch's compiler fails it is the function itself, after one warning: slower, with the same results. Memory that
-    runs out while it works is an error as elsewhere.
+    Where torch's compiler fails it is the function itself, after one warning: slower, with the same results. Memory
+    that runs out while it works is an error as elsewhere.
     """
     import torch
 

@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +187,24 @@ def test_prompts_are_read_apart_from_rows_in_decoding(tiny_llama: ModelHandle, g
     assert written == outcome(fresh.run(source()))
     # One pass for the short prompt, three for the long one.
     assert engine.passes - engine.graphs.steps == 4
+
+
+def test_prompts_and_rows_in_decoding_take_turns(tiny_llama: ModelHandle, gpu: Gpu) -> None:
+    """Many prompts let the others go on; a prompt after many passes without any does not wait."""
+    model = endless(tiny_llama)
+    engine = Engine(model, moved(on_cpu(model)), [setting("full", SHORT)], Sampling(), 4)
+    turns = engine.scheduler
+    decoding = SimpleNamespace(prompt_left=0)
+    prompt = SimpleNamespace(prompt_left=9)
+
+    def passes(rows: list[Any], count: int) -> list[int]:
+        turns.rows = rows
+        return [turns._candidates()[-1].prompt_left for _ in range(count)]
+
+    most = scheduler.PROMPT_PASSES
+    assert passes([decoding, prompt], most + 2) == [9] * most + [0, 9]
+    assert passes([decoding], 3) == [0] * 3
+    assert passes([decoding, prompt], most + 1) == [9] * most + [0]
 
 
 def test_what_does_not_compile_is_computed_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

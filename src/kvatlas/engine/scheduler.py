@@ -176,6 +176,7 @@ class Scheduler:
         """Return the rows of which the next pass may consist: all, or prompts alone, or those in decoding."""
         prompts = [row for row in self.rows if row.prompt_left]
         if not self.prompts_alone or not 0 < len(prompts) < len(self.rows):
+            self.prompt_passes = 0
             return self.rows
         # New rows join the others soon, and no stream of new prompts stops the others.
         if self.prompt_passes < PROMPT_PASSES:
