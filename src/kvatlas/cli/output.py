@@ -12,7 +12,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -427,3 +427,25 @@ def answers_display(name: str) -> Callable[[int, int], None]:
             note(f"{name}: {done:,} of {total:,} answers")
 
     return on_answer
+
+
+def print_autopsies(summary: Mapping[str, Any]) -> None:
+    """Print what the autopsies of a cell show, one line for each figure."""
+
+    def share(values: Mapping[str, float | None] | None) -> str:
+        if values is None:
+            return "–"
+        return f"{values['value']:.1f} % ({values['low']:.1f}–{values['high']:.1f})"
+
+    rows = [("lost answers", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike")]
+    rows += [(f"restored by at most {size} tokens", share(of)) for size, of in summary["cause_of_at_most"].items()]
+    rows += [
+        ("restored by any one span", share(summary["any_cause"])),
+        ("restored by random sets", share(summary["random_sets_save"])),
+        ("right without compression until the death", share(summary["without_compression_until_the_death"])),
+        ("median of tokens, of replays", f"{summary['tokens']}, {summary['replays']}"),
+    ]
+    for name, text in rows:
+        typer.echo(f"{name:<44}{text}")
+    kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
+    typer.echo(f"{'kinds of saving tokens':<44}{kinds or '–'}")

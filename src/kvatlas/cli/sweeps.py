@@ -17,6 +17,7 @@ from kvatlas.cli.output import (
     message_display,
     note,
     print_audit,
+    print_autopsies,
     print_demo,
     print_run,
     print_text,
@@ -350,6 +351,39 @@ def _full_cache(
         model, benchmarks, Setting("full"), sampling=sampling, model_options=model_options, problems=count, **others
     )
     return parse_spec(spec, "the options")
+
+
+@app.command()
+def autopsy(
+    run: options.Run,
+    policy: Annotated[str, typer.Option("--policy", help="The policy, or the cell as 'dynts ratio=0.3'.")],
+    kv_budget: options.KvBudget = None,
+    local_window: options.LocalWindow = None,
+    ratio: options.Ratio = None,
+    set_: options.Set = None,
+    most: Annotated[int, typer.Option(min=1, help="The most lost answers to examine.")] = 100,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Find the evicted tokens that, put back within the budget, restore the answers that one cell lost.
+
+    Each lost answer is decoded again some dozen times. Started again, the command goes on where it stopped.
+    """
+    from kvatlas.sweeps.autopsy import Autopsy, find_lost, perform
+    from kvatlas.sweeps.autopsy_summary import summarise
+
+    def tell(examined: Autopsy, done: int, total: int) -> None:
+        if not quiet:
+            note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}")
+
+    plan, lost = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_))
+    autopsies = perform(plan, run, lost[:most], tell)
+    summary = summarise(autopsies)
+    if as_json:
+        document = {"summary": summary, "autopsies": [dataclasses.asdict(item) for item in autopsies]}
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    else:
+        print_autopsies(summary)
 
 
 @predictor.command()

@@ -14,6 +14,7 @@ from kvatlas.engine.cache import CachedSequence, KVCache
 from kvatlas.engine.signals import Signals, score_state, state_name
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, ScoreMemory, select_tokens
+from kvatlas.policies.put_back import PutBack
 
 K = TypeVar("K")
 #: Parts of prompts begin at multiples of this, so that sums over a part depend on the prompt alone.
@@ -29,7 +30,7 @@ class Request(Generic[K]):
     that never compresses, which has to be among the policies. `sampling` is the engine's if None. `stopping_criterion`
     gets the new tokens after each one, and ends the generation by True; `logits_processor` gets prompt and new tokens,
     and changes logits [vocabulary] before sampling. A request that starts again, because memory ran out, calls both
-    from the first token on.
+    from the first token on. `put_back` overrules the choices of its one policy.
     """
 
     key: K
@@ -41,6 +42,7 @@ class Request(Generic[K]):
     sampling: Sampling | None = None
     stopping_criterion: Callable[[Sequence[int]], bool] | None = None
     logits_processor: Callable[[Sequence[int], Tensor], Tensor] | None = None
+    put_back: PutBack | None = None
 
 
 @dataclass
@@ -253,6 +255,9 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     """
     (policy,) = row.policies
     assert isinstance(policy, CompressingPolicy)
+    put_back = row.request.put_back
+    if put_back is not None and len(row.tokens) < put_back.until:
+        return 0
     length = row.cached.length
     prompt_length = len(row.request.prompt)
     slots = cache.slots(row.cached)
@@ -293,6 +298,7 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             reference=row.request.reference,
             memory=memory,
         ),
+        put_back,
     )
     if memory is not None:
         row.scored_at = memory.length

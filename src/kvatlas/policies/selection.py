@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from kvatlas.policies.put_back import PutBack
+
 
 def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
     """Return a mask of the older tokens [..., older] that stay in any case, and how many of the others may stay.
@@ -45,8 +47,11 @@ def _count_in_a_head(protected: Tensor) -> int:
     return int(protected[0, 0].sum())
 
 
-def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
-    """Return the slots [..., kept] that stay, ascending: the local window, and older tokens with the highest scores."""
+def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBack | None = None) -> Tensor:
+    """Return the slots [..., kept] that stay, ascending: the local window, and older tokens with the highest scores.
+
+    Tokens that are `put_back` take the place of the kept ones with the lowest scores.
+    """
     import torch
 
     length = cached.positions.shape[-1]
@@ -71,7 +76,10 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView) -> Tensor:
         # Above all other scores but those of protected tokens.
         scores = _protect(scores.clamp(max=sys.float_info.max / 2).masked_fill(in_plan, math.inf), protected)
     order = scores.argsort(dim=-1, descending=True, stable=True)
-    kept = order[..., : _count_in_a_head(protected) + slots_used]
+    kept_protected = _count_in_a_head(protected)
+    if put_back is not None:
+        order = put_back.overrule(order, cached.positions, kept_protected, slots_used, cached.length)
+    kept = order[..., : kept_protected + slots_used]
     window = torch.arange(older, length, device=kept.device).expand(*kept.shape[:-1], policy.local_window)
     return torch.cat([kept.sort(dim=-1).values, window], dim=-1)
 

@@ -1,0 +1,65 @@
+"""Tokens that a compression keeps although the policy would not: its choice is overruled within the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The choice of a policy at one compression: `slots` for tokens that compete for them.
+
+    `ranks` [tokens so far] is the number of competing tokens with higher scores, the mean over the layers and heads
+    that choose and have the token; NaN for tokens that do not compete. A token with a rank below `slots` is kept.
+    """
+
+    slots: int
+    ranks: Tensor
+
+
+class PutBack:
+    """The tokens that a request puts back, and the choices of the policy before it was overruled.
+
+    Tokens at `positions` stay at every compression that has them, in place of the kept tokens with the lowest scores.
+    No compression takes place before there are `until` new tokens. `choices` are those of the policy by the number of
+    tokens so far, prompt included.
+    """
+
+    def __init__(self, positions: Iterable[int] = (), until: int = 0) -> None:
+        self.positions = frozenset(positions)
+        self.until = until
+        self.choices: dict[int, Choice] = {}
+
+    def overrule(self, order: Tensor, positions: Tensor, protected: int, slots: int, length: int) -> Tensor:
+        """Return the order of tokens with those put back before all others that are not protected.
+
+        `order` [..., older] are places in `positions` [..., cached] by their rank, of which the first `protected` ones
+        stay in any case and the next `slots` ones by their scores; `length` is the number of tokens so far.
+        """
+        import torch
+
+        ordered = positions.gather(-1, order)
+        competing = ordered[..., protected:]
+        self.choices[length] = Choice(slots, _mean_ranks(competing, length))
+        wanted = torch.tensor(sorted(self.positions), dtype=ordered.dtype, device=ordered.device)
+        by_choice = (~torch.isin(competing, wanted)).byte().argsort(dim=-1, stable=True)
+        return torch.cat([order[..., :protected], order[..., protected:].gather(-1, by_choice)], dim=-1)
+
+
+def _mean_ranks(competing: Tensor, length: int) -> Tensor:
+    """Return the mean rank of each position among the competing ones [..., tokens], which come in their order."""
+    import torch
+
+    flat = competing.reshape(-1)
+    ranks = torch.arange(competing.shape[-1], dtype=torch.float64, device=flat.device).expand(competing.shape)
+    sums = torch.zeros(length, dtype=torch.float64, device=flat.device)
+    counts = torch.zeros_like(sums)
+    sums.scatter_add_(0, flat, ranks.reshape(-1))
+    counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.float64))
+    # 0 / 0 is NaN, for positions that do not compete.
+    return (sums / counts).cpu()

@@ -1,0 +1,68 @@
+"""The summary of the autopsies of a cell: shares with intervals, and the kinds and places of the saving tokens."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from kvatlas.core import percent
+from kvatlas.stats.estimates import pass_at_1
+from kvatlas.sweeps.autopsy import Autopsy
+
+#: The sizes of causes whose shares a summary gives.
+SIZES = (1, 2, 4, 8)
+
+
+def summarise(autopsies: Sequence[Autopsy]) -> dict[str, Any]:
+    """Return what the autopsies of a cell show, shares in percent with intervals by problem.
+
+    `cause_of_at_most` are shares of all reproduced answers, `random_sets_save` is one of random sets, of as many tokens
+    as the causes. `by_luck` is the share of causes to expect if every span saved as often as a random set does.
+    """
+    tried = [item for item in autopsies if item.reproduced]
+    found = [item for item in tried if item.tokens]
+    tokens = [token for item in found for token in item.tokens]
+    controls = [(item, float(saves)) for item in found for saves in item.random]
+    chance = statistics.fmean(saves for _, saves in controls) if controls else None
+    return {
+        "lost": len(autopsies),
+        "reproduced": len(tried),
+        "causes": len(found),
+        "cause_of_at_most": {size: _share(tried, [0 < len(item.tokens) <= size for item in tried]) for size in SIZES},
+        "any_cause": _share(tried, [bool(item.tokens) for item in tried]),
+        "random_sets_save": _share([item for item, _ in controls], [saves for _, saves in controls]),
+        "by_luck": None if chance is None else percent(statistics.fmean(1 - (1 - chance) ** i.spans for i in tried)),
+        "without_compression_until_the_death": _share(tried, [bool(item.full) for item in tried]),
+        "tokens": _median([len(item.tokens) for item in found]),
+        "replays": _median([item.replays for item in tried]),
+        "distance": _median([token.distance for token in tokens]),
+        # 0 is the first token that the policy evicted, 100 the last one.
+        "rank_among_evicted": _median([100 * (token.rank - token.slots) / token.evicted for token in tokens]),
+        "kinds": dict(Counter(token_kind(token.text) for token in tokens).most_common()),
+    }
+
+
+def _share(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, float | None] | None:
+    """Return the mean of a value for each item, with its interval; None without items."""
+    by_problem: dict[str, list[float]] = {}
+    for item, value in zip(items, values, strict=True):
+        by_problem.setdefault(item.key[3], []).append(float(value))
+    return pass_at_1(by_problem).to_dict() if by_problem else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def token_kind(text: str) -> str:
+    """Return the kind of a token by its text: digits, a letter, a word, a sign, or white space."""
+    stripped = text.strip()
+    if not stripped:
+        return "white space"
+    if stripped.isdigit():
+        return "digits"
+    if stripped.isalpha():
+        return "letter" if len(stripped) == 1 else "word"
+    return "sign" if not any(character.isalnum() for character in stripped) else "mixed"
