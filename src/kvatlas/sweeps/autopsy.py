@@ -210,7 +210,9 @@ class Case:
         finding = self.lost.finding
         death = len(trace.tokens) if finding.token is None else finding.token
         evictions = evictions_before(trace, death, self.base)
-        by_span = {span: eviction for eviction in evictions for span in eviction.spans()}
+        by_span: dict[Tokens, Eviction] = {}
+        for eviction in evictions:
+            by_span |= dict.fromkeys(eviction.spans(), eviction)
         spans = list(by_span)[: self.left()]
         full, *results = yield [PutBack(until=death + 1), *map(PutBack, spans)]
         saving = [span for span, saves in zip(spans, results, strict=True) if saves]

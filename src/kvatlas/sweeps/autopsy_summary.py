@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import Any
 
 from kvatlas.core import percent
@@ -22,16 +23,22 @@ def summarise(autopsies: Sequence[Autopsy]) -> dict[str, Any]:
     as the causes. `by_luck` is the share of causes to expect if every span saved as often as a random set does.
     """
     tried = [item for item in autopsies if item.reproduced]
+    sizes = [len(item.tokens) for item in tried]
     found = [item for item in tried if item.tokens]
-    tokens = [token for item in found for token in item.tokens]
-    controls = [(item, float(saves)) for item in found for saves in item.random]
+    tokens = list(chain.from_iterable(item.tokens for item in found))
+    controls: list[tuple[Autopsy, bool]] = []
+    for item in found:
+        controls += zip(repeat(item), item.random, strict=False)
+    of_at_most = {}
+    for most in SIZES:
+        of_at_most[most] = _share(tried, [0 < size <= most for size in sizes])
     chance = statistics.fmean(saves for _, saves in controls) if controls else None
     return {
         "lost": len(autopsies),
         "reproduced": len(tried),
         "causes": len(found),
-        "cause_of_at_most": {size: _share(tried, [0 < len(item.tokens) <= size for item in tried]) for size in SIZES},
-        "any_cause": _share(tried, [bool(item.tokens) for item in tried]),
+        "cause_of_at_most": of_at_most,
+        "any_cause": _share(tried, [size > 0 for size in sizes]),
         "random_sets_save": _share([item for item, _ in controls], [saves for _, saves in controls]),
         "by_luck": None if chance is None else percent(statistics.fmean(1 - (1 - chance) ** i.spans for i in tried)),
         "without_compression_until_the_death": _share(tried, [bool(item.full) for item in tried]),
