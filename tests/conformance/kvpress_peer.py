@@ -22,6 +22,9 @@ torch.set_num_threads(1)
 def main(folder: str, source: str, target: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     layers = [layer.self_attn for layer in model.model.layers]
+    for layer in layers:
+        # Presses that turn queries anew find the rotation here.
+        layer.rotary_emb = model.model.rotary_emb
     by_name = {}
     with safe_open(source, framework="pt") as store:
         asked = json.loads(store.metadata()["presses"])

@@ -82,6 +82,12 @@ PAIRS = [
         )
     ),
     *(Pair("h2o", "ObservedAttentionPress", ratio=ratio, as_sums=True) for ratio in (0.1, 0.5)),
+    *(Pair("h2o", "ObservedAttentionPress", parameters={"per_query": True}, ratio=ratio) for ratio in (0.1, 0.5)),
+    # Of the queries of all tokens, as the press takes them; it keeps the first ones by a score of its own.
+    *(
+        Pair("expected_attention", "ExpectedAttentionPress", {"n_sink": 0}, {"sinks": 0, "queries": 10_000}, ratio)
+        for ratio in (0.1, 0.5)
+    ),
 ]
 
 
