@@ -29,7 +29,7 @@ ROWS_PER_REQUEST = 8
 #: The most prompt tokens of one pass: further prompts wait, rows in decoding do not.
 PROMPT_TOKENS = 1024
 #: The most passes of prompts alone in a row, while others are in decoding.
-PROMPT_PASSES = 16
+PROMPT_PASSES = 4
 #: The most logits of one pass over scripts, in numbers.
 SCRIPT_LOGITS = 2**26
 #: The most tokens of one pass over scripts.
