@@ -437,11 +437,13 @@ def print_autopsies(summary: Mapping[str, Any]) -> None:
             return "–"
         return f"{values['value']:.1f} % ({values['low']:.1f}–{values['high']:.1f})"
 
+    luck = "–" if summary["by_luck"] is None else f"{summary['by_luck']:.1f} %"
     rows = [("lost answers", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike")]
     rows += [(f"restored by at most {size} tokens", share(of)) for size, of in summary["cause_of_at_most"].items()]
     rows += [
         ("restored by any one span", share(summary["any_cause"])),
         ("restored by random sets", share(summary["random_sets_save"])),
+        ("restored by any one span, by luck alone", luck),
         ("right without compression until the death", share(summary["without_compression_until_the_death"])),
         ("median of tokens, of replays", f"{summary['tokens']}, {summary['replays']}"),
     ]

@@ -161,7 +161,8 @@ def evictions_before(trace: Trace, death: int, choices: PutBack) -> list[Evictio
         # The newest token of a compression has not been through the model.
         new_tokens = length - trace.usage.prompt_tokens + 1
         tokens = tuple(position for position, step in enumerate(evicted_at) if step == new_tokens)
-        if tokens and new_tokens <= death and choice.slots:
+        # A statement begins with its name at `death`: its value comes with the next token.
+        if tokens and new_tokens <= death + 1 and choice.slots:
             ranks = {position: float(choice.ranks[position]) for position in tokens}
             found.append(Eviction(length, tokens, choice.slots, ranks))
     return found
