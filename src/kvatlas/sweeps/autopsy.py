@@ -258,18 +258,20 @@ class Case:
 
 def random_sets(cause: Tokens, eviction: Eviction, rng: random.Random) -> list[Tokens]:
     """Return sets of as many other evicted tokens, each at half to twice the distance of the one that it stands for."""
-    sets = []
-    for _ in range(RANDOM_SETS):
-        chosen: list[int] = []
-        for position in cause:
-            distance = eviction.length - position
-            free = [token for token in eviction.tokens if token not in cause and token not in chosen]
-            near = [token for token in free if distance / 2 <= eviction.length - token <= 2 * distance]
-            if near or free:
-                chosen.append(rng.choice(near or free))
-        if len(chosen) == len(cause):
-            sets.append(tuple(chosen))
-    return sets
+    sets = [_random_set(cause, eviction, rng) for _ in range(RANDOM_SETS)]
+    return [chosen for chosen in sets if len(chosen) == len(cause)]
+
+
+def _random_set(cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
+    """Return one such set; a smaller one if the compression evicted too few tokens."""
+    chosen: list[int] = []
+    for position in cause:
+        distance = eviction.length - position
+        free = [token for token in eviction.tokens if token not in cause and token not in chosen]
+        near = [token for token in free if distance / 2 <= eviction.length - token <= 2 * distance]
+        if free:
+            chosen.append(rng.choice(near or free))
+    return tuple(chosen)
 
 
 # -- replays -----------------------------------------------------------------------------------------------------------

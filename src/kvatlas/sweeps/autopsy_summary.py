@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 from kvatlas.core import percent
@@ -26,21 +26,16 @@ def summarise(autopsies: Sequence[Autopsy]) -> dict[str, Any]:
     sizes = [len(item.tokens) for item in tried]
     found = [item for item in tried if item.tokens]
     tokens = list(chain.from_iterable(item.tokens for item in found))
-    controls: list[tuple[Autopsy, bool]] = []
-    for item in found:
-        controls += zip(repeat(item), item.random, strict=False)
-    of_at_most = {}
-    for most in SIZES:
-        of_at_most[most] = _share(tried, [0 < size <= most for size in sizes])
-    chance = statistics.fmean(saves for _, saves in controls) if controls else None
+    controlled = list(chain.from_iterable([item] * len(item.random) for item in found))
+    controls = list(chain.from_iterable(item.random for item in found))
     return {
         "lost": len(autopsies),
         "reproduced": len(tried),
         "causes": len(found),
-        "cause_of_at_most": of_at_most,
+        "cause_of_at_most": {most: _share_of_size(tried, sizes, most) for most in SIZES},
         "any_cause": _share(tried, [size > 0 for size in sizes]),
-        "random_sets_save": _share([item for item, _ in controls], [saves for _, saves in controls]),
-        "by_luck": None if chance is None else percent(statistics.fmean(1 - (1 - chance) ** i.spans for i in tried)),
+        "random_sets_save": _share(controlled, controls),
+        "by_luck": _luck(tried, controls),
         "without_compression_until_the_death": _share(tried, [bool(item.full) for item in tried]),
         "tokens": _median([len(item.tokens) for item in found]),
         "replays": _median([item.replays for item in tried]),
@@ -49,6 +44,18 @@ def summarise(autopsies: Sequence[Autopsy]) -> dict[str, Any]:
         "rank_among_evicted": _median([100 * (token.rank - token.slots) / token.evicted for token in tokens]),
         "kinds": dict(Counter(token_kind(token.text) for token in tokens).most_common()),
     }
+
+
+def _luck(tried: Sequence[Autopsy], controls: Sequence[bool]) -> float | None:
+    """Return the percentage of causes to expect if each span saved as often as a random set; None without these."""
+    if not controls:
+        return None
+    chance = statistics.fmean(controls)
+    return percent(statistics.fmean(1 - (1 - chance) ** item.spans for item in tried))
+
+
+def _share_of_size(items: Sequence[Autopsy], sizes: Sequence[int], most: int) -> dict[str, float | None] | None:
+    return _share(items, [0 < size <= most for size in sizes])
 
 
 def _share(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, float | None] | None:
