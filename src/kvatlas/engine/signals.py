@@ -110,23 +110,28 @@ class SignalCollector:
             new = torch.arange(count, device=batch.positions.device)
             tokens = first + new
             entered = length + new
-        places = [watched[index] for index in members] if Signal.ATTENTION in policy.observes else []
         attention = None
-        if places:
-            layers, heads = policy.scope.width(batch.cache.shape)
-            attention = batch.attention
-            if len(places) < attention.shape[1]:
-                attention = attention[:, places]
-            attention = attention.transpose(0, 1)
-            if layers == 1:
-                attention = attention.mean(1, keepdim=True)
-            if heads == 1:
-                attention = attention.mean(2, keepdim=True)
+        if Signal.ATTENTION in policy.observes:
+            attention = _attention_of(batch, policy, [watched[index] for index in members])
         states = None
         if hidden is not None and Signal.HIDDEN in policy.observes:
             states = hidden[tokens]
         columns = _Columns(batch.cache, policy, rows[:, 0], entered, attention)
         return Step(model, batch.positions[tokens], states, attention, columns, prompt)
+
+
+def _attention_of(batch: ForwardBatch, policy: Policy, places: list[int]) -> Tensor:
+    """Return the attention of sequences [sequences, layers or 1, KV heads or 1, slots] in the widths of a policy."""
+    layers, heads = policy.scope.width(batch.cache.shape)
+    attention = batch.attention
+    if len(places) < attention.shape[1]:
+        attention = attention[:, places]
+    attention = attention.transpose(0, 1)
+    if layers == 1:
+        attention = attention.mean(1, keepdim=True)
+    if heads == 1:
+        attention = attention.mean(2, keepdim=True)
+    return attention
 
 
 @dataclass(frozen=True)
