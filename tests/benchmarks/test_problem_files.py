@@ -201,7 +201,11 @@ def test_an_unknown_name_lists_what_is_there(name: str) -> None:
         ('{"question": "", "answer": "a"}', "a.jsonl", "has an empty question (AIME24-001)"),
         ('{"question": "a", "answer": ""}', "a.jsonl", "holds no problem with an answer"),
         ('{"question": "a", "answer": "x", "options": ["y"]}', "a.jsonl", "expected one of its options"),
-        ('\n{"question": "One?", "answer": "1"}\n{"question": "Two?", "answer" "2"}\n', "a.jsonl", "(line 3: "),
+        (
+            '\n{"question": "One?", "answer": "1"}\n{"question": "Two?", "answer" "2"}\n',
+            "a.jsonl",
+            "(line 3, column 31: ",
+        ),
     ],
 )
 def test_a_wrong_file_is_told_in_one_sentence(tmp_path: Path, content: str | None, name: str, sentence: str) -> None:
