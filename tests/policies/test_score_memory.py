@@ -43,9 +43,9 @@ def events_of(
         given.append(score(self, cached).double().expand(cached.positions.shape))
         return given[-1]
 
-    def watched(own: CompressingPolicy, cached: CacheView) -> torch.Tensor:
+    def watched(own: CompressingPolicy, cached: CacheView, put_back: Any = None) -> torch.Tensor:
         given.clear()
-        slots = select_tokens(own, cached)
+        slots = select_tokens(own, cached, put_back)
         event = Event(
             cached.length,
             cached.positions.flatten(0, 1).tolist(),

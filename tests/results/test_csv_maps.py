@@ -113,7 +113,7 @@ def test_missing_cells_are_drawn_if_asked_for_and_noted(read):
 
 
 def test_a_missing_file_a_folder_and_bytes(tmp_path):
-    with pytest.raises(KvatlasError, match="no file 'nowhere"):
+    with pytest.raises(KvatlasError, match="no CSV map 'nowhere"):
         read_maps("nowhere.csv")
     with pytest.raises(KvatlasError, match="cannot be read as a CSV map"):
         read_maps(tmp_path)
