@@ -130,8 +130,8 @@ def test_one_file_and_one_command_add_a_policy_to_the_table_of_the_arena(
         names = [row["name"] for row in table["settings"]]
         # The recipe has 88 settings and the full cache.
         assert len(names) == len(set(names)) == 89 + 2
-        added = [name for name in names if name.startswith("mine.py:Oldest")]
-        assert sorted(added) == [f"mine.py:Oldest(keep_prompt={keeps})" for keeps in (False, True)]
+        added = [name for name in names if name.startswith("Oldest")]
+        assert sorted(added) == [f"Oldest(keep_prompt={keeps})" for keeps in (False, True)]
     # Every compressed trace of a budget held as many tokens at its peak.
     compressed = [trace for trace in traces_of(tmp_path / "run") if trace.usage.compressions]
     assert {t.setting.values["kv_budget"]: t.usage.peak_kv_tokens for t in compressed} == {160: 192, 208: 240}

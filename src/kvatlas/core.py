@@ -141,6 +141,12 @@ class Sampling:
     max_new_tokens: int = MAX_NEW_TOKENS
 
 
+def policy_name(policy: str) -> str:
+    """Return a policy as readers see it: `mine.py:Sinks` is `Sinks`."""
+    file, _, name = policy.rpartition(":")
+    return name if file.endswith(".py") else policy
+
+
 @dataclass(frozen=True)
 class Setting:
     """One policy with one value of each of its parameters: a cell of the grid."""
@@ -169,14 +175,27 @@ class Setting:
         """The parameters with the bits of cached numbers, which a setting of 16 bits does not name."""
         return {"kv_bits": 16, **self.values}
 
+    @property
+    def policy_name(self) -> str:
+        """The policy as readers see it."""
+        return policy_name(self.policy)
+
+    def is_of(self, policy: str) -> bool:
+        """Return whether the setting is one of a policy, which may be named as readers see it."""
+        return policy in (self.policy, self.policy_name)
+
     @cached_property
     def id(self) -> str:
         """The canonical text of the setting: equal settings have equal ids."""
         return canonical({"policy": self.policy, **self.values})
 
     def __str__(self) -> str:
-        inner = ", ".join(f"{name}={value}" for name, value in self.parameters)
-        return f"{self.policy}({inner})" if inner else self.policy
+        return self.shown_as(self.policy_name)
+
+    def shown_as(self, name: str) -> str:
+        """Return the setting with a name in place of its policy."""
+        inner = ", ".join(f"{parameter}={value}" for parameter, value in self.parameters)
+        return f"{name}({inner})" if inner else name
 
 
 #: The setting of a model behind an API, whose cache is unknown.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvatlas.api import Run
-from kvatlas.core import Setting
+from kvatlas.core import Setting, policy_name
 from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.pairs import comparisons
 from kvatlas.stats.prices import COSTS, prices
@@ -114,3 +114,25 @@ def test_prices_of_a_run_are_those_of_its_traces() -> None:
     assert full.value == pytest.approx(sum(trace.usage.output_tokens or 0 for trace in own) / right)
     worst = next(price for price in found if price.setting.values.get("ratio") == 0.1 and price.cost == "output_tokens")
     assert worst.low > 1.2
+
+
+def test_policies_of_files_are_shown_by_their_class():
+    """In maps, comparisons and settings; with the file where two files have a class of one name."""
+    of_files = ["/home/me/mine.py:Sinks", "other.py:Oldest"]
+    plan = manifest(grid(*of_files), problems=20)
+    run = RunData(plan, traces(plan))
+    assert {name.policy for name in run.groups} == {"Sinks", "Oldest"}
+    assert [(c.first, c.second) for c in comparisons(run)] == [("Sinks", "Oldest")]
+    assert str(plan.expected[0].setting) == "Sinks(kv_budget=96, local_window=8, ratio=0.1)"
+    assert plan.expected[0].setting.is_of("Sinks")
+
+    same = ["mine.py:Sinks", "yours.py:Sinks"]
+    plan = manifest(grid(*same), problems=20)
+    run = RunData(plan, traces(plan))
+    assert [name.policy for name in run.groups] == same * 2
+    assert [(c.first, c.second) for c in comparisons(run)] == [tuple(same)]
+
+
+def test_names_that_are_no_files_stay_whole():
+    assert policy_name("triattention@paper") == "triattention@paper"
+    assert policy_name("ours: version 2") == "ours: version 2"

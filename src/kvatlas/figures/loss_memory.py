@@ -14,6 +14,7 @@ from kvatlas.figures.panels import margin_text
 from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.run_data import shown_policies
 from kvatlas.text import axis_label, guarded, model_name, percent_text
 
 if TYPE_CHECKING:
@@ -104,12 +105,13 @@ def _marks(choice: Choice) -> list[_Mark]:
     losses = choice.losses or {}
     settings = [choice.settings[id_] for id_ in losses]
     has_bits = "kv_bits" in differing(setting.on_axes for setting in settings)
+    shown = shown_policies(setting.policy for setting in settings)
     marks = []
     for id_, loss in losses.items():
         if id_ not in choice.savings:
             continue
         setting = choice.settings[id_]
-        series = setting.policy
+        series = shown[setting.policy]
         if has_bits:
             series = f"{series}, {setting.on_axes['kv_bits']} bits"
         marks.append(_Mark(setting, series, 100 * (1 - choice.savings[id_].memory), loss))
@@ -299,7 +301,7 @@ def _setting_text(setting: Setting, marks: Sequence[_Mark]) -> str:
     parameters = differing(mark.setting.values for mark in marks)
     # A value stays with its name.
     values = [f"{name}\u00a0{value}" for name, value in setting.parameters if name in parameters and value != ""]
-    return ", ".join([setting.policy, *values])
+    return ", ".join([setting.policy_name, *values])
 
 
 def _write_beside(

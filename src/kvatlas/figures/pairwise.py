@@ -70,7 +70,7 @@ def _name(system: ModelSetting, systems: Sequence[ModelSetting], with_model: boo
     if with_model:
         words.append(model_name(system.model))
     if len(policies) > 1 or not values:
-        words.append(setting.policy)
+        words.append(setting.policy_name)
     return " ".join([*words, ", ".join(values)]).strip()
 
 

@@ -26,7 +26,7 @@ def deaths_of(result: Result) -> list[CellDeaths]:
             materials = RunMaterials.from_manifest(run.manifest)
             cells += count_deaths(lost_traces(store, materials.pieces))
     policy = result.options.policy
-    return [cell for cell in cells if policy in (None, cell.setting.policy)]
+    return [cell for cell in cells if policy is None or cell.setting.is_of(policy)]
 
 
 def deaths_table(cells: Sequence[CellDeaths]) -> str:

@@ -48,7 +48,7 @@ def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
         return str(setting)
     parameters = differing(candidate.values for candidate in candidates if candidate.policy == setting.policy)
     names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
-    return f"{setting.policy} {', '.join(names)}".strip()
+    return f"{setting.policy_name} {', '.join(names)}".strip()
 
 
 def _sentence(*clauses: str) -> str:
@@ -75,7 +75,7 @@ def _kept(choices: Sequence[Choice]) -> str:
 def _policies(kept: Sequence[Choice]) -> str:
     # The settings of several models differ; they stand below the title.
     cheapest = [choice.by_memory for choice in kept if choice.by_memory is not None]
-    return " and ".join(dict.fromkeys(each.setting.policy for each in cheapest))
+    return " and ".join(dict.fromkeys(each.setting.policy_name for each in cheapest))
 
 
 def _saving(kept: Sequence[Choice]) -> str:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, differing, grouped, mean_of
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.run_data import RunData, short_names
+from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, missing, select
 from kvatlas.stats.validity import merge_validity, validity
 
@@ -336,8 +336,9 @@ def _curves(
     metric: str, axis: str, group: Sequence[CellTraces], baselines: Sequence[CellTraces], notes: Sequence[Note]
 ) -> Map:
     """Return the curves of a model on a benchmark over the values of an axis."""
-    policies = grouped(group, lambda cell: cell.setting.policy)
-    by_coord = {(cell.setting.policy, cell.setting.on_axes[axis]): cell for cell in group}
+    shown = shown_policies(cell.setting.policy for cell in group)
+    policies = grouped(group, lambda cell: shown[cell.setting.policy])
+    by_coord = {(shown[cell.setting.policy], cell.setting.on_axes[axis]): cell for cell in group}
     values = ascending(value for _, value in by_coord)
     return Map(
         group[0].model,

@@ -15,7 +15,7 @@ from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
 from kvatlas.stats.paired import CellPair, Difference, paired_values, strata_of
-from kvatlas.stats.run_data import RunData, short_names
+from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, aligned, select
 
 #: A model under the settings of a policy.
@@ -79,13 +79,14 @@ def _pairs_of_cells(
 def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     """Return the grid cells over benchmarks: whole maps, and policies with one of the two axes."""
     policies: dict[ModelPolicy, list[CellTraces]] = {}
+    shown = shown_policies(cell.setting.policy for cell in run.cells)
     for name, group in run.groups.items():
         policies.setdefault((name.model, name.policy), []).extend(group)
     mapped = set(map(id, chain.from_iterable(policies.values())))
     for cell in run.cells:
         is_alone = not cell.baseline and id(cell) not in mapped
         if is_alone and run.fits(cell) and set(run.axes) & set(cell.setting.values):
-            policies.setdefault((cell.model, cell.setting.policy), []).append(cell)
+            policies.setdefault((cell.model, shown[cell.setting.policy]), []).append(cell)
     return policies
 
 

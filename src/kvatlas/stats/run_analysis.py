@@ -104,8 +104,10 @@ class RunAnalysis:
 
     def cells_of(self, policy: str | None) -> list[CellTraces]:
         """Return the cells of a policy with the baselines; all cells for None."""
-        name = (policy or "").partition("(")[0]
-        return [cell for cell in self.run.cells if policy is None or cell.baseline or cell.setting.policy == name]
+        if policy is None:
+            return list(self.run.cells)
+        name = policy.partition("(")[0]
+        return [cell for cell in self.run.cells if cell.baseline or cell.setting.is_of(name)]
 
     def of_policy(self, policy: str) -> RunAnalysis:
         """Return the analysis of one policy alone, whose losses are still those of the whole run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import LOSE_AT_MOST, KvatlasError, MapName, Setting, Trace, differing, grouped
+from kvatlas.core import LOSE_AT_MOST, KvatlasError, MapName, Setting, Trace, differing, grouped, policy_name
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.table import CellTraces, TraceTable
@@ -25,13 +26,21 @@ Groups = dict[MapName, list[CellTraces]]
 def short_names(settings: Iterable[Setting]) -> dict[str, str]:
     """Return names by id: the policy with those parameters alone in which the policy's settings differ."""
     distinct = {setting.id: setting for setting in settings}
+    shown = shown_policies(setting.policy for setting in distinct.values())
     names: dict[str, str] = {}
     for policy, group in grouped(distinct.values(), lambda setting: setting.policy).items():
         parameters = differing(setting.values for setting in group)
         for setting in group:
             values = {name: value for name, value in setting.parameters if name in parameters}
-            names[setting.id] = str(Setting.from_parameters(policy, **values))
+            names[setting.id] = Setting.from_parameters(policy, **values).shown_as(shown[policy])
     return names
+
+
+def shown_policies(policies: Iterable[str]) -> dict[str, str]:
+    """Return policies as readers see them: classes of files without the file, where no other has that name."""
+    distinct = dict.fromkeys(policies)
+    count = Counter(map(policy_name, distinct))
+    return {policy: policy_name(policy) if count[policy_name(policy)] == 1 else policy for policy in distinct}
 
 
 @dataclass(frozen=True)

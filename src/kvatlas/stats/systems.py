@@ -138,7 +138,7 @@ def _ambiguous(name: str, fits: Sequence[ModelSetting], systems: Sequence[ModelS
     """Return a sentence on a name that fits no system, or several."""
     if not fits:
         models = ", ".join(dict.fromkeys(system.model for system in systems))
-        policies = ", ".join(dict.fromkeys(system.setting.policy for system in systems))
+        policies = ", ".join(dict.fromkeys(system.setting.policy_name for system in systems))
         return f"{name!r} fits none of the systems; there are the policies {policies} and the models {models}."
     listed = "; ".join(_short_names(fits)[:_NAMED])
     more = f"; and {len(fits) - _NAMED} more" if len(fits) > _NAMED else ""
@@ -153,7 +153,7 @@ def _short_names(systems: Sequence[ModelSetting]) -> list[str]:
     for system in systems:
         own_values = system.setting.values
         words = [system.model] if with_model else []
-        words += [system.setting.policy, *(f"{name}={own_values[name]}" for name in values if name in own_values)]
+        words += [system.setting.policy_name, *(f"{name}={own_values[name]}" for name in values if name in own_values)]
         names.append(" ".join(words))
     return names
 

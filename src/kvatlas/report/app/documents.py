@@ -53,7 +53,7 @@ class Cells:
         self.documents.append(
             {
                 "name": str(setting),
-                "policy": setting.policy,
+                "policy": setting.policy_name,
                 "model": model,
                 "benchmark": benchmark,
                 "short": self.short.get(setting.id, str(setting)),
