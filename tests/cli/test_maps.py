@@ -93,6 +93,10 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
         (("--against", "tiny"), "No map has the model, benchmark, policy and axes of a map of tiny"),
         (("--look", "CHAIN6"), "--look: expected NAME=VALUE, got 'CHAIN6'"),
         (("--look", "CHAIN9=x"), "does not show the name 'CHAIN9'; it shows: tiny, Pass@1"),
+        (
+            ("--look", "wdith=3.3"),
+            "Options are columns, dark, intervals, title, width, font, plain, kind. Did you mean 'width'?",
+        ),
         (("--metric", "seconds", "--against", "full"), "--against draws differences of a metric"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),
         (("--fix", "local_window=8", "--mean"), "--mean draws maps, and a run with fewer than two axes is a line"),

@@ -9,14 +9,14 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import Cell, KvatlasError, Map, Note, NoteKind
 from kvatlas.figures.colours import DARK, LIGHT, Palette
-from kvatlas.text import interval_text, percent_text, visible
+from kvatlas.text import did_you_mean, interval_text, percent_text, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -426,7 +426,12 @@ def settle(figure: Figure, options: FigureOptions) -> None:
 
     for name in options.labels:
         if name not in options._names:
-            raise KvatlasError(f"The figure does not show the name {name!r}; it shows: {', '.join(options._names)}.")
+            known = [option.name for option in fields(options) if option.init and option.name != "labels"]
+            guess = did_you_mean(name, [*known, *options._names])
+            raise KvatlasError(
+                f"The figure does not show the name {name!r}; it shows: {', '.join(options._names)}. Options are "
+                f"{', '.join(known)}.{guess}"
+            )
     for text in figure.findobj(Text):
         text.set_text(visible(text.get_text()))
 
