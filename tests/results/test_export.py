@@ -83,7 +83,7 @@ def test_faults_are_named(run, tmp_path):
         csv_text([])
     with Store.create(tmp_path / "empty"):
         pass
-    with pytest.raises(KvatlasError, match="no traces yet"):
+    with pytest.raises(KvatlasError, match="is empty: no sweep was started"):
         write_traces(tmp_path / "empty", "parquet", tmp_path / "x")
 
 

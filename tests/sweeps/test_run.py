@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvatlas import cli
+from kvatlas import cli, open_run
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.chain import Chain
 from kvatlas.benchmarks.reading import grade, read_tokens
@@ -281,6 +281,41 @@ def test_a_run_holds_one_version_of_a_benchmark(
     sweep(plan(4, 2), run, workers=1, replace=True)
     assert {len(cell.problems) for cell in promise().expected} == {4}
     assert set(promise().contents["own"]) == {f"own-00{number}" for number in range(1, 5)}
+
+
+def test_another_prompt_is_said_and_former_traces_are_not_shown(
+    spec_data: Build, r1_model: Callable[..., ModelHandle], tmp_path: Path
+) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text(
+        "".join(json.dumps({"question": f"What is {n} + 1?", "answer": str(n + 1)}) + "\n" for n in range(3))
+    )
+    told: list[str] = []
+
+    def decoded(prompt: str) -> int:
+        benchmark = {"name": f"file:{file}", "prompt": prompt}
+        full = {"policy": "full"}
+        data = spec_data(
+            models=[r1_model().name],
+            benchmarks=[benchmark],
+            settings=[full],
+            axes={},
+            baseline=[],
+            problems=None,
+            samples=1,
+        )
+        traces: list[Progress] = []
+        told.clear()
+        sweep(make_plan(parse_spec(data)), tmp_path / "run", workers=1, on_trace=traces.append, on_message=told.append)
+        assert len(list(open_run(tmp_path / "run").traces())) == 3
+        return len(traces)
+
+    assert decoded("{question}") == 3
+    assert not any("decoded again" in sentence for sentence in told)
+    assert decoded("Think: {question}") == 3
+    assert any("1 cell of the run had other weights, prompts or versions" in sentence for sentence in told)
+    # The former traces come back with the former prompt.
+    assert decoded("{question}") == 0
 
 
 def test_a_replaced_file_of_a_policy_is_read_or_refused(spec_data: Build, tmp_path: Path) -> None:

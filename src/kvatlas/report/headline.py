@@ -54,7 +54,7 @@ def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
 def _sentence(*clauses: str) -> str:
     text = "; ".join(filter(None, clauses))
     # Names of policies keep their case.
-    is_word = text.startswith(("a setting", "every", "no setting"))
+    is_word = text.startswith(("a setting", "every", "no setting", "on "))
     return text[:1].upper() + text[1:] if is_word else text
 
 
@@ -65,7 +65,8 @@ def _kept(choices: Sequence[Choice]) -> str:
     if not kept:
         return f"a setting is {proven}"
     if len(choices) > 1:
-        return f"{_policies(kept)}{_saving(kept)} is {proven}{_models(kept, choices)}"
+        # Models stand before numbers of theirs.
+        return f"{_models(kept, choices)}{_policies(kept)}{_saving(kept)} is {proven}"
     (choice,) = kept
     assert choice.by_memory is not None
     name = setting_words(choice.by_memory.setting, list(choice.settings.values()))
@@ -88,7 +89,7 @@ def _saving(kept: Sequence[Choice]) -> str:
 
 def _models(kept: Sequence[Choice], choices: Sequence[Choice]) -> str:
     alone = " alone" if len(kept) < len(choices) else ""
-    return f" on {' and '.join(model_name(choice.model) for choice in kept)}{alone}"
+    return f"on {' and '.join(model_name(choice.model) for choice in kept)}{alone}, "
 
 
 def _lost(choices: Sequence[Choice]) -> str:

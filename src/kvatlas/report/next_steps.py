@@ -144,7 +144,10 @@ def _higher_ratio(choice: Choice, spec: Json) -> Iterator[_Change]:
         return
     middle = round((ratios[-1] + _HIGHEST_RATIO) / 2, 2)
     higher = list(dict.fromkeys([middle, _HIGHEST_RATIO]))
-    reason = f"The highest ratio of this run is {ratios[-1]:g}, and no setting is proven within {_margin(choice)}."
+    reason = (
+        f"The highest ratio of this run is {ratios[-1]:g}, and no setting of "
+        f"{model_name(choice.model)} is proven within {_margin(choice)}."
+    )
     axes = {**spec["axes"], "ratio": [*ratios, *higher]}
     yield "higher-ratio", f"ratios up to {_HIGHEST_RATIO:g}", reason, {"axes": axes}
 
@@ -160,9 +163,12 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_Change]:
     if not lower:
         return
     between = round((lower[-1] + ratio) / 2, 3)
-    reason = f"{_name(choice, chosen)} is proven within {_margin(choice)}, ratio {lower[-1]:g} is not."
+    reason = (
+        f"On {model_name(choice.model)} {_name(choice, chosen)} is proven within {_margin(choice)}, ratio "
+        f"{lower[-1]:g} is not."
+    )
     axes = {**spec["axes"], "ratio": sorted([*ratios, between])}
-    yield "between", f"ratio {between:g}, between the two", reason, {"axes": axes}
+    yield "between", f"ratio {between:g}", reason, {"axes": axes}
 
 
 def _name(choice: Choice, setting: Setting) -> str:

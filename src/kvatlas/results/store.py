@@ -283,6 +283,15 @@ class Store:
             for row in self._connection.execute(f"{self._select(columns)} {kept} ORDER BY {_ORDER}"):
                 yield row[0], self._trace(row)
 
+    def promised(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
+        """Yield what `traces` does of the manifest's cells alone: former prompts and removed problems are left out."""
+        cells = {(cell.run_key, cell.setting.id, cell.benchmark): cell for cell in self.manifest().expected}
+        problems = {key: frozenset(cell.problems) for key, cell in cells.items()}
+        for run_key, trace in self.traces(texts=texts):
+            key = run_key, trace.setting.id, trace.benchmark
+            if key in cells and trace.problem in problems[key] and trace.sample < cells[key].samples:
+                yield run_key, trace
+
     def version(self) -> int:
         """Return a number that changes when another connection writes to the store."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])

@@ -175,6 +175,9 @@ def sweep(  # noqa: PLR0913
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
         promise = promise or promised(plan, store, replace, allow_code)
+        # Who replaces the settings of a run knows that others are decoded.
+        if not replace and (again := _decoded_again(promise, store.manifest(empty=promise))):
+            on_message(again)
         store.set_aside(plan.contents_by_key())
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = Driver(plan, store, run, pool, batch_size, on_trace, on_message)
@@ -214,6 +217,19 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
     if others:
         _check_others(plan, others, store, allow_code)
     return now.merge_with(earlier)
+
+
+def _decoded_again(now: Manifest, earlier: Manifest) -> str:
+    """Return a sentence on the cells of the run that this sweep decodes in another way, or ""."""
+    run_keys = {cell.name: cell.run_key for cell in now.expected}
+    count = sum(run_keys.get(cell.name, cell.run_key) != cell.run_key for cell in earlier.expected)
+    if not count:
+        return ""
+    cells = "1 cell" if count == 1 else f"{count:,} cells"
+    return (
+        f"Warning: {cells} of the run had other weights, prompts or versions and are decoded again; the former traces "
+        "stay in the store and are not shown."
+    )
 
 
 def _is_moved(now: Manifest, earlier: Manifest) -> bool:

@@ -136,7 +136,7 @@ function verdictCard(card) {
   if (card.loss) {
     const [value, low, high, limit] = [...card.loss, card.limit].map((points) => fixed(points).replace("-", "−"));
     numbers.push(["points lost", value, `95 %: ${low} to ${high}${card.shown ? "" : `; proven at most ${limit}`}`]);
-    if (card.compressed < card.traces) numbers.push(["traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "others cannot lose"]);
+    if (card.compressed < card.traces) numbers.push(["traces compressed", `${whole(card.compressed)} of ${whole(card.traces)}`, "the others equal full"]);
   }
   if (cell) numbers.push([data.metric, fixed(cell.value), between(cell.low, cell.high)]);
   const open = card.settings - card.kept - card.broken, within = `within ${plural(card.margin, "point")}`;
