@@ -369,15 +369,16 @@ def autopsy(
 
     Each lost answer is decoded again some dozen times. Started again, the command goes on where it stopped.
     """
-    from kvatlas.sweeps.autopsy import Autopsy, find_lost, perform
+    from kvatlas.sweeps.autopsies import Autopsy
+    from kvatlas.sweeps.autopsy import find_lost, perform
     from kvatlas.sweeps.autopsy_summary import summarise
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
         if not quiet:
             note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}")
 
-    plan, lost = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_))
-    autopsies = perform(plan, run, lost[:most], tell)
+    cell = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_))
+    autopsies = perform(cell, run, most, tell)
     summary = summarise(autopsies)
     if as_json:
         document = {"summary": summary, "autopsies": [dataclasses.asdict(item) for item in autopsies]}

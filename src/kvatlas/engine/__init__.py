@@ -1,6 +1,6 @@
 """Decoding: cache, attention, sampling, and one loop."""
 
 from kvatlas.engine.engine import Engine
-from kvatlas.engine.rows import Generation, Likeness, Request
+from kvatlas.engine.rows import Checkpoint, Generation, Likeness, Request
 
-__all__ = ["Engine", "Generation", "Likeness", "Request"]
+__all__ = ["Checkpoint", "Engine", "Generation", "Likeness", "Request"]

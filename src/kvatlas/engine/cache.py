@@ -308,6 +308,19 @@ class KVCache:
             self.states.rows[sequence.row] = copy.deepcopy(snapshot.state)
         return sequence
 
+    def reopen(self, snapshot: Snapshot) -> CachedSequence:
+        """Return a sequence that continues a snapshot in pages of its own; the snapshot may be continued again."""
+        for page in snapshot.pages:
+            self.holders[page] += 1
+        sequence = self.resume(snapshot)
+        everything = torch.arange(snapshot.length, device=self.device)
+        self.compact(sequence, everything.expand(1, 1, -1), ())
+        return sequence
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Give back the pages of a snapshot that no sequence will continue."""
+        self._release(snapshot.pages)
+
     def compact(self, sequence: CachedSequence, kept: Tensor, names: Sequence[str]) -> None:
         """Keep only the tokens `kept` [layers or 1, KV heads or 1, kept] of a sequence, in that order.
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from kvatlas.core import EvictionTrace, Sampling, Usage
-from kvatlas.engine.cache import CachedSequence, KVCache
+from kvatlas.engine.cache import CachedSequence, KVCache, Snapshot
 from kvatlas.engine.signals import Signals, score_state, state_name
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, ScoreMemory, select_tokens
@@ -30,7 +30,9 @@ class Request(Generic[K]):
     that never compresses, which has to be among the policies. `sampling` is the engine's if None. `stopping_criterion`
     gets the new tokens after each one, and ends the generation by True; `logits_processor` gets prompt and new tokens,
     and changes logits [vocabulary] before sampling. A request that starts again, because memory ran out, calls both
-    from the first token on. `put_back` overrules the choices of its one policy.
+    from the first token on. `put_back` overrules the choices of its one policy. `checkpoints` get a checkpoint before
+    each compression, by the number of tokens so far, prompt included; the request `start`s at one of another request
+    with the same prompt and policy, with its own random stream from there on.
     """
 
     key: K
@@ -43,6 +45,8 @@ class Request(Generic[K]):
     stopping_criterion: Callable[[Sequence[int]], bool] | None = None
     logits_processor: Callable[[Sequence[int], Tensor], Tensor] | None = None
     put_back: PutBack | None = None
+    checkpoints: MutableMapping[int, Checkpoint] | None = None
+    start: Checkpoint | None = None
 
 
 @dataclass
@@ -248,6 +252,31 @@ class Row(Generic[K]):
         return [first, *others]
 
 
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A row before a compression, from which other requests start. It holds pages of `cache` until it is dropped."""
+
+    cache: KVCache
+    snapshot: Snapshot
+    row: Row[Any]
+
+    @classmethod
+    def of(cls, cache: KVCache, row: Row[Any]) -> Checkpoint:
+        """Return the checkpoint of a row as it is now."""
+        return cls(cache, cache.fork(row.cached, 1), row.branch())
+
+    def begin_row(self, request: Request[K]) -> Row[K]:
+        """Return the row of a request that starts here."""
+        row = self.row.branch()
+        row.request = request
+        row.cached = self.cache.reopen(self.snapshot)
+        return row
+
+    def drop(self) -> None:
+        """Give back the pages; no request may start here any more."""
+        self.cache.drop(self.snapshot)
+
+
 def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     """Keep the tokens that the row's one policy selects, note the evictions, and return their number.
 
@@ -258,6 +287,9 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     put_back = row.request.put_back
     if put_back is not None and len(row.tokens) < put_back.until:
         return 0
+    checkpoints = row.request.checkpoints
+    if checkpoints is not None:
+        checkpoints[row.position] = Checkpoint.of(cache, row)
     length = row.cached.length
     prompt_length = len(row.request.prompt)
     slots = cache.slots(row.cached)
@@ -304,6 +336,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         row.scored_at = memory.length
     evicted = length - kept.shape[-1]
     if not evicted:
+        if checkpoints is not None:
+            checkpoints.pop(row.position).drop()
         return 0
     cache.compact(row.cached, kept, states)
     row.kept = positions.gather(-1, kept)

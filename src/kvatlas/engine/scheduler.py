@@ -103,7 +103,10 @@ class Scheduler:
         while len(self.rows) < self.batch_size:
             request = self._next_request()
             if request is not None:
-                self.rows.append(self._begin_row(request))
+                row = self._begin_row(request)
+                self.rows.append(row)
+                if request.start is not None:
+                    self.evicted_tokens += compress(self.model, self.cache, row)
             elif self.branches:
                 snapshot, row = self.branches[-1]
                 row.cached = self.cache.resume(snapshot)
@@ -142,6 +145,10 @@ class Scheduler:
         if script:
             # A script without an end token ends the generation as well.
             limit = min(limit, len(script))
+        if request.start is not None:
+            if request.start.cache is not self.cache:
+                raise KvatlasError("The memory of this machine does not suffice for the checkpoints; use smaller batches.")
+            return self._restrict(request.start.begin_row(request), request.policies)
         prompt_length = len(request.prompt)
         steady = self.model.files.steady_positions
         # The last token does not go through the model.

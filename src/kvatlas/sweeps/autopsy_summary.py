@@ -10,7 +10,7 @@ from typing import Any
 
 from kvatlas.core import percent
 from kvatlas.stats.estimates import pass_at_1
-from kvatlas.sweeps.autopsy import Autopsy
+from kvatlas.sweeps.autopsies import Autopsy, token_kind
 
 #: The sizes of causes whose shares a summary gives.
 SIZES = (1, 2, 4, 8)
@@ -69,14 +69,3 @@ def _share(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, float
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
 
-
-def token_kind(text: str) -> str:
-    """Return the kind of a token by its text: digits, a letter, a word, a sign, or white space."""
-    stripped = text.strip()
-    if not stripped:
-        return "white space"
-    if stripped.isdigit():
-        return "digits"
-    if stripped.isalpha():
-        return "letter" if len(stripped) == 1 else "word"
-    return "sign" if not any(character.isalnum() for character in stripped) else "mixed"
