@@ -11,10 +11,10 @@ import pytest
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.policies.put_back import PutBack
-from kvatlas.sweeps.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind
+from kvatlas.stats.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind
+from kvatlas.stats.autopsy_summary import summarise
 from kvatlas.sweeps.autopsy import LostCell, Replayer, find_lost, perform
 from kvatlas.sweeps.autopsy_search import HELD_OUT_STREAMS, Case, Fork, Replay, Trunk, shrink
-from kvatlas.sweeps.autopsy_summary import summarise
 from tests.command_line import Call
 from tests.stored import decode_run
 
@@ -45,25 +45,27 @@ def autopsies(run: Path) -> list[Autopsy]:
     return perform(cell_of(run), run, MOST, lambda *_: None)
 
 
-def decode(replayer: Replayer, replays: Sequence[Replay]) -> list[Generation[Any]]:
-    """Return the generations of replays in their order, trunks first, in one engine."""
+def decode(replayer: Replayer, trunks: Sequence[Trunk], forks: Sequence[Replay] = ()) -> list[Generation[Any]]:
+    """Return the generations of trunks and of what starts from them, in their order, of one engine."""
     policies = [replayer.policy, *replayer.rivals.values()]
     engine = Engine(replayer.model, replayer.model.load(), policies, replayer.plan.spec.sampling.sampling(), 4)
-    waiting = list(replays)
-    trunks = sum(isinstance(replay, Trunk) for replay in replays)
+    found: dict[Replay, Generation[Any]] = {}
 
     def requests() -> Iterator[Request[Any] | None]:
-        while waiting:
-            # Checkpoints come with the trunks.
-            if not isinstance(waiting[0], Trunk) and len(found) < trunks:
-                yield None
-            else:
-                yield waiting.pop(0).request()
+        for trunk in trunks:
+            yield trunk.request()
+        while len(found) < len(trunks):
+            yield None
+        for fork in forks:
+            yield fork.request()
 
-    found: dict[Replay, Generation[Any]] = {}
     for generation in engine.run(requests()):
         found[generation.key] = generation
-    return [found[replay] for replay in replays]
+    for trunk in trunks:
+        trunk.case.close()
+    # All pages were given back but that of no sequence.
+    assert sum(engine.cache.holders) == 1
+    return [found[replay] for replay in (*trunks, *forks)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,36 +84,61 @@ class FromTheStart:
 
 def test_a_fork_decodes_what_a_replay_from_the_start_does(run: Path) -> None:
     cell = cell_of(run)
-    replayer = Replayer(cell, cell.lost[0].trace)
-    case = replayer.case(cell.lost[0].trace)
-    (trunk,) = decode(replayer, [Trunk(case)])
-    assert trunk.tokens == cell.lost[0].trace.tokens
-    compressions = sorted(case.checkpoints)
-    case.checkpoints.clear()
+    trace = cell.lost[0].trace
+    replayer = Replayer(cell, trace)
+    case = replayer.case(trace)
+    assert trace.eviction_trace is not None
+    put_backs = []
     prompt = len(case.prompt)
-    evicted_at = trunk.eviction_trace.evicted_at
-    replays: list[Replay] = [Trunk(case)]
+    evicted_at = trace.eviction_trace.evicted_at
+    compressions = sorted({step + prompt - 1 for step in evicted_at if step})
     for length in compressions:
         evicted = [position for position, step in enumerate(evicted_at) if step == length - prompt + 1]
-        for put_back in (PutBack(), PutBack(evicted[:5]), PutBack(evicted[::7]), PutBack(until=length - prompt + 40)):
-            replays += [Fork(case, put_back, length), FromTheStart(case, PutBack(put_back.positions, put_back.until))]
-    # A delay of all compressions is a fork at the first one.
-    replays = [item for item in replays if not _delays_later(item, compressions[0])]
-    generations = decode(replayer, replays)
-    forks = generations[1::2]
-    wholes = generations[2::2]
-    assert len(forks) == 3 * len(compressions) + 1
-    assert [fork.tokens for fork in forks] == [whole.tokens for whole in wholes]
-    assert [fork.eviction_trace for fork in forks] == [whole.eviction_trace for whole in wholes]
-    assert all(fork.decoded < whole.decoded for fork, whole in zip(forks, wholes, strict=True))
-    assert len({fork.tokens for fork in forks}) > 1
+        put_backs += [(length, PutBack(tokens)) for tokens in ((), evicted[:5], evicted[::7])]
+    # Without compression until a later token.
+    put_backs.append((compressions[0], PutBack(until=compressions[0] - prompt + 40)))
+    forks = [Fork(case, put_back, length) for length, put_back in put_backs]
+    wholes = [FromTheStart(case, PutBack(put_back.positions, put_back.until)) for _, put_back in put_backs]
+    trunk, *generations = decode(replayer, [Trunk(case)], [*forks, *wholes])
+    assert trunk.tokens == trace.tokens
+    pairs = list(zip(generations[: len(forks)], generations[len(forks) :], strict=True))
+    assert all(fork.tokens == whole.tokens for fork, whole in pairs)
+    assert all(fork.eviction_trace == whole.eviction_trace for fork, whole in pairs)
+    assert all(fork.decoded < whole.decoded for fork, whole in pairs)
+    assert len({fork.tokens for fork, _ in pairs}) > 1
 
 
-def _delays_later(replay: Replay, first: int) -> bool:
-    """Return whether a replay delays another compression than the first."""
-    put_back = getattr(replay, "put_back", None)
-    case = getattr(replay, "case")
-    return put_back is not None and put_back.until > first - len(case.prompt) + 40
+def test_held_out_arms_are_forks_with_random_numbers_of_their_own(run: Path, autopsies: list[Autopsy]) -> None:
+    autopsy = next(item for item in autopsies if item.held_out)
+    assert {len(results) for results in autopsy.held_out.values()} == {HELD_OUT_STREAMS}
+    cell = cell_of(run)
+    lost = next(item for item in cell.lost if key_of(item) == autopsy.key)
+    replayer = Replayer(cell, lost.trace)
+    case = replayer.case(lost.trace)
+    length = autopsy.tokens[0].position + autopsy.tokens[0].distance
+    cause = [token.position for token in autopsy.tokens]
+    forks = []
+    for stream in range(4):
+        forks += [Fork(case, PutBack(), length, stream), Fork(case, PutBack(cause), length, stream)]
+    _, *generations = decode(replayer, [Trunk(case)], forks)
+    results = [fork.result(generation) for fork, generation in zip(forks, generations, strict=True)]
+    assert results[::2] == list(autopsy.held_out["nothing"][:4])
+    assert results[1::2] == list(autopsy.held_out["cause"][:4])
+    # The beginning is the stored one, what follows is not.
+    written = length - len(case.prompt) + 1
+    assert {generation.tokens[:written] for generation in generations} == {lost.trace.tokens[:written]}
+    assert len({generation.tokens for generation in generations[::2]}) > 1
+
+
+def test_right_answers_and_other_settings_stand_beside_the_causes(autopsies: list[Autopsy]) -> None:
+    controls = [autopsy.control for autopsy in autopsies if autopsy.control]
+    assert controls
+    assert all(len(control[arm]) == HELD_OUT_STREAMS for control in controls for arm in ("nothing", "like"))
+    kept = [autopsy.kept_by_others for autopsy in autopsies if autopsy.kept_by_others]
+    assert kept
+    # The run has one other setting, with more room.
+    assert all(len(settings) == 1 for settings in kept)
+    assert all(0 <= share <= 1 for settings in kept for shares in settings.values() for share in shares)
 
 
 def test_causes_restore_the_answer_when_they_are_decoded_again(run: Path, autopsies: list[Autopsy]) -> None:
@@ -124,7 +151,7 @@ def test_causes_restore_the_answer_when_they_are_decoded_again(run: Path, autops
     for autopsy in found:
         case = replayer.case(by_key[autopsy.key].trace)
         positions = [token.position for token in autopsy.tokens]
-        (generation,) = decode(replayer, [FromTheStart(case, PutBack(positions))])
+        (generation,) = decode(replayer, [], [FromTheStart(case, PutBack(positions))])
         assert case.restored(generation)
         # The policy ranked them behind its slots.
         assert all(token.slots <= token.rank < token.slots + token.evicted for token in autopsy.tokens)
@@ -142,14 +169,22 @@ def test_a_second_start_does_what_is_missing_and_finds_the_same(run: Path, autop
     assert read_autopsies(run) == {autopsy.key: autopsy for autopsy in autopsies}
 
 
-def test_the_command_prints_the_summary_and_data(run: Path, autopsies: list[Autopsy], kvatlas: Call) -> None:
+def test_the_command_prints_the_summary_and_data(
+    run: Path, autopsies: list[Autopsy], kvatlas: Call, tmp_path: Path
+) -> None:
+    labels = tmp_path / "labels.jsonl"
     arguments = ("autopsy", run, "--policy", "dynts ratio=0.1", "--most", MOST)
     document = json.loads(kvatlas.succeed(*arguments, "--json"))
-    expected = summarise(autopsies)
+    expected = summarise(autopsies, SPEC["problems"])
     assert document["summary"] == json.loads(json.dumps(expected))
     share = expected["any_cause"]
     assert share["low"] <= share["value"] <= share["high"]
-    text = kvatlas.succeed(*arguments)
+    assert expected["held_out"]["streams"] == HELD_OUT_STREAMS
+    text = kvatlas.succeed(*arguments, "--export", labels)
+    labelled = [json.loads(line) for line in labels.read_text().splitlines()]
+    saving = {(tuple(line["trace"]), line["position"]) for line in labelled if line["label"]}
+    assert saving == {(item.key, token.position) for item in autopsies for token in item.tokens}
+    assert any(not line["label"] for line in labelled)
     assert f"{MOST}, of which {MOST} were decoded again alike" in text
 
 

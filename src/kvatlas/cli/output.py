@@ -431,23 +431,68 @@ def answers_display(name: str) -> Callable[[int, int], None]:
 
 def print_autopsies(summary: Mapping[str, Any]) -> None:
     """Print what the autopsies of a cell show, one line for each figure."""
-
-    def share(values: Mapping[str, float | None] | None) -> str:
-        if values is None:
-            return "–"
-        return f"{values['value']:.1f} % ({values['low']:.1f}–{values['high']:.1f})"
-
     luck = "–" if summary["by_luck"] is None else f"{summary['by_luck']:.1f} %"
     rows = [("lost answers", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike")]
-    rows += [(f"restored by at most {size} tokens", share(of)) for size, of in summary["cause_of_at_most"].items()]
+    for size, share in summary["cause_of_at_most"].items():
+        rows.append((f"restored by at most {size} tokens", _with_limits(share)))
     rows += [
-        ("restored by any one span", share(summary["any_cause"])),
-        ("restored by random sets", share(summary["random_sets_save"])),
+        ("restored by any one span", _with_limits(summary["any_cause"])),
+        ("restored by random sets", _with_limits(summary["random_sets_save"])),
         ("restored by any one span, by luck alone", luck),
-        ("right without compression until the death", share(summary["without_compression_until_the_death"])),
+        ("right without compression until the death", _with_limits(summary["without_compression_until_the_death"])),
         ("median of tokens, of replays", f"{summary['tokens']}, {summary['replays']}"),
     ]
-    for name, text in rows:
-        typer.echo(f"{name:<44}{text}")
     kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
-    typer.echo(f"{'kinds of saving tokens':<44}{kinds or '–'}")
+    rows.append(("kinds of saving tokens", kinds or "–"))
+    _print_rows(rows)
+    if summary["held_out"] is not None:
+        _print_held_out(summary["held_out"])
+    if summary["in_right_answers"] is not None:
+        _print_harm(summary["in_right_answers"])
+    if summary["kept_by_others"]:
+        _print_kept_by_others(summary["kept_by_others"])
+
+
+def _print_held_out(test: Mapping[str, Any]) -> None:
+    typer.echo(f"\nright under {test['streams']} held-out random streams, {test['answers']} answers with a cause")
+    right = test["right"]
+    rows = [
+        ("nothing put back", _with_limits(right["nothing"])),
+        ("random sets put back", _with_limits(right["random"])),
+        ("the causes put back", _with_limits(right["cause"])),
+        ("no compression until the death", _with_limits(right["no_compression"])),
+        ("causes over random sets, points", _with_limits(test["cause_over_random"], "")),
+        ("causes over nothing, points", _with_limits(test["cause_over_nothing"], "")),
+        ("causes over random sets, of all lost answers", _with_limits(test["of_all_lost"], "")),
+        ("the same in points of all answers", _with_limits(test["room"], "")),
+    ]
+    _print_rows(rows)
+
+
+def _print_harm(test: Mapping[str, Any]) -> None:
+    typer.echo(f"\nlike tokens in {test['answers']} right answers, under held-out random streams")
+    rows = [
+        ("nothing put back", _with_limits(test["right"]["nothing"])),
+        ("like tokens put back", _with_limits(test["right"]["like"])),
+        ("difference, points", _with_limits(test["like_over_nothing"], "")),
+    ]
+    _print_rows(rows)
+
+
+def _print_kept_by_others(table: Mapping[str, Mapping[str, Any]]) -> None:
+    typer.echo("\nkept by other settings at that compression: saving tokens, random tokens, difference in points")
+    for name, shares in table.items():
+        texts = [_with_limits(shares["saving"]), _with_limits(shares["random"]), _with_limits(shares["difference"], "")]
+        typer.echo(f"{name.partition('(')[0]:<20}" + "".join(f"{text:<26}" for text in texts).rstrip())
+
+
+def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
+    for name, text in rows:
+        typer.echo(f"{name:<46}{text}")
+
+
+def _with_limits(values: Mapping[str, float | None] | None, unit: str = " %") -> str:
+    """Return a share or a difference with its interval."""
+    if values is None:
+        return "–"
+    return f"{values['value']:.1f}{unit} ({values['low']:.1f}–{values['high']:.1f})"

@@ -362,16 +362,22 @@ def autopsy(
     ratio: options.Ratio = None,
     set_: options.Set = None,
     most: Annotated[int, typer.Option(min=1, help="The most lost answers to examine.")] = 100,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the held-out test: PNG, SVG or PDF.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Write the saving (1) and the random tokens (0).")
+    ] = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Find the evicted tokens that, put back within the budget, restore the answers that one cell lost.
 
-    Each lost answer is decoded again some dozen times. Started again, the command goes on where it stopped.
+    Each lost answer is decoded again some dozen times, and each cause is tested under random numbers that the search
+    did not use. Started again, the command goes on where it stopped.
     """
-    from kvatlas.sweeps.autopsies import Autopsy
+    from kvatlas.figures.autopsies import save_autopsies
+    from kvatlas.stats.autopsies import Autopsy, write_labels
+    from kvatlas.stats.autopsy_summary import summarise
     from kvatlas.sweeps.autopsy import find_lost, perform
-    from kvatlas.sweeps.autopsy_summary import summarise
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
         if not quiet:
@@ -379,7 +385,12 @@ def autopsy(
 
     cell = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_))
     autopsies = perform(cell, run, most, tell)
-    summary = summarise(autopsies)
+    summary = summarise(autopsies, cell.answers)
+    if export is not None:
+        write_labels(autopsies, export)
+    if out is not None:
+        for path in save_autopsies(autopsies, out):
+            note(f"wrote {path}")
     if as_json:
         document = {"summary": summary, "autopsies": [dataclasses.asdict(item) for item in autopsies]}
         typer.echo(json.dumps(document, indent=2, allow_nan=False))

@@ -147,7 +147,9 @@ class Scheduler:
             limit = min(limit, len(script))
         if request.start is not None:
             if request.start.cache is not self.cache:
-                raise KvatlasError("The memory of this machine does not suffice for the checkpoints; use smaller batches.")
+                raise KvatlasError(
+                    "The memory of this machine does not suffice for the checkpoints; use smaller batches."
+                )
             return self._restrict(request.start.begin_row(request), request.policies)
         prompt_length = len(request.prompt)
         steady = self.model.files.steady_positions

@@ -22,8 +22,8 @@ from kvatlas.models.pieces import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Signal, from_setting
 from kvatlas.results import Store
+from kvatlas.stats.autopsies import Autopsy, key_of, read_autopsies, writing
 from kvatlas.stats.deaths import Lost, lost_traces
-from kvatlas.sweeps.autopsies import Autopsy, key_of, read_autopsies, writing
 from kvatlas.sweeps.autopsy_search import Case, Replay, Search
 
 if TYPE_CHECKING:
@@ -38,12 +38,16 @@ OPEN_SEARCHES = 8
 
 @dataclass(frozen=True)
 class LostCell:
-    """The answers that one setting lost, its right answers that were compressed, and the other settings of the run."""
+    """The answers that one setting lost, its right answers that were compressed, and the other settings of the run.
+
+    `answers` is the number of all its answers.
+    """
 
     plan: Plan
     lost: list[Lost]
     right: list[Trace]
     others: list[Setting]
+    answers: int
 
 
 class Replayer:
@@ -96,9 +100,7 @@ class Replayer:
         """Return the search of a lost answer, with a right one to another problem beside it, if there is one."""
         others = [trace for trace in self.right if trace.problem != lost.trace.problem]
         control = random.Random(repr(key_of(lost))).choice(others) if others else None
-        return Search(
-            lost, self.case(lost.trace), None if control is None else self.case(control), self.rivals
-        )
+        return Search(lost, self.case(lost.trace), None if control is None else self.case(control), self.rivals)
 
     def run(self, lost: Sequence[Lost]) -> Iterator[Autopsy]:
         """Yield the autopsies as they finish."""
@@ -203,9 +205,10 @@ def find_lost(folder: Path, setting: Setting) -> LostCell:
             )
         (found,) = matching
         lost = list(lost_traces(store, pieces, found))
-        right = [trace for _, trace in store.traces() if _is_right(trace, found)]
+        of_setting = [trace for _, trace in store.traces() if trace.setting == found]
+    right = [trace for trace in of_setting if trace.grade.correct and trace.usage.compressions]
     _check_keys(plan, lost, found)
-    return LostCell(plan, lost, right, [item for item in settings if item != found])
+    return LostCell(plan, lost, right, [item for item in settings if item != found], len(of_setting))
 
 
 def _check_keys(plan: Plan, lost: Sequence[Lost], setting: Setting) -> None:
@@ -215,20 +218,13 @@ def _check_keys(plan: Plan, lost: Sequence[Lost], setting: Setting) -> None:
             raise KvatlasError(f"{setting} was decoded by other weights, prompts or versions than today's.")
 
 
-def _is_right(trace: Trace, setting: Setting) -> bool:
-    """Return whether a trace of a setting is right although it was compressed."""
-    return trace.setting == setting and trace.grade.correct and bool(trace.usage.compressions)
-
-
 def _is_named(setting: Setting, named: Setting) -> bool:
     """Return whether a setting has the policy and all parameters of the `named` one."""
     values = setting.values
     return setting.policy == named.policy and all(values.get(name) == value for name, value in named.parameters)
 
 
-def perform(
-    cell: LostCell, folder: Path, most: int, on_autopsy: Callable[[Autopsy, int, int], None]
-) -> list[Autopsy]:
+def perform(cell: LostCell, folder: Path, most: int, on_autopsy: Callable[[Autopsy, int, int], None]) -> list[Autopsy]:
     """Return the autopsies of the first `most` lost answers of a run; those that are missing are made and written.
 
     `on_autopsy` gets each new one, the number of those that are done, and that of all.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kvatlas.core import Trace
 from kvatlas.noise import stream_key
 from kvatlas.policies.put_back import PutBack
+from kvatlas.stats.autopsies import Autopsy, SavingToken, key_of, token_kind
 from kvatlas.stats.deaths import Lost
-from kvatlas.sweeps.autopsies import Autopsy, SavingToken, key_of, token_kind
 
 if TYPE_CHECKING:
     from kvatlas.engine import Checkpoint, Generation, Request
@@ -111,9 +111,7 @@ class Fork:
         stream = self.case.stream
         if self.stream is not None:
             stream = stream_key(stream, "held out", self.stream)
-        return self.case.request(
-            self, stream=stream, put_back=self.put_back, start=self.case.checkpoints[self.length]
-        )
+        return self.case.request(self, stream=stream, put_back=self.put_back, start=self.case.checkpoints[self.length])
 
     def result(self, generation: Generation[Any]) -> bool:
         """Return whether the answer is right."""
@@ -317,9 +315,7 @@ class Search:
     def _saving_token(self, position: int, eviction: Eviction) -> SavingToken:
         rank = eviction.ranks[position]
         distance = eviction.length - position
-        return SavingToken(
-            position, self.case.text(position), distance, rank, eviction.slots, len(eviction.tokens)
-        )
+        return SavingToken(position, self.case.text(position), distance, rank, eviction.slots, len(eviction.tokens))
 
     def _test(self, cause: Tokens, eviction: Eviction) -> Generator[Replays, list[bool], None]:
         """Try random sets, the cause under held-out random numbers, like tokens in a right answer, and other ranks."""
@@ -345,9 +341,7 @@ class Search:
     def _random_set(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
         return similar_tokens(cause, eviction.length, eviction, rng, lambda _, token: token not in cause)
 
-    def _rank(
-        self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction
-    ) -> Generator[Replays, list[bool], None]:
+    def _rank(self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction) -> Generator[Replays, list[bool], None]:
         """Note the shares of the cause and of the random sets that other policies keep at this compression."""
         drawn = list(chain.from_iterable(sets))
         positions = tuple(dict.fromkeys([*cause, *drawn]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -105,6 +105,15 @@ def read_autopsies(folder: Path) -> dict[tuple[str, ...], Autopsy]:
             autopsy = Autopsy.from_json(line)
             found[autopsy.key] = autopsy
     return found
+
+
+def write_labels(autopsies: Iterable[Autopsy], path: Path) -> None:
+    """Write training data: a line for each token, with the label 1 if it restores the answer and 0 for a random one."""
+    with path.open("w", encoding="utf-8") as file:
+        for autopsy in autopsies:
+            labels = dict.fromkeys(autopsy.random_positions, 0) | {token.position: 1 for token in autopsy.tokens}
+            for position, label in sorted(labels.items()):
+                file.write(json.dumps({"trace": autopsy.key, "position": position, "label": label}) + "\n")
 
 
 class AutopsyFile:

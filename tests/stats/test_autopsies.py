@@ -1,0 +1,78 @@
+"""The summary and the figure of autopsies whose outcomes are known."""
+
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from kvatlas.core import KvatlasError
+from kvatlas.figures.autopsies import autopsy_figure, save_autopsies
+from kvatlas.stats.autopsies import Autopsy, SavingToken
+from kvatlas.stats.autopsy_summary import by_size, summarise
+
+STREAMS = 16
+
+
+def outcomes(right: int) -> tuple[bool, ...]:
+    """So many right answers, and wrong ones."""
+    return (True,) * right + (False,) * (STREAMS - right)
+
+
+def autopsy(problem: int, tokens: int, cause: int = 12, random: int = 4) -> Autopsy:
+    """An autopsy whose cause makes so many of the held-out answers right, and random sets so many."""
+    found = Autopsy(("run", "setting", "CHAIN", str(problem), "0"), "loop", 40, reproduced=True, spans=10)
+    if tokens:
+        found.tokens = tuple(SavingToken(index, "7", 50, 20, 10, 100) for index in range(tokens))
+        found.random = (False,) * 4
+        arms = {"nothing": 2, "random": random, "cause": cause, "no_compression": 14}
+        found.held_out = {arm: outcomes(right) for arm, right in arms.items()}
+        found.control = {"nothing": outcomes(16), "like": outcomes(12)}
+        found.kept_by_others = {"h2o(ratio=0.1)": (0.75, 0.25)}
+    return found
+
+
+AUTOPSIES = [autopsy(problem, 1 + problem % 3) for problem in range(30)] + [autopsy(30 + i, 0) for i in range(30)]
+
+
+def test_differences_are_those_of_the_arms_with_intervals_over_problems() -> None:
+    test = summarise(AUTOPSIES, 240)["held_out"]
+    assert test["answers"] == 30
+    assert test["right"]["cause"]["value"] == 75
+    assert test["cause_over_random"]["value"] == 50
+    assert test["cause_over_random"]["low"] > 25
+    assert test["cause_over_random"]["p"] < 0.001
+    assert test["random_over_nothing"]["value"] == 12.5
+    # Half of the lost answers have no cause, and a quarter of all answers is lost.
+    assert test["of_all_lost"]["value"] == 25
+    assert test["room"]["value"] == 6.25
+    assert test["room"]["low"] == pytest.approx(test["of_all_lost"]["low"] / 4, abs=1e-3)
+
+
+def test_causes_that_save_no_more_than_random_sets_show_nothing() -> None:
+    test = summarise([autopsy(problem, 1, cause=4) for problem in range(30)])["held_out"]
+    assert test["cause_over_random"]["value"] == 0
+    assert test["cause_over_random"]["low"] < 0 < test["cause_over_random"]["high"]
+    assert test["room"] is None
+
+
+def test_large_causes_are_no_part_of_the_main_figures() -> None:
+    assert summarise([autopsy(0, 9), autopsy(1, 8)])["held_out"]["answers"] == 1
+    assert summarise([autopsy(0, 9)])["held_out"] is None
+    assert [(group.name, group.answers) for group in by_size(AUTOPSIES)] == [("1", 10), ("2", 10), ("3–4", 10)]
+
+
+def test_right_answers_and_other_settings_are_compared_in_pairs() -> None:
+    summary = summarise(AUTOPSIES)
+    assert summary["in_right_answers"]["like_over_nothing"]["value"] == -25
+    (shares,) = summary["kept_by_others"].values()
+    assert shares["saving"]["value"] == 75
+    assert shares["difference"]["value"] == 50
+
+
+def test_the_figure_shows_every_arm_in_its_colour(tmp_path: Path) -> None:
+    picture, data = save_autopsies(AUTOPSIES, tmp_path / "causes.png", "tiny-llama")
+    colours = set(map(tuple, (255 * imread(picture)[..., :3]).round().astype(int).reshape(-1, 3).tolist()))
+    assert {(0, 114, 178), (230, 159, 0), (0, 158, 115), (127, 127, 127)} <= colours
+    assert "1,10,12.5" in data.read_text()
+    with pytest.raises(KvatlasError, match="nothing to draw"):
+        autopsy_figure([autopsy(0, 0)])
