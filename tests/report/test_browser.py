@@ -22,6 +22,7 @@ from kvatlas.report.app.run import open_runs
 from kvatlas.report.app.server import Server
 from kvatlas.report.result import open_result
 from kvatlas.results import Store
+from kvatlas.stats.autopsies import Autopsy, SavingToken, writing
 from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import decode_run, store_run
 
@@ -492,6 +493,40 @@ def test_the_cache_moves_as_its_evictions_say(served: Callable[..., Any], run: P
     page.click("#trace .motion button >> text=Play")
     page.wait_for_function("() => document.querySelector('#trace output').textContent.startsWith('3')")
     page.click("#trace .motion button >> text=Pause")
+
+
+def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
+    served: Callable[..., Any], run: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run, tmp_path / "examined")
+    with Store.open(folder) as store:
+        # The first trace of the first setting with compressions, whose every third token left after 60 new ones.
+        setting = store.manifest().expected[1].setting
+        keys = [(key, trace) for key, trace in store.traces() if trace.setting == setting]
+    saving = tuple(SavingToken(position, "", 79 - position, 9.0, 5, 17) for position in (21, 30))
+    arms = {"nothing": (True,) * 3 + (False,) * 13, "random": (True,) * 4 + (False,) * 12}
+    arms |= {"cause": (True,) * 11 + (False,) * 5, "no_compression": (True,) * 16}
+    with writing(folder) as file:
+        for run_key, trace in keys:
+            key = (run_key, trace.setting.id, trace.benchmark, trace.problem, str(trace.sample))
+            file.add(Autopsy(key, "forgotten value", 70, reproduced=True, tokens=saving, held_out=arms))
+    page = served([folder], "#/examined/trace/1/0/0?beside=none")
+    page.wait_for_selector("#trace .autopsy")
+    said = page.locator(".autopsy").inner_text()
+    assert "after 60 new tokens, these evicted tokens restore the right answer" in said
+    assert "right 11 times with them, 4 times with as many random tokens, 3 times with neither" in said
+    nodes = page.locator("#trace pre .token")
+    names = nodes.evaluate_all("(nodes) => nodes.map((node) => [...node.classList])")
+    assert [index for index, classes in enumerate(names) if "saving" in classes] == [1, 10]
+    page.click(".autopsy button >> nth=1")
+    assert page.locator("#trace .token.at.saving").count() == 1
+    assert "token 11 " in page.locator("#trace .info").inner_text()
+    page.goto(f"{page.home}#/examined")
+    page.wait_for_selector("#autopsies p")
+    sentence = page.locator("#autopsies").inner_text()
+    assert "Of 8 answers of tiny-llama on CHAIN6" in sentence
+    assert "69 % of the answers right under random numbers that the search did not use" in sentence
+    assert "as many random tokens 25 %, nothing 19 %" in sentence
 
 
 def test_pages_fit_and_axe_finds_nothing_serious(served: Callable[..., Any], run: Path) -> None:

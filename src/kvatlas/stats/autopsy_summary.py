@@ -53,7 +53,6 @@ def summarise(autopsies: Sequence[Autopsy], answers: int = 0) -> dict[str, Any]:
     tried = [item for item in autopsies if item.reproduced]
     sizes = [len(item.tokens) for item in tried]
     found = [item for item in tried if item.tokens]
-    tokens = list(chain.from_iterable(item.tokens for item in found))
     controlled = list(chain.from_iterable([item] * len(item.random) for item in found))
     controls = list(chain.from_iterable(item.random for item in found))
     return {
@@ -68,9 +67,17 @@ def summarise(autopsies: Sequence[Autopsy], answers: int = 0) -> dict[str, Any]:
         "held_out": _held_out(tried, answers),
         "in_right_answers": _harm(found),
         "kept_by_others": _kept_by_others(found),
-        "tokens": _median([len(item.tokens) for item in found]),
         "replays": _median([item.replays for item in tried]),
         "control_replays": _median([item.control_replays for item in tried]),
+        **_about_tokens(found),
+    }
+
+
+def _about_tokens(found: Sequence[Autopsy]) -> dict[str, Any]:
+    """Return the number, the distances, the ranks and the kinds of the saving tokens."""
+    tokens = list(chain.from_iterable(item.tokens for item in found))
+    return {
+        "tokens": _median([len(item.tokens) for item in found]),
         "distance": _median([token.distance for token in tokens]),
         # 0 is the first token that the policy evicted, 100 the last one.
         "rank_among_evicted": _median([100 * (token.rank - token.slots) / token.evicted for token in tokens]),
@@ -150,12 +157,14 @@ def _harm(found: Sequence[Autopsy]) -> dict[str, Any] | None:
     tested = [item for item in found if item.control]
     if not tested:
         return None
+    right = {}
+    for arm in ("nothing", "like"):
+        right[arm] = [_mean(item.control[arm]) for item in tested]
+    changes = [like - nothing for like, nothing in zip(right["like"], right["nothing"], strict=True)]
     return {
         "answers": len(tested),
-        "right": {arm: _share(tested, [_mean(item.control[arm]) for item in tested]) for arm in ("nothing", "like")},
-        "like_over_nothing": _difference(
-            tested, [_mean(item.control["like"]) - _mean(item.control["nothing"]) for item in tested]
-        ),
+        "right": {arm: _share(tested, shares) for arm, shares in right.items()},
+        "like_over_nothing": _difference(tested, changes),
     }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import KvatlasError, Map, NoteKind, Setting, Trace, grouped
+from kvatlas.report.app.autopsies import autopsy_document, autopsy_sentences
 from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, marks, run_document
 from kvatlas.report.app.traces import question_documents, trace_document
 from kvatlas.report.departures import departures
@@ -23,6 +24,7 @@ from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import Result
 from kvatlas.report.text import say
 from kvatlas.results import Key, Manifest, Store
+from kvatlas.stats.autopsies import read_autopsies
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
@@ -131,6 +133,8 @@ class AppRun:
         """Make the run's document anew; `tested` with the tests of a complete run."""
         self.marks = [marks(cell, self.problems[cell.benchmark]) for cell in self.data.cells]
         self.done = sum(cell.stored for cell in self.data.cells)
+        #: Those that were there when the run was opened or changed.
+        self.autopsies = read_autopsies(self.folder)
         result = self._given or Result((RunAnalysis(self.data),))
         warnings: list[str] = []
         maps: list[Map] = []
@@ -152,6 +156,7 @@ class AppRun:
             **document,
             **self.summary(),
             "warnings": warnings,
+            "autopsies": autopsy_sentences(self.autopsies.values(), self.manifest),
             "outcomes": [vars(table) for table in self.tables],
         }
 
@@ -215,9 +220,14 @@ class AppRun:
 
     def trace(self, number: int, problem: int, sample: int, *, whole: bool = True) -> Json:
         """Return a trace. Raises LookupError where it is not there."""
+        key = self.key((number, problem, sample))
         with self.data.store() as store:
-            trace = store.trace(self.key((number, problem, sample)))
-        return {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
+            trace = store.trace(key)
+        document = {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
+        autopsy = self.autopsies.get(tuple(map(str, key)))
+        if autopsy is not None:
+            document["autopsy"] = autopsy_document(autopsy, trace.usage.prompt_tokens or 0)
+        return document
 
     def departure(self, number: int, problem: int, sample: int) -> Json:
         """Return what the departing step of a trace missed, measured now; null where that is unknown."""

@@ -110,6 +110,7 @@ async function showRun(parts, query, fresh) {
   byId("metric").textContent = whatRan();
   byId("warnings").replaceChildren(...data.warnings.map((text) => el("p", { class: "warn" }, text)));
   byId("verdicts").replaceChildren(...data.cards.filter((card) => !view.model || card.model === shortOf(view.model)).map(verdictCard));
+  byId("autopsies").replaceChildren(...data.autopsies.map((text) => el("p", {}, text)));
   byId("findings").replaceChildren(...data.findings.map((text) => el("p", {}, text)));
   drawNext();
   drawSettings();

@@ -96,7 +96,7 @@ function legendOf(trace) {
   if (trace.left === undefined) return el("p", { class: "soft" }, "The evictions of these tokens were not recorded.");
   if (!trace.steps.length) return legend(["in", trace.compressions ? "still in the cache" : "no compression fired: everything stayed"]);
   return legend(["kept", "kept to the end"], ["e0", "evicted early"], ["e4", "evicted late"], ["in", "still in the window"],
-    ...(trace.holders ? [["k1", "kept by few layers or heads"]] : []));
+    ...(trace.holders ? [["k1", "kept by few layers or heads"]] : []), ...(trace.autopsy ? [["saving", "would have saved the answer"]] : []));
 }
 
 /* -- the cache in motion ------------------------------------------------------------------------------------------- */

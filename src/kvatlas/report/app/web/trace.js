@@ -95,6 +95,7 @@ function drawTrace(trace, others, other) {
     text = tokenText(trace, info, (index) => lead(traceAddress(trace, here().query, index + 1), true));
     const columns = [{ trace, text }, ...(other ? [{ trace: other, text: tokenText(other, info) }] : [])];
     const names = others.map(({ short, mark }) => [short, `${short} (${marks[mark]})`]);
+    if (trace.autopsy) parts.push(autopsyOf(trace, text));
     if (trace.departs) parts.push(departure(trace, text, other, others));
     parts.push(el("div", { class: "controls" },
       choice("Beside it", [["none", "nothing"], ...names], other ? data.cells[other.cell].short : "none", (value) => lead(traceAddress(trace, { beside: value })))),
@@ -139,6 +140,19 @@ function scrollTogether(boxes) {
       if (other !== box) box.addEventListener("scroll", () => { if (other.scrollTop !== box.scrollTop) other.scrollTop = box.scrollTop; });
     }
   }
+}
+
+/* The evicted tokens that restore the right answer when they are put back, marked in the text. */
+function autopsyOf({ autopsy, ...trace }, text) {
+  const all = pieces(trace), there = autopsy.tokens.filter((index) => index < all.length), { right, streams } = autopsy;
+  for (const index of there) text.nodes[index].classList.add("saving");
+  const chips = there.map((index) => el("button", { onclick: () => text.select(index, true) }, JSON.stringify(all[index])));
+  if (autopsy.of_prompt) chips.push(el("span", { class: "soft" }, plural(autopsy.of_prompt, "token") + " of the prompt"));
+  const one = autopsy.tokens.length + autopsy.of_prompt === 1, tokens = one ? "this evicted token" : "these evicted tokens";
+  const tested = streams ? ` Under ${streams} other random streams the answer is right ${right.cause} times with ${one ? "it" : "them"}, ${right.random} times with as many random tokens, ${right.nothing} times with neither.` : "";
+  return el("div", { class: "autopsy" },
+    el("p", {}, `Put back in place of kept tokens after ${whole(autopsy.after)} new tokens, ${tokens} restore${one ? "s" : ""} the right answer.${tested}`),
+    el("div", { class: "controls" }, ...chips));
 }
 
 /* The evicted tokens to which the full cache attends where this trace departs from its own. */
