@@ -362,16 +362,16 @@ class Search:
         if not is_reproduced or not evictions:
             return
         new_tokens = eviction.length - len(self.case.prompt)
-        there = min(evictions, key=lambda item: abs(item.length - len(control.prompt) - new_tokens))
+        nearest = min(evictions, key=lambda item: abs(item.length - len(control.prompt) - new_tokens))
         kinds = {position: token_kind(self.case.text(position)) for position in cause}
         like = similar_tokens(
-            cause, eviction.length, there, rng, lambda own, token: token_kind(control.text(token)) == kinds[own]
+            cause, eviction.length, nearest, rng, lambda own, token: token_kind(control.text(token)) == kinds[own]
         )
         if len(like) < len(cause):
             return
         self.autopsy.control = yield from _arms(
             control,
-            there.length,
+            nearest.length,
             nothing=[PutBack() for _ in range(HELD_OUT_STREAMS)],
             like=[PutBack(like) for _ in range(HELD_OUT_STREAMS)],
         )
@@ -384,5 +384,9 @@ def _arms(
     forks = []
     for put_backs in arms.values():
         forks += [Fork(case, put_back, length, stream) for stream, put_back in enumerate(put_backs)]
-    results = iter((yield forks))
-    return {name: tuple(next(results) for _ in put_backs) for name, put_backs in arms.items()}
+    results = yield forks
+    by_arm: dict[str, tuple[bool, ...]] = {}
+    for name, put_backs in arms.items():
+        by_arm[name] = tuple(results[: len(put_backs)])
+        results = results[len(put_backs) :]
+    return by_arm
