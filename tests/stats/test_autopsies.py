@@ -42,6 +42,8 @@ def test_differences_are_those_of_the_arms_with_intervals_over_problems() -> Non
     assert test["cause_over_random"]["low"] > 25
     assert test["cause_over_random"]["p"] < 0.001
     assert test["random_over_nothing"]["value"] == 12.5
+    # Eight streams are better and none is worse in each: p = 1/256, times 30 answers.
+    assert test["proven_alone"] == 0
     # Half of the lost answers have no cause, and a quarter of all answers is lost.
     assert test["of_all_lost"]["value"] == 25
     assert test["room"]["value"] == 6.25
@@ -53,6 +55,12 @@ def test_causes_that_save_no_more_than_random_sets_show_nothing() -> None:
     assert test["cause_over_random"]["value"] == 0
     assert test["cause_over_random"]["low"] < 0 < test["cause_over_random"]["high"]
     assert test["room"] is None
+
+
+def test_answers_with_a_clear_cause_are_proven_one_by_one() -> None:
+    clear = [autopsy(problem, 1, cause=16, random=1) for problem in range(5)]
+    others = [autopsy(problem, 1, cause=5, random=4) for problem in range(5, 30)]
+    assert summarise(clear + others)["held_out"]["proven_alone"] == 5
 
 
 def test_large_causes_are_no_part_of_the_main_figures() -> None:

@@ -463,6 +463,7 @@ def _print_held_out(test: Mapping[str, Any]) -> None:
         ("no compression until the death", _with_limits(right["no_compression"])),
         ("causes over random sets, points", _with_limits(test["cause_over_random"], "")),
         ("causes over nothing, points", _with_limits(test["cause_over_nothing"], "")),
+        ("answers for which the cause is proven alone", f"{test['proven_alone']} of {test['answers']}"),
         ("causes over random sets, of all lost answers", _with_limits(test["of_all_lost"], "")),
         ("the same in points of all answers", _with_limits(test["room"], "")),
     ]

@@ -12,7 +12,7 @@ from kvatlas.results.store import lock
 from kvatlas.stats.deaths import Lost
 
 #: Rises with every change of the search: autopsies of another version are made again.
-VERSION = 2
+VERSION = 3
 #: The file of a run's autopsies.
 FILE = "autopsy.jsonl"
 

@@ -10,12 +10,14 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from kvatlas.core import Estimate, percent
 from kvatlas.stats.autopsies import Autopsy, token_kind
 from kvatlas.stats.estimates import pass_at_1
-from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.numerics.bounded import mean_difference
+from kvatlas.stats.numerics.multiple import holm
 
 #: The sizes of causes whose shares a summary gives.
 SIZES = (1, 2, 4, 8)
@@ -116,8 +118,9 @@ def _size_group(low: int, high: int, members: Sequence[Autopsy]) -> SizeGroup:
 def _held_out(tried: Sequence[Autopsy], answers: int) -> dict[str, Any] | None:
     """Return the test under random numbers that no search used; None without a tested cause.
 
-    `of_all_lost` counts answers without a tested cause as not restored. `room` is that in points of Pass@1: the
-    share of lost answers times what the causes restore of them.
+    `proven_alone` is the number of answers for each of which alone the cause is right more often than random sets:
+    exact sign tests over the streams, with Holm's adjustment. `of_all_lost` counts answers without a tested cause as
+    not restored. `room` is that in points of Pass@1: the share of lost answers times what the causes restore of them.
     """
     tested = tested_causes(tried)
     if not tested:
@@ -141,10 +144,20 @@ def _held_out(tried: Sequence[Autopsy], answers: int) -> dict[str, Any] | None:
         "cause_over_nothing": rise("cause", "nothing"),
         "random_over_nothing": rise("random", "nothing"),
         "no_compression_over_nothing": rise("no_compression", "nothing"),
+        "proven_alone": sum(p <= LEVEL for p in holm([_sign_test(item) for item in tested])),
         "of_all_lost": of_all,
         "room": _room(of_all, len(tried) / answers) if answers else None,
         "by_size": {group.name: {"answers": group.answers, **_arms_of(group)} for group in by_size(tried)},
     }
+
+
+def _sign_test(autopsy: Autopsy) -> float:
+    """Return the one-sided p-value that the cause is right no more often than random sets under the same streams."""
+    pairs = list(zip(autopsy.held_out["cause"], autopsy.held_out["random"], strict=True))
+    better = sum(cause and not other for cause, other in pairs)
+    worse = sum(other and not cause for cause, other in pairs)
+    # The chance of so many successes or more in fair tosses.
+    return float(special.bdtrc(better - 1, better + worse, 0.5)) if better else 1.0
 
 
 def _arms_of(group: SizeGroup) -> dict[str, Values]:

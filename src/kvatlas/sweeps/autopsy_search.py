@@ -200,7 +200,8 @@ def similar_tokens(
 ) -> Tokens:
     """Return other evicted tokens for tokens evicted at `length`, each at half to twice the distance of its own.
 
-    `is_like` tells whether a token may stand for another one. There are fewer tokens if the eviction has too few.
+    `is_like` tells whether a token may stand for another one. There are fewer tokens if the eviction has too few. The
+    logarithms of distances are drawn alike, so that tokens are neither nearer nor farther than their own on average.
     """
     chosen: list[int] = []
     for position in positions:
@@ -208,7 +209,8 @@ def similar_tokens(
         free = [token for token in eviction.tokens if token not in chosen and is_like(position, token)]
         near = [token for token in free if distance / 2 <= eviction.length - token <= 2 * distance]
         if free:
-            chosen.append(rng.choice(near or free))
+            weights = [1 / (eviction.length - token) for token in near or free]
+            chosen += rng.choices(near or free, weights)
     return tuple(chosen)
 
 
