@@ -9,7 +9,8 @@ The panel is that of panel.py. Parts, each in a folder of its own under `--out`:
 - `rivals`: the full cache and all policies at two settings.
 - `maps`: `rkv` and `snapkv`, 4 windows by 5 ratios.
 - `bytes`: tokens against bits at equal memory, `full` and three policies at 16, 8 and 4 bits.
-- `prompt`: policies that keep the whole prompt, and that may forget it, with the same number of cached tokens.
+- `prompt`: policies that keep the whole prompt, and that may forget it, with the same number of cached tokens, on the
+  problems with short prompts.
 
 Models without think tags have no thinking: `ratio_over: thinking` and `budget_over: thinking` count all new tokens. A
 greedy sample of each problem; two cores decode 40 to 60 tokens a second with the model of 0.5B parameters, and about 30
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import kvatlas
+from kvatlas import benchmarks, models
 
 BUDGET = 192
 WINDOWS = [32, 64, 96, 128]
@@ -37,6 +39,11 @@ OVER = {"ratio_over": "thinking", "budget_over": "thinking"}
 #: Prompt included; the bits of the same memory in KiB for each sequence hold 1, 1.8 and 3.2 times as many tokens.
 MEMORY_TOKENS = 288
 BITS = (16, 8, 4)
+#: Tokens that stay after a compression, the prompt included, and the new ones until the next one.
+KEPT = 192
+EVERY = 64
+#: Tokens of the longest prompt of which all, and the local window, may stay.
+LONGEST_PROMPT = 124
 
 
 def rivals(head: str) -> Iterator[dict[str, Any]]:
@@ -70,25 +77,38 @@ def equal_bytes(memory: str) -> Iterator[dict[str, Any]]:
 def prompts() -> Iterator[dict[str, Any]]:
     for policy in ("random", "h2o", "snapkv", "rkv"):
         for keeps in (True, False):
-            common = {"kv_budget": MEMORY_TOKENS, "local_window": 64, "ratio": 0.3, "ratio_over": "older"}
-            yield {"policy": policy, "keep_prompt": keeps, **common}
+            yield {"policy": policy, "keep_prompt": keeps, "kv_budget": KEPT, "every": EVERY, "local_window": 64}
+
+
+def with_short_prompts(panel: Path, model: str, out: Path) -> Path:
+    """Write the problems whose prompts leave room beside the local window to a file, and return it."""
+    benchmark = benchmarks.find(f"MATH500@{panel}")
+    handle = models.find(model)
+    lines = panel.read_text("utf-8").splitlines()
+    problems = benchmark.problems(len(lines))
+    lengths = [len(handle.encode(benchmark.prompt(problem))) for problem in problems]
+    short = [line for line, length in zip(lines, lengths, strict=True) if length <= LONGEST_PROMPT]
+    out.write_text("".join(f"{line}\n" for line in short), encoding="utf-8")
+    return out
 
 
 def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the sweep of a part."""
+    panel = options.panel
     if part == "rivals":
         settings = list(rivals(options.head))
     elif part == "maps":
         settings = list(grid(options.head))
     elif part == "bytes":
-        token_bytes = kvatlas.models.find(options.model).kv_bytes_per_token
+        token_bytes = models.find(options.model).kv_bytes_per_token
         settings = list(equal_bytes(f"{MEMORY_TOKENS * token_bytes // 1024}KiB"))
     else:
         settings = list(prompts())
+        panel = with_short_prompts(panel, options.model, options.out / "short.jsonl")
     sampling = {"temperature": 0.0, "max_new_tokens": options.max_new_tokens}
     return {
         "models": [options.model],
-        "benchmarks": [f"MATH500@{options.panel}"],
+        "benchmarks": [f"MATH500@{panel}"],
         "problems": options.problems,
         "samples": 1,
         "seed": 0,

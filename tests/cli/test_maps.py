@@ -100,7 +100,11 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
         (("--metric", "seconds", "--against", "full"), "--against draws differences of a metric"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),
         (("--fix", "local_window=8", "--mean"), "--mean draws maps, and a run with fewer than two axes is a line"),
-        (("--fix", "local_window=8", "--against", "full"), "--against full draws maps, and a run with fewer than two"),
+        (
+            ("--fix", "local_window=8", "--against", "h2o"),
+            "No setting has one of the policy 'h2o' with the same values",
+        ),
+        (("--fix", "local_window=8", "--against", "full", "--mean"), "leave out --mean and costs"),
     ],
 )
 def test_wrong_wishes_are_one_sentence(

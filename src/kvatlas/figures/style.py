@@ -426,11 +426,11 @@ def settle(figure: Figure, options: FigureOptions) -> None:
 
     for name in options.labels:
         if name not in options._names:
-            known = [option.name for option in fields(options) if option.init and option.name != "labels"]
-            guess = did_you_mean(name, [*known, *options._names])
+            option_names = [option.name for option in fields(options) if option.init and option.name != "labels"]
+            guess = did_you_mean(name, [*option_names, *options._names])
             raise KvatlasError(
                 f"The figure does not show the name {name!r}; it shows: {', '.join(options._names)}. Options are "
-                f"{', '.join(known)}.{guess}"
+                f"{', '.join(option_names)}.{guess}"
             )
     for text in figure.findobj(Text):
         text.set_text(visible(text.get_text()))

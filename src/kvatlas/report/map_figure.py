@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from kvatlas.columns import cost_names
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import curves as line_charts
+from kvatlas.figures.against import against_figure
+from kvatlas.figures.against import data_csv as against_csv
 from kvatlas.figures.findings import finding
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.loss_memory import data_csv as losses_csv
@@ -21,7 +23,8 @@ from kvatlas.report.headline import headline
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
-from kvatlas.stats.maps import POLICY, curves_of_run, mean_maps
+from kvatlas.stats.against import against_policy
+from kvatlas.stats.maps import POLICY, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
@@ -67,6 +70,8 @@ def plot_sources(
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
     if any(not analysis.run.has_maps for analysis in result.opened_runs):
+        if show.against:
+            return _draw_against(result, out, cost, show)
         _check_line(result, show)
         return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
     _check_mean(result, show)
@@ -206,9 +211,21 @@ def _check_line(result: Result, show: MapOptions) -> None:
     """Raise KvatlasError for what a line chart cannot show."""
     if len(result.sources) > 1:
         raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
-    if show.mean or show.against:
-        option = "--mean" if show.mean else f"--against {show.against}"
-        raise KvatlasError(f"{option} draws maps, and a run with fewer than two axes is a line chart; leave it out.")
+    if show.mean:
+        raise KvatlasError("--mean draws maps, and a run with fewer than two axes is a line chart; leave it out.")
+
+
+def _draw_against(result: Result, out: Path, cost: str | None, show: MapOptions) -> list[Path]:
+    """Draw the settings of runs without maps against those of one policy."""
+    assert show.against is not None
+    if show.mean or cost:
+        raise KvatlasError(
+            f"--against {show.against} draws differences of a metric as they are; leave out --mean and costs."
+        )
+    runs = [analysis.run for analysis in result.opened_runs]
+    tables = list(chain.from_iterable(against_policy(run, show.against) for run in runs))
+    notes = list(chain.from_iterable(run_notes(run, run.cells) for run in runs))
+    return save(against_figure(tables, notes=notes, options=show.figure), out, data=against_csv(tables))
 
 
 def _draw_lines(

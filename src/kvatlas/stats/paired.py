@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, complete_groups, strata_of_sizes
+from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, Z, complete_groups, strata_of_sizes
 from kvatlas.stats.numerics.bounded import mean_difference, mean_differences
 from kvatlas.stats.numerics.planning import needed_problems
 from kvatlas.stats.table import CellTraces, ProblemKey, check_pairs
@@ -133,13 +133,13 @@ class PairedValues:
     problems: tuple[ProblemKey, ...]
     strata: Ints
 
-    def contrasts(self) -> list[Contrast | None]:
-        """Return the mean over benchmarks of each pair, with its own interval; None without a problem of each."""
+    def contrasts(self, z: float = Z) -> list[Contrast | None]:
+        """Return the mean over benchmarks of each pair, with limits at `z`; None without a problem of each."""
         found: list[Contrast | None] = [None for _ in self.values]
         if not self.problems:
             return found
         for rows, values, strata in complete_groups(self.values, self.strata):
-            for row, contrast in zip(rows, mean_differences(values, strata), strict=True):
+            for row, contrast in zip(rows, mean_differences(values, strata, z), strict=True):
                 found[row] = contrast
         return found
 

@@ -91,9 +91,12 @@ def mean_difference(differences: Floats, strata: Ints | None = None) -> Contrast
     return mean_differences(differences[None], strata)[0]
 
 
-def mean_differences(differences: Floats, strata: Ints) -> list[Contrast]:
-    """Return the same for each row of `differences` [rows, problems]; each interval holds for its own row alone."""
-    bottom, top = interval(differences, -1.0, 1.0, Z, strata)
+def mean_differences(differences: Floats, strata: Ints, z: float = Z) -> list[Contrast]:
+    """Return the same for each row of `differences` [rows, problems], with limits at the normal quantile `z`.
+
+    By default each interval holds for its own row alone.
+    """
+    bottom, top = interval(differences, -1.0, 1.0, z, strata)
     p = p_value(score(differences, 0.0, -1.0, 1.0, strata))
     means = differences @ weights(strata)
     rows = zip(means.tolist(), bottom.tolist(), top.tolist(), p.tolist(), strict=True)

@@ -1,0 +1,144 @@
+"""The settings of a run against one policy: each minus the policy's setting with the same values, in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvatlas.core import KvatlasError, Setting, differing, grouped
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, normal_quantile
+from kvatlas.stats.paired import CellPair, paired_values
+from kvatlas.stats.run_data import RunData, short_names, shown_policies
+from kvatlas.stats.table import CellTraces
+
+
+@dataclass(frozen=True)
+class AgainstPolicy:
+    """A setting minus that of the policy with the same values, in [-1, 1].
+
+    `name` is the policy, with the values that the other setting lacks; `group` has the values that both share and in
+    which the settings of the run differ. The limits of all settings of a model hold at the same time in 95 % of runs
+    (Bonferroni), so `is_proven` needs no further adjustment.
+    """
+
+    setting: Setting
+    partner: Setting
+    name: str
+    group: tuple[tuple[str, object], ...]
+    contrast: Contrast
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the limits exclude 0."""
+        return self.contrast.low > 0 or self.contrast.high < 0
+
+
+@dataclass(frozen=True)
+class AgainstTable:
+    """The settings of a model against a policy, in the order of the run; `problems` are those that all share."""
+
+    model: str
+    benchmarks: tuple[str, ...]
+    policy: str
+    metric: str
+    problems: int
+    rows: tuple[AgainstPolicy, ...]
+
+    @property
+    def detectable(self) -> float:
+        """The difference in [0, 1] that half of the settings would have shown: their median distance to the near limit.
+
+        A difference is shown where its near limit excludes 0.
+        """
+        distances = [_reach(row.contrast) for row in self.rows]
+        return sorted(distances)[len(distances) // 2]
+
+
+def _reach(contrast: Contrast) -> float:
+    return contrast.value - contrast.low if contrast.value > 0 else contrast.high - contrast.value
+
+
+def against_policy(run: RunData, policy: str) -> list[AgainstTable]:
+    """Return, for each model, every setting minus the setting of `policy` that has the same values.
+
+    The partner's parameters are among those of the setting, with equal values; of several the one with the most. A
+    setting without one is left out, as one that lacks a benchmark is. Raises KvatlasError if no setting has a partner.
+    """
+    measured = [cell for cell in run.cells if run.fits(cell) and cell.measured and not cell.adaptive]
+    by_model = grouped(measured, lambda cell: cell.model)
+    tables = [_table(run.metric, model, policy, cells) for model, cells in by_model.items()]
+    found = [table for table in tables if table is not None]
+    if not found:
+        policies = ", ".join(shown_policies(cell.setting.policy for cell in measured).values())
+        raise KvatlasError(
+            f"No setting has one of the policy {policy!r} with the same values to be compared with; there are: "
+            f"{policies}."
+        )
+    return found
+
+
+def _table(metric: str, model: str, policy: str, cells: Sequence[CellTraces]) -> AgainstTable | None:
+    by_setting = grouped(cells, lambda cell: cell.setting)
+    benchmarks = tuple(dict.fromkeys(cell.benchmark for cell in cells))
+    whole = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(benchmarks)}
+    partners = {setting: partner_of(setting, policy, list(whole)) for setting in whole}
+    paired = {setting: partner for setting, partner in partners.items() if partner is not None}
+    if not paired:
+        return None
+    sides = [_pairs(benchmark, paired, whole) for benchmark in benchmarks]
+    values = paired_values(sides)
+    z = normal_quantile(LEVEL / 2 / len(paired))
+    contrasts = values.contrasts(z)
+    names = row_names(paired)
+    groups = shared_values(paired)
+    rows = [
+        AgainstPolicy(setting, partner, names[setting], groups[setting], contrast)
+        for (setting, partner), contrast in zip(paired.items(), contrasts, strict=True)
+        if contrast is not None
+    ]
+    return AgainstTable(model, benchmarks, policy, metric, len(values.problems), tuple(rows))
+
+
+def _pairs(
+    benchmark: str, paired: Mapping[Setting, Setting], cells: Mapping[Setting, Sequence[CellTraces]]
+) -> list[CellPair]:
+    """Return the cells of a benchmark with those of their partners."""
+    of_benchmark = {
+        setting: next(cell for cell in of_setting if cell.benchmark == benchmark)
+        for setting, of_setting in cells.items()
+    }
+    return [(of_benchmark[setting], of_benchmark[partner]) for setting, partner in paired.items()]
+
+
+def partner_of(setting: Setting, policy: str, settings: Sequence[Setting]) -> Setting | None:
+    """Return the setting of a policy whose values are all those of the `setting`, the closest one; None without one."""
+    values = setting.values
+    candidates = []
+    for other in settings:
+        has_values = all(name in values and values[name] == value for name, value in other.parameters)
+        if other != setting and other.is_of(policy) and has_values:
+            candidates.append(other)
+    return max(candidates, key=lambda other: len(other.parameters), default=None)
+
+
+def row_names(paired: Mapping[Setting, Setting]) -> dict[Setting, str]:
+    """Return the settings by their policy, with those of its parameters in which its settings differ and no partner."""
+    shared = {name for partner in paired.values() for name, _ in partner.parameters}
+    alone = {setting: _without(setting, shared) for setting in paired}
+    # Beside its partner a setting of the same policy is named by its values.
+    names = short_names([*alone.values(), *(_without(partner, shared) for partner in paired.values())])
+    return {setting: names[of_policy.id] for setting, of_policy in alone.items()}
+
+
+def _without(setting: Setting, names: set[str]) -> Setting:
+    kept = {name: value for name, value in setting.parameters if name not in names}
+    return Setting.from_parameters(setting.policy, **kept)
+
+
+def shared_values(paired: Mapping[Setting, Setting]) -> dict[Setting, tuple[tuple[str, object], ...]]:
+    """Return the values of each setting that its partner has and in which partners differ."""
+    varied = differing(partner.values for partner in paired.values())
+    groups = {}
+    for setting, partner in paired.items():
+        groups[setting] = tuple((name, value) for name, value in partner.parameters if name in varied)
+    return groups
