@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from kvatlas.core import KvatlasError, Setting, differing, grouped
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, normal_quantile
@@ -103,10 +104,8 @@ def _pairs(
     benchmark: str, paired: Mapping[Setting, Setting], cells: Mapping[Setting, Sequence[CellTraces]]
 ) -> list[CellPair]:
     """Return the cells of a benchmark with those of their partners."""
-    of_benchmark = {
-        setting: next(cell for cell in of_setting if cell.benchmark == benchmark)
-        for setting, of_setting in cells.items()
-    }
+    every_cell = chain.from_iterable(cells.values())
+    of_benchmark = {cell.setting: cell for cell in every_cell if cell.benchmark == benchmark}
     return [(of_benchmark[setting], of_benchmark[partner]) for setting, partner in paired.items()]
 
 
@@ -115,8 +114,7 @@ def partner_of(setting: Setting, policy: str, settings: Sequence[Setting]) -> Se
     values = setting.values
     candidates = []
     for other in settings:
-        has_values = all(name in values and values[name] == value for name, value in other.parameters)
-        if other != setting and other.is_of(policy) and has_values:
+        if other != setting and other.is_of(policy) and other.values.items() <= values.items():
             candidates.append(other)
     return max(candidates, key=lambda other: len(other.parameters), default=None)
 
