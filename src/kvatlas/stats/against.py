@@ -111,17 +111,14 @@ def _pairs(
 
 def partner_of(setting: Setting, policy: str, settings: Sequence[Setting]) -> Setting | None:
     """Return the setting of a policy whose values are all those of the `setting`, the closest one; None without one."""
-    values = setting.values
-    candidates = []
-    for other in settings:
-        if other != setting and other.is_of(policy) and other.values.items() <= values.items():
-            candidates.append(other)
+    of_policy = [other for other in settings if other != setting and other.is_of(policy)]
+    candidates = [other for other in of_policy if other.values.items() <= setting.values.items()]
     return max(candidates, key=lambda other: len(other.parameters), default=None)
 
 
 def row_names(paired: Mapping[Setting, Setting]) -> dict[Setting, str]:
     """Return the settings by their policy, with those of its parameters in which its settings differ and no partner."""
-    shared = {name for partner in paired.values() for name, _ in partner.parameters}
+    shared = set(chain.from_iterable(partner.values for partner in paired.values()))
     alone = {setting: _without(setting, shared) for setting in paired}
     # Beside its partner a setting of the same policy is named by its values.
     names = short_names([*alone.values(), *(_without(partner, shared) for partner in paired.values())])
