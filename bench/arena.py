@@ -1,0 +1,160 @@
+"""What the arena shows: each policy against random, and how much of the differences the prompt explains.
+
+    kvatlas sweep arena --out runs/arena
+    python bench/arena.py --runs runs/arena --out bench/results/arena.json
+
+Several runs may be given. For each model `rows` has the differences to `random` with the same values, in points, with
+95 % limits that hold for all settings of the model at once (kvatlas.stats.against). For each budget, `prompt` has, over
+all policies that are there with the prompt kept and without: `kept_minus_not`, the mean gain by keeping the prompt, and
+`spread_kept` and `spread_not`, the standard deviation of Pass@1 between policies, from which the sampling error is
+taken out, so that policies which are alike have a spread near 0; `explained` is the share of the variance between
+policies that is gone when all of them keep the prompt. Intervals are 95 % and come from problems drawn again within
+each benchmark (bootstrap, 2,000 times).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common import arguments, keep
+from kvatlas.core import Setting, grouped
+from kvatlas.stats.against import AgainstTable, against_policy
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces
+
+Floats = NDArray[np.float64]
+#: The policy that the others are compared with.
+AGAINST = "random"
+DRAWS = 2000
+
+
+def outcomes(cells: Sequence[CellTraces], settings: Sequence[Setting], benchmarks: Sequence[str]) -> list[Floats]:
+    """Return Pass@1 [settings, problems] of each benchmark on the problems that all settings have."""
+    by_name = {(cell.setting, cell.benchmark): cell for cell in cells}
+    tables = []
+    for benchmark in benchmarks:
+        of_settings = [by_name[setting, benchmark] for setting in settings]
+        problems = list(of_settings[0].place)
+        values = np.array([cell.in_order(cell.values(), problems) for cell in of_settings])
+        is_known = ~np.isnan(values).any((0, 2))
+        tables.append(values[:, is_known].mean(2))
+    return tables
+
+
+def spread(tables: Sequence[Floats], samplings: int) -> float:
+    """Return the variance between settings of their means over benchmarks, less what sampling of problems adds.
+
+    Problems that are drawn again from a sample were sampled twice. It may be negative where settings are alike.
+    """
+    centred = [table - table.mean(0) for table in tables]
+    count = len(tables)
+    means = sum(table.mean(1) for table in centred) / count
+    errors = sum(table.var(1, ddof=1) / table.shape[1] for table in centred) / count**2
+    settings = len(means)
+    return float((np.sum(means**2) - samplings * np.sum(errors)) / (settings - 1))
+
+
+def drawn_again(tables: Sequence[Floats], rng: np.random.Generator) -> list[Floats]:
+    return [table[:, rng.integers(0, table.shape[1], table.shape[1])] for table in tables]
+
+
+def with_interval(
+    tables: Sequence[Floats], statistic: Callable[[Sequence[Floats], int], dict[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Return each number with its limits over problems that are drawn again."""
+    rng = np.random.default_rng(0)
+    values = statistic(tables, 1)
+    drawn = [statistic(drawn_again(tables, rng), 2) for _ in range(DRAWS)]
+    found = {}
+    for name, value in values.items():
+        low, high = np.nanquantile([draw[name] for draw in drawn], (0.025, 0.975))
+        found[name] = {"value": round(value, 4), "low": round(float(low), 4), "high": round(float(high), 4)}
+    return found
+
+
+def prompt_factor(tables: Sequence[Floats], samplings: int) -> dict[str, float]:
+    """Return the numbers of `prompt`; of each table the first half of the rows keep the prompt, in the same order."""
+    half = len(tables[0]) // 2
+    kept = [table[:half] for table in tables]
+    free = [table[half:] for table in tables]
+    gain = sum(float((one - other).mean()) for one, other in zip(kept, free, strict=True)) / len(tables)
+    variance_kept = spread(kept, samplings)
+    variance_free = spread(free, samplings)
+    return {
+        "kept_minus_not": 100 * gain,
+        "spread_kept": 100 * math.sqrt(max(0.0, variance_kept)),
+        "spread_not": 100 * math.sqrt(max(0.0, variance_free)),
+        "explained": 100 * (1 - max(0.0, variance_kept) / variance_free) if variance_free > 0 else math.nan,
+    }
+
+
+def prompt_of(run: RunData, model: str) -> list[dict[str, Any]]:
+    """Return the factor prompt of a model, for each budget."""
+    cells = [cell for cell in run.cells if cell.model == model and cell.measured]
+    benchmarks = list(dict.fromkeys(cell.benchmark for cell in cells))
+    with_budget = [cell for cell in cells if "keep_prompt" in cell.setting.values]
+    found = []
+    for budget, of_budget in grouped(with_budget, lambda cell: cell.setting.values["kv_budget"]).items():
+        settings = list(dict.fromkeys(cell.setting for cell in of_budget))
+        kept = [setting for setting in settings if setting.values["keep_prompt"]]
+        free = [Setting.from_parameters(one.policy, **{**one.values, "keep_prompt": False}) for one in kept]
+        tables = outcomes(of_budget, [*kept, *free], benchmarks)
+        numbers = with_interval(tables, prompt_factor)
+        found.append({"kv_budget": budget, "policies": len(kept), "problems": [t.shape[1] for t in tables], **numbers})
+    return found
+
+
+def rows_of(table: AgainstTable) -> list[dict[str, Any]]:
+    rows = []
+    for row in table.rows:
+        contrast = row.contrast
+        numbers = {name: round(100 * getattr(contrast, name), 2) for name in ("value", "low", "high")}
+        rows.append({"name": row.name, **dict(row.group), **numbers, "proven": row.is_proven})
+    return rows
+
+
+def print_table(model: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print a row for each policy, a column for each group of values; proven differences are bold."""
+    names = {
+        name: [row["value"] for row in rows if row["name"] == name] for name in dict.fromkeys(r["name"] for r in rows)
+    }
+    groups = list(dict.fromkeys((row["kv_budget"], row["keep_prompt"]) for row in rows))
+    heads = [f"{budget}, {'kept' if keeps else 'not kept'}" for budget, keeps in groups]
+    print(f"\n| {model} | {' | '.join(heads)} |\n|---|{'---|' * len(heads)}")
+    for name in sorted(names, key=lambda name: -sum(names[name])):
+        cells = []
+        for group in groups:
+            found = [row for row in rows if row["name"] == name and (row["kv_budget"], row["keep_prompt"]) == group]
+            text = "".join(f"{row['value']:+.1f} ({row['low']:+.1f} to {row['high']:+.1f})" for row in found)
+            cells.append(f"**{text}**" if any(row["proven"] for row in found) else text)
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def main() -> None:
+    options = arguments(__doc__, runs={"nargs": "+", "type": str})
+    models = []
+    for folder in options.runs:
+        run = RunData.open(folder)
+        for table in against_policy(run, AGAINST):
+            rows = rows_of(table)
+            print_table(table.model, rows)
+            models.append(
+                {
+                    "model": table.model,
+                    "benchmarks": table.benchmarks,
+                    "problems": table.problems,
+                    "would_have_been_shown": round(100 * table.detectable, 1),
+                    "prompt": prompt_of(run, table.model),
+                    "rows": rows,
+                }
+            )
+    keep(options, models=models)
+
+
+if __name__ == "__main__":
+    main()
