@@ -1,5 +1,6 @@
 """The programs in bench/ that need minutes or a GPU run here in small."""
 
+import importlib
 import json
 import runpy
 import sys
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
@@ -108,6 +110,20 @@ def test_the_kept_adaptive_sweeps_break_no_margin() -> None:
     rows = [row for rows in kept("adaptive")["models"].values() for row in rows]
     assert all(row["breaks_the_margin"] == 0 for row in rows)
     assert all(row["tokens_where_decided"] <= 0.33 for row in rows if row["tokens_where_decided"] is not None)
+
+
+def test_what_the_prompt_explains_is_the_spread_that_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies 6 points apart with a prompt that may be forgotten, and alike with one that is kept and worth 20."""
+    monkeypatch.syspath_prepend(BENCH)
+    arena = importlib.import_module("arena")
+    rng = np.random.default_rng(3)
+    chances = np.concatenate([np.full(20, 0.7), 0.5 + 0.06 * rng.standard_normal(20)])
+    tables = [(rng.random((40, 400)) < chances[:, None]).astype(float) for _ in range(2)]
+    found = arena.with_interval(tables, arena.prompt_factor)
+    assert found["kept_minus_not"]["value"] == pytest.approx(20, abs=2)
+    assert found["spread_not"]["low"] < 6 < found["spread_not"]["high"]
+    assert found["spread_kept"]["value"] < 1.5
+    assert found["explained"]["low"] > 80
 
 
 def test_the_peak_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
