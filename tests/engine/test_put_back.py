@@ -1,12 +1,13 @@
 """Tokens that a request puts back: they stay within the budget, and nothing changes for requests without."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from kvatlas import models, policies
-from kvatlas.core import Setting
-from kvatlas.engine import Generation
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Checkpoint, Engine, Generation, Request
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 from kvatlas.policies.put_back import PutBack
@@ -75,3 +76,78 @@ def test_no_compression_takes_place_before_a_number_of_new_tokens(model: ModelHa
     expected = decode(model, full, None)
     assert late.tokens[: LIMIT - 10] == expected.tokens[: LIMIT - 10]
     assert late.usage.compressions == 1
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def fork_all(
+    model: ModelHandle, policy: Policy, put_backs: list[PutBack], stream: int | None = None
+) -> tuple[Engine, list[Generation[int]]]:
+    """Decode a request that leaves checkpoints, then start one for each set of tokens.
+
+    They start at the last checkpoint, or with a random `stream` of their own at the first.
+    """
+    (request,) = requests(model, [policy], 1)
+    checkpoints: dict[int, Checkpoint] = {}
+    generations: dict[int, Generation[int]] = {}
+
+    def work() -> Iterator[Request[int] | None]:
+        yield replace(request, key=-1, put_back=PutBack(), checkpoints=checkpoints)
+        while not generations:
+            yield None
+        forked = request
+        start = checkpoints[max(checkpoints)]
+        if stream is not None:
+            forked = replace(request, stream=stream)
+            start = checkpoints[min(checkpoints)]
+        for key, put_back in enumerate(put_backs):
+            yield replace(forked, key=key, put_back=put_back, start=start)
+
+    sampling = Sampling(temperature=0.9, top_k=20, top_p=0.95, max_new_tokens=LIMIT)
+    engine = Engine(model, model.load(), [policy], sampling, 3)
+    for generation in engine.run(work()):
+        generations[generation.key] = generation
+    for checkpoint in checkpoints.values():
+        checkpoint.drop()
+    return engine, [generations[key] for key in sorted(generations)]
+
+
+@pytest.mark.parametrize("name", ["window", "random", "h2o", "snapkv", "rkv", "lazyeviction"])
+def test_what_starts_at_a_checkpoint_equals_what_is_decoded_from_the_start(model: ModelHandle, name: str) -> None:
+    policy = policy_named(name)
+    plain = decode(model, policy, None)
+    last = max(plain.eviction_trace.evicted_at)
+    evicted = [place for place, step in enumerate(plain.eviction_trace.evicted_at) if step == last]
+    engine, (trunk, *forks) = fork_all(model, policy, [PutBack(), PutBack(evicted[:3]), PutBack()])
+    assert outcome([replace(trunk, key=0)]) == outcome([plain])
+    assert outcome([replace(forks[0], key=0)]) == outcome([replace(forks[2], key=0)]) == outcome([plain])
+    assert 0 < forks[0].decoded < plain.decoded == trunk.decoded
+    if plain.eviction_trace.holders == 1:
+        whole = decode(model, policy, PutBack(evicted[:3]))
+        assert outcome([replace(forks[1], key=0)]) == outcome([whole])
+    # Nothing is held at the end but the page of no sequence.
+    assert sum(engine.cache.holders) == 1
+
+
+def test_other_random_numbers_begin_at_the_checkpoint(model: ModelHandle) -> None:
+    policy = policy_named("window")
+    plain = decode(model, policy, None)
+    _, (_, fork, late) = fork_all(model, policy, [PutBack(), PutBack(until=LIMIT - 5)], stream=4)
+    first = min(step for step in plain.eviction_trace.evicted_at if step)
+    for generation in (fork, late):
+        assert generation.tokens[:first] == plain.tokens[:first]
+        assert generation.tokens[first:] != plain.tokens[first:]
+    assert fork.usage.compressions == plain.usage.compressions
+    assert late.usage.compressions == 1
+    assert late.usage.peak_kv_tokens > plain.usage.peak_kv_tokens
+
+
+def test_a_checkpoint_of_another_cache_is_refused(model: ModelHandle) -> None:
+    policy = policy_named("window")
+    (request,) = requests(model, [policy], 1)
+    checkpoints: dict[int, Checkpoint] = {}
+    run(model, [replace(request, put_back=PutBack(), checkpoints=checkpoints)], 1, max_new_tokens=LIMIT)
+    start = checkpoints[min(checkpoints)]
+    with pytest.raises(KvatlasError, match="checkpoints"):
+        run(model, [replace(request, start=start)], 1, max_new_tokens=LIMIT)
