@@ -78,9 +78,9 @@ def test_right_answers_and_other_settings_are_compared_in_pairs() -> None:
 
 
 def test_the_figure_shows_every_arm_in_its_colour(tmp_path: Path) -> None:
-    picture, data = save_autopsies(AUTOPSIES, tmp_path / "causes.png", "tiny-llama")
+    picture, data = save_autopsies({"tiny-llama": AUTOPSIES, "tiny-qwen": AUTOPSIES}, tmp_path / "causes.png")
     colours = set(map(tuple, (255 * imread(picture)[..., :3]).round().astype(int).reshape(-1, 3).tolist()))
     assert {(0, 114, 178), (230, 159, 0), (0, 158, 115), (127, 127, 127)} <= colours
-    assert "1,10,12.5" in data.read_text()
+    assert "tiny-qwen,1,10,12.5" in data.read_text()
     with pytest.raises(KvatlasError, match="nothing to draw"):
-        autopsy_figure([autopsy(0, 0)])
+        autopsy_figure({"tiny-llama": [autopsy(0, 0)]})

@@ -37,12 +37,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cell_of(run: Path) -> LostCell:
-    return find_lost(run, Setting.from_parameters("dynts", ratio=0.1))
+    (cell,) = find_lost(run, Setting.from_parameters("dynts", ratio=0.1))
+    return cell
 
 
 @pytest.fixture(scope="module")
 def autopsies(run: Path) -> list[Autopsy]:
-    return perform(cell_of(run), run, MOST, lambda *_: None)
+    (autopsies,) = perform([cell_of(run)], run, MOST, lambda *_: None)
+    return autopsies
 
 
 def decode(replayer: Replayer, trunks: Sequence[Trunk], forks: Sequence[Replay] = ()) -> list[Generation[Any]]:
@@ -85,7 +87,7 @@ class FromTheStart:
 def test_a_fork_decodes_what_a_replay_from_the_start_does(run: Path) -> None:
     cell = cell_of(run)
     trace = cell.lost[0].trace
-    replayer = Replayer(cell, trace)
+    replayer = Replayer(cell)
     case = replayer.case(trace)
     assert trace.eviction_trace is not None
     put_backs = []
@@ -113,7 +115,7 @@ def test_held_out_arms_are_forks_with_random_numbers_of_their_own(run: Path, aut
     assert {len(results) for results in autopsy.held_out.values()} == {HELD_OUT_STREAMS}
     cell = cell_of(run)
     lost = next(item for item in cell.lost if key_of(item) == autopsy.key)
-    replayer = Replayer(cell, lost.trace)
+    replayer = Replayer(cell)
     case = replayer.case(lost.trace)
     length = autopsy.tokens[0].position + autopsy.tokens[0].distance
     cause = [token.position for token in autopsy.tokens]
@@ -146,7 +148,7 @@ def test_causes_restore_the_answer_when_they_are_decoded_again(run: Path, autops
     found = [autopsy for autopsy in autopsies if autopsy.tokens]
     assert found
     cell = cell_of(run)
-    replayer = Replayer(cell, cell.lost[0].trace)
+    replayer = Replayer(cell)
     by_key = {key_of(item): item for item in cell.lost}
     for autopsy in found:
         case = replayer.case(by_key[autopsy.key].trace)
@@ -163,7 +165,7 @@ def test_a_second_start_does_what_is_missing_and_finds_the_same(run: Path, autop
     # A killed process leaves half a line.
     (run / FILE).write_text("".join(lines[:-2]) + lines[-2][:40])
     done = []
-    again = perform(cell_of(run), run, MOST, lambda autopsy, *_: done.append(autopsy.key))
+    (again,) = perform([cell_of(run)], run, MOST, lambda autopsy, *_: done.append(autopsy.key))
     assert len(done) == 2
     assert again == autopsies
     assert read_autopsies(run) == {autopsy.key: autopsy for autopsy in autopsies}
@@ -174,7 +176,7 @@ def test_the_command_prints_the_summary_and_data(
 ) -> None:
     labels = tmp_path / "labels.jsonl"
     arguments = ("autopsy", run, "--policy", "dynts ratio=0.1", "--most", MOST)
-    document = json.loads(kvatlas.succeed(*arguments, "--json"))
+    (document,) = json.loads(kvatlas.succeed(*arguments, "--json"))["cells"]
     expected = summarise(autopsies, SPEC["problems"])
     assert document["summary"] == json.loads(json.dumps(expected))
     share = expected["any_cause"]

@@ -429,8 +429,16 @@ def answers_display(name: str) -> Callable[[int, int], None]:
     return on_answer
 
 
-def print_autopsies(summary: Mapping[str, Any]) -> None:
-    """Print what the autopsies of a cell show, one line for each figure."""
+def print_autopsies(cells: Sequence[Mapping[str, Any]]) -> None:
+    """Print what the autopsies of each cell show, one line for each figure."""
+    if not cells:
+        typer.echo("No answer was lost that the full cache has.")
+    for cell in cells:
+        typer.echo(f"{cell['model']} | {cell['benchmark']} | {cell['setting']}")
+        _print_cell(cell["summary"])
+
+
+def _print_cell(summary: Mapping[str, Any]) -> None:
     luck = "–" if summary["by_luck"] is None else f"{summary['by_luck']:.1f} %"
     rows = [("lost answers", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike")]
     for size, share in summary["cause_of_at_most"].items():
@@ -447,6 +455,8 @@ def print_autopsies(summary: Mapping[str, Any]) -> None:
     _print_rows(rows)
     if summary["held_out"] is not None:
         _print_held_out(summary["held_out"])
+    elif summary["causes"]:
+        typer.echo("\nno cause was tested: at temperature 0 there are no other random numbers")
     if summary["in_right_answers"] is not None:
         _print_harm(summary["in_right_answers"])
     if summary["kept_by_others"]:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -361,7 +362,7 @@ def autopsy(
     local_window: options.LocalWindow = None,
     ratio: options.Ratio = None,
     set_: options.Set = None,
-    most: Annotated[int, typer.Option(min=1, help="The most lost answers to examine.")] = 100,
+    most: Annotated[int, typer.Option(min=1, help="Lost answers to examine of a cell.")] = 100,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the held-out test: PNG, SVG or PDF.")] = None,
     export: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Write the saving (1) and the random tokens (0).")
@@ -378,24 +379,29 @@ def autopsy(
     from kvatlas.stats.autopsies import Autopsy, write_labels
     from kvatlas.stats.autopsy_summary import summarise
     from kvatlas.sweeps.autopsy import find_lost, perform
+    from kvatlas.text import model_name
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
         if not quiet:
             note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}")
 
-    cell = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_))
-    autopsies = perform(cell, run, most, tell)
-    summary = summarise(autopsies, cell.answers)
+    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_))
+    autopsies = perform(cells, run, most, tell)
     if export is not None:
-        write_labels(autopsies, export)
+        write_labels(chain.from_iterable(autopsies), export)
     if out is not None:
-        for path in save_autopsies(autopsies, out):
+        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
+        for path in save_autopsies(dict(zip(names, autopsies, strict=True)), out):
             note(f"wrote {path}")
+    documents = []
+    for cell, of_cell in zip(cells, autopsies, strict=True):
+        about = {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting)}
+        summary = summarise(of_cell, cell.answers)
+        documents.append({**about, "summary": summary, "autopsies": [dataclasses.asdict(item) for item in of_cell]})
     if as_json:
-        document = {"summary": summary, "autopsies": [dataclasses.asdict(item) for item in autopsies]}
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
     else:
-        print_autopsies(summary)
+        print_autopsies(documents)
 
 
 @predictor.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,37 +32,47 @@ _COLOURS: Mapping[str, int] = {"nothing": 6, "random": 4, "cause": 0, "no_compre
 _STEP = 0.17
 
 
-def autopsy_figure(autopsies: Sequence[Autopsy], name: str = "", options: FigureOptions | None = None) -> Figure:
+def autopsy_figure(cells: Mapping[str, Sequence[Autopsy]], options: FigureOptions | None = None) -> Figure:
     """Return the share of right answers under held-out random numbers by the size of causes, a mark for each arm.
 
-    `name` is that of the cell. Raises KvatlasError if no cause was tested.
+    `cells` are the autopsies of each cell by its name, which stands over its panel; cells without a tested cause are
+    left out. Raises KvatlasError if there is no other.
     """
-    options = options or FigureOptions(width=4.6)
-    if not tested_causes(autopsies):
+    tested = {name: autopsies for name, autopsies in cells.items() if tested_causes(autopsies)}
+    if not tested:
         raise KvatlasError("No lost answer has a cause that was tested, so there is nothing to draw.")
-    groups = [*by_size(autopsies), whole_group(autopsies)]
+    if options is None:
+        options = FigureOptions(width=4.6 if len(tested) == 1 else None)
+    every = list(chain.from_iterable(tested.values()))
     with options.applied():
-        figure, (panel,), room = line_panels(
+        figure, panels, room = line_panels(
             options,
-            [options.named(name)] if name else [""],
+            [options.named(name) for name in tested],
             [options.named(NAMES[arm]) for arm in ARMS],
             "tokens put back (lost answers)",
-            title=_title(groups[-1]),
-            about=_about(autopsies, options),
+            title=_title(whole_group(every)),
+            about=_about(every, options),
             notes=[],
         )
-        for arm in ARMS:
-            _draw_arm(panel, arm, groups, options)
-        panel.axvline(len(groups) - 1.5, color=options.colours.soft, linewidth=0.5, zorder=1)
-        line_axes(panel, options, "y")
-        panel.set(xlim=(-0.5, len(groups) - 0.5), ylim=(0, 1.03), yticks=(0, 0.25, 0.5, 0.75, 1))
-        panel.set_yticklabels(["0", "25", "50", "75", "100"])
-        labels = [f"{group.name}\n({group.answers})" for group in groups[:-1]]
-        panel.set_xticks(range(len(groups)), [*labels, f"all\n({groups[-1].answers})"])
-        ends = [End(groups[-1].arms[arm].value, options.named(NAMES[arm]), _colour(arm, options)) for arm in ARMS]
-        write_names(panel, ends, room)
+        for panel, autopsies in zip(panels, tested.values(), strict=True):
+            _draw_cell(panel, autopsies, room, options)
         settle(figure, options)
     return figure
+
+
+def _draw_cell(panel: Axes, autopsies: Sequence[Autopsy], room: float, options: FigureOptions) -> None:
+    """Draw the groups of a cell, then all of it."""
+    groups = [*by_size(autopsies), whole_group(autopsies)]
+    for arm in ARMS:
+        _draw_arm(panel, arm, groups, options)
+    panel.axvline(len(groups) - 1.5, color=options.colours.soft, linewidth=0.5, zorder=1)
+    line_axes(panel, options, "y")
+    panel.set(xlim=(-0.5, len(groups) - 0.5), ylim=(0, 1.03), yticks=(0, 0.25, 0.5, 0.75, 1))
+    panel.set_yticklabels(["0", "25", "50", "75", "100"])
+    labels = [f"{group.name}\n({group.answers})" for group in groups[:-1]]
+    panel.set_xticks(range(len(groups)), [*labels, f"all\n({groups[-1].answers})"])
+    ends = [End(groups[-1].arms[arm].value, options.named(NAMES[arm]), _colour(arm, options)) for arm in ARMS]
+    write_names(panel, ends, room)
 
 
 def _title(every: SizeGroup) -> str:
@@ -110,10 +121,12 @@ def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
     return [below, above]
 
 
-def save_autopsies(autopsies: Sequence[Autopsy], path: Path, name: str = "") -> list[Path]:
-    """Draw autopsies to a file, with their numbers as a CSV file next to it; return the paths written."""
-    rows: list[Sequence[str | int]] = [["tokens", "answers", *ARMS]]
-    for group in [*by_size(autopsies), whole_group(autopsies)]:
-        shares = [f"{percent_text(group.arms[arm].value)} ({interval_text(group.arms[arm])})" for arm in ARMS]
-        rows.append([group.name, group.answers, *shares])
-    return save(autopsy_figure(autopsies, name), path, data=rows_csv(rows))
+def save_autopsies(cells: Mapping[str, Sequence[Autopsy]], path: Path) -> list[Path]:
+    """Draw the autopsies of cells to a file, with the numbers as a CSV file next to it; return the paths written."""
+    rows: list[Sequence[str | int]] = [["cell", "tokens", "answers", *ARMS]]
+    figure = autopsy_figure(cells)
+    for name, autopsies in cells.items():
+        for group in [*by_size(autopsies), whole_group(autopsies)] if tested_causes(autopsies) else []:
+            shares = [f"{percent_text(group.arms[arm].value)} ({interval_text(group.arms[arm])})" for arm in ARMS]
+            rows.append([name, group.name, group.answers, *shares])
+    return save(figure, path, data=rows_csv(rows))

@@ -144,7 +144,7 @@ def _held_out(tried: Sequence[Autopsy], answers: int) -> dict[str, Any] | None:
         "cause_over_nothing": rise("cause", "nothing"),
         "random_over_nothing": rise("random", "nothing"),
         "no_compression_over_nothing": rise("no_compression", "nothing"),
-        "proven_alone": sum(p <= LEVEL for p in holm([_sign_test(item) for item in tested])),
+        "proven_alone": sum(p <= LEVEL for p in holm(list(map(_sign_test, tested)))),
         "of_all_lost": of_all,
         "room": _room(of_all, len(tried) / answers) if answers else None,
         "by_size": {group.name: {"answers": group.answers, **_arms_of(group)} for group in by_size(tried)},

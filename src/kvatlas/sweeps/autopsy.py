@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.benchmarks import for_model
 from kvatlas.benchmarks.reading import grade, read_tokens
-from kvatlas.core import KvatlasError, Setting, Trace
+from kvatlas.core import KvatlasError, Setting, Trace, grouped
 from kvatlas.models.pieces import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Signal, from_setting
@@ -38,12 +38,15 @@ OPEN_SEARCHES = 8
 
 @dataclass(frozen=True)
 class LostCell:
-    """The answers that one setting lost, its right answers that were compressed, and the other settings of the run.
+    """The answers of a model to a benchmark that one setting lost, and its right answers that were compressed.
 
-    `answers` is the number of all its answers.
+    `others` are the other settings of the run, `answers` is the number of all answers of the cell.
     """
 
     plan: Plan
+    model: str
+    benchmark: str
+    setting: Setting
     lost: list[Lost]
     right: list[Trace]
     others: list[Setting]
@@ -51,21 +54,21 @@ class LostCell:
 
 
 class Replayer:
-    """The replays of the searches of one model and benchmark, in one batch."""
+    """The replays of the searches of a cell, in one batch."""
 
-    def __init__(self, cell: LostCell, first: Trace) -> None:
+    def __init__(self, cell: LostCell) -> None:
         plan = cell.plan
         self.plan = plan
-        self.model = next(model for model in plan.models if model.name == first.model)
-        policy = from_setting(first.setting).bind(self.model)
+        self.model = next(model for model in plan.models if model.name == cell.model)
+        policy = from_setting(cell.setting).bind(self.model)
         if not isinstance(policy, CompressingPolicy) or Signal.ANSWER in policy.observes:
-            raise KvatlasError(f"{first.setting} cannot be replayed; expected a policy that compresses by itself.")
+            raise KvatlasError(f"{cell.setting} cannot be replayed; expected a policy that compresses by itself.")
         self.policy = policy
-        benchmark = next(item for item in plan.benchmarks if item.name == first.benchmark)
+        benchmark = next(item for item in plan.benchmarks if item.name == cell.benchmark)
         self.benchmark = for_model(benchmark, self.model.reads)
-        self.problems = {problem.id: problem for problem in plan.problems[first.benchmark]}
+        self.problems = {problem.id: problem for problem in plan.problems[cell.benchmark]}
         self.tokenizer = quick_tokenizer(self.model.folder) or self.model.tokenizer
-        self.right = [trace for trace in cell.right if (trace.model, trace.benchmark) == (first.model, first.benchmark)]
+        self.right = cell.right
         self.rivals = self._rivals(cell.others)
 
     def _rivals(self, settings: Sequence[Setting]) -> dict[str, CompressingPolicy]:
@@ -100,7 +103,13 @@ class Replayer:
         """Return the search of a lost answer, with a right one to another problem beside it, if there is one."""
         others = [trace for trace in self.right if trace.problem != lost.trace.problem]
         control = random.Random(repr(key_of(lost))).choice(others) if others else None
-        return Search(lost, self.case(lost.trace), None if control is None else self.case(control), self.rivals)
+        return Search(
+            lost,
+            self.case(lost.trace),
+            None if control is None else self.case(control),
+            self.rivals,
+            is_greedy=self.plan.spec.sampling.sampling().temperature == 0,
+        )
 
     def run(self, lost: Sequence[Lost]) -> Iterator[Autopsy]:
         """Yield the autopsies as they finish."""
@@ -183,8 +192,11 @@ class _Open:
         return [self.results[replay] for replay in self.replays]
 
 
-def find_lost(folder: Path, setting: Setting) -> LostCell:
-    """Return the answers that one setting of a run lost; KvatlasError if they cannot be replayed."""
+def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
+    """Return the answers that one setting of a run lost, for each model and benchmark; none without a lost answer.
+
+    Raises KvatlasError if they cannot be replayed.
+    """
     from kvatlas.sweeps.plan import make_plan
     from kvatlas.sweeps.spec import parse_spec
 
@@ -196,19 +208,39 @@ def find_lost(folder: Path, setting: Setting) -> LostCell:
         def pieces(model: str, tokens: tuple[int, ...]) -> list[str]:
             return token_texts(tokenizers[model], tokens)
 
-        settings = dict.fromkeys(cell.setting for cell in manifest.expected)
-        matching = [item for item in settings if _is_named(item, setting)]
-        if len(matching) != 1:
-            listed = "; ".join(map(str, matching or settings))
-            raise KvatlasError(
-                f"The cell {setting} names {len(matching)} settings of the run; expected one. There are: {listed}."
-            )
-        (found,) = matching
+        settings = list(dict.fromkeys(cell.setting for cell in manifest.expected))
+        found = _setting_named(settings, setting)
         lost = list(lost_traces(store, pieces, found))
         of_setting = [trace for _, trace in store.traces() if trace.setting == found]
-    right = [trace for trace in of_setting if trace.grade.correct and trace.usage.compressions]
     _check_keys(plan, lost, found)
-    return LostCell(plan, lost, right, [item for item in settings if item != found], len(of_setting))
+    others = [item for item in settings if item != found]
+    traces_of = grouped(of_setting, _cell_name)
+    cells = []
+    for (model, benchmark), losses in grouped(lost, lambda item: _cell_name(item.trace)).items():
+        answers = traces_of[model, benchmark]
+        right = list(filter(_is_survivor, answers))
+        cells.append(LostCell(plan, model, benchmark, found, losses, right, others, len(answers)))
+    return cells
+
+
+def _cell_name(trace: Trace) -> tuple[str, str]:
+    return trace.model, trace.benchmark
+
+
+def _is_survivor(trace: Trace) -> bool:
+    """Return whether a trace is right although it was compressed."""
+    return trace.grade.correct and bool(trace.usage.compressions)
+
+
+def _setting_named(settings: Sequence[Setting], setting: Setting) -> Setting:
+    """Return the one setting with the policy and all parameters of `setting`; KvatlasError unless there is one."""
+    matching = [item for item in settings if _is_named(item, setting)]
+    if len(matching) != 1:
+        listed = "; ".join(map(str, matching or settings))
+        raise KvatlasError(
+            f"The cell {setting} names {len(matching)} settings of the run; expected one. There are: {listed}."
+        )
+    return matching[0]
 
 
 def _check_keys(plan: Plan, lost: Sequence[Lost], setting: Setting) -> None:
@@ -224,22 +256,23 @@ def _is_named(setting: Setting, named: Setting) -> bool:
     return setting.policy == named.policy and all(values.get(name) == value for name, value in named.parameters)
 
 
-def perform(cell: LostCell, folder: Path, most: int, on_autopsy: Callable[[Autopsy, int, int], None]) -> list[Autopsy]:
-    """Return the autopsies of the first `most` lost answers of a run; those that are missing are made and written.
+def perform(
+    cells: Sequence[LostCell], folder: Path, most: int, on_autopsy: Callable[[Autopsy, int, int], None]
+) -> list[list[Autopsy]]:
+    """Return for each cell the autopsies of its first `most` lost answers; those that are missing are made and written.
 
     `on_autopsy` gets each new one, the number of those that are done, and that of all.
     """
-    lost = cell.lost[:most]
     done = read_autopsies(folder)
-    missing = [item for item in lost if key_of(item) not in done]
-    finished = len(lost) - len(missing)
+    keys_by_cell = [list(map(key_of, cell.lost[:most])) for cell in cells]
+    wanted = set(chain.from_iterable(keys_by_cell))
+    finished = len(wanted & done.keys())
     with writing(folder) as file:
-        for _, group in groupby(missing, lambda item: item.key[:3]):
-            items = list(group)
-            replayer = Replayer(cell, items[0].trace)
-            for autopsy in replayer.run(items):
+        for cell in cells:
+            missing = [item for item in cell.lost[:most] if key_of(item) not in done]
+            for autopsy in Replayer(cell).run(missing) if missing else ():
                 file.add(autopsy)
                 done[autopsy.key] = autopsy
                 finished += 1
-                on_autopsy(autopsy, finished, len(lost))
-    return [done[key_of(item)] for item in lost]
+                on_autopsy(autopsy, finished, len(wanted))
+    return [list(map(done.__getitem__, keys)) for keys in keys_by_cell]

@@ -244,13 +244,14 @@ class Search:
     """The autopsy of a lost answer: its cause, the held-out test of it, and the controls.
 
     `control` is a right answer of the same setting to another problem, `rivals` are the policies whose ranks are asked
-    for, by the texts of their settings.
+    for, by the texts of their settings. An answer that `is_greedy`, decoded at temperature 0, has no held-out test.
     """
 
     lost: Lost
     case: Case
     control: Case | None = None
     rivals: Mapping[str, Policy] = field(default_factory=dict)
+    is_greedy: bool = False
     replays: int = 0
     autopsy: Autopsy = field(init=False)
 
@@ -328,17 +329,28 @@ class Search:
         sets = [self._random_set(cause, eviction, rng) for _ in range(HELD_OUT_STREAMS)]
         if all(len(tokens) == len(cause) for tokens in sets):
             self.autopsy.random_positions = tuple(sorted({*chain.from_iterable(sets)}))
-            self.autopsy.held_out = yield from _arms(
-                self.case,
-                eviction.length,
-                nothing=[PutBack() for _ in sets],
-                cause=[PutBack(cause) for _ in sets],
-                random=[PutBack(tokens) for tokens in sets],
-                no_compression=[PutBack(until=self._death() + 1) for _ in sets],
-            )
+            if not self.is_greedy:
+                self.autopsy.held_out = yield from self._held_out(cause, sets, eviction)
             yield from self._rank(cause, sets, eviction)
         if self.control is not None:
             yield from self._harm(self.control, cause, eviction, rng)
+
+    def _held_out(
+        self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction
+    ) -> Generator[Replays, list[bool], dict[str, tuple[bool, ...]]]:
+        """Return the outcomes of each arm under the held-out random numbers, a random set for each stream."""
+        streams = range(HELD_OUT_STREAMS)
+        return (
+            yield from _arms(
+                self.case,
+                eviction.length,
+                streams,
+                nothing=[PutBack() for _ in streams],
+                cause=[PutBack(cause) for _ in streams],
+                random=[PutBack(tokens) for tokens in sets],
+                no_compression=[PutBack(until=self._death() + 1) for _ in streams],
+            )
+        )
 
     def _random_set(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
         return similar_tokens(cause, eviction.length, eviction, rng, lambda _, token: token not in cause)
@@ -371,21 +383,23 @@ class Search:
         )
         if len(like) < len(cause):
             return
+        streams: Sequence[int | None] = (None,) if self.is_greedy else range(HELD_OUT_STREAMS)
         self.autopsy.control = yield from _arms(
             control,
             nearest.length,
-            nothing=[PutBack() for _ in range(HELD_OUT_STREAMS)],
-            like=[PutBack(like) for _ in range(HELD_OUT_STREAMS)],
+            streams,
+            nothing=[PutBack() for _ in streams],
+            like=[PutBack(like) for _ in streams],
         )
 
 
 def _arms(
-    case: Case, length: int, **arms: Sequence[PutBack]
+    case: Case, length: int, streams: Sequence[int | None], **arms: Sequence[PutBack]
 ) -> Generator[Replays, list[bool], dict[str, tuple[bool, ...]]]:
-    """Return for each arm whether the answer is right, each with the same held-out random numbers in their order."""
+    """Return for each arm whether the answer is right under each of the random streams."""
     forks = []
     for put_backs in arms.values():
-        forks += [Fork(case, put_back, length, stream) for stream, put_back in enumerate(put_backs)]
+        forks += [Fork(case, put_back, length, stream) for stream, put_back in zip(streams, put_backs, strict=True)]
     results = yield forks
     by_arm: dict[str, tuple[bool, ...]] = {}
     for name, put_backs in arms.items():

@@ -1,0 +1,65 @@
+"""What the autopsies of runs show, cell by cell: `kvatlas autopsy` made them.
+
+For each cell its summary with intervals, and a row for each lost answer: the problem, the kind of death, the number of
+tokens of the cause, the spans tried, the replays of the search and of the tests, and how many of the held-out answers
+are right in each arm.
+
+    kvatlas sweep recipes/embedded/autopsy.yaml --out runs/autopsy
+    kvatlas autopsy runs/autopsy --policy dynts --most 120
+    python bench/autopsies.py --runs runs/autopsy --out bench/results/autopsies.json
+"""
+
+from __future__ import annotations
+
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+from common import arguments, keep
+from kvatlas.results import Store
+from kvatlas.stats.autopsies import Autopsy, read_autopsies
+from kvatlas.stats.autopsy_summary import ARMS, summarise
+
+
+def cell_key(autopsy: Autopsy) -> tuple[str, ...]:
+    return autopsy.key[:3]
+
+
+def row(autopsy: Autopsy) -> list[Any]:
+    replays = [autopsy.replays, autopsy.control_replays]
+    right = [sum(autopsy.held_out.get(arm, ())) for arm in ARMS] if autopsy.held_out else None
+    return [autopsy.problem, autopsy.death, len(autopsy.tokens), autopsy.spans, *replays, right]
+
+
+def cells_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the document of each cell of a run that has autopsies."""
+    with Store.open(folder) as store:
+        manifest = store.manifest()
+    expected = {(cell.run_key, cell.setting.id, cell.benchmark): cell for cell in manifest.expected}
+    documents = []
+    for key, group in groupby(sorted(read_autopsies(folder).values(), key=lambda item: item.key), cell_key):
+        autopsies = list(group)
+        cell = expected[key[0], key[1], key[2]]
+        answers = len(cell.problems) * cell.samples
+        documents.append(
+            {
+                "model": cell.model,
+                "benchmark": cell.benchmark,
+                "setting": str(cell.setting),
+                "seed": manifest.spec["seed"],
+                "answers": answers,
+                "summary": summarise(autopsies, answers),
+                "rows": list(map(row, autopsies)),
+            }
+        )
+    return documents
+
+
+def main() -> None:
+    args = arguments(__doc__, runs=["runs/autopsy"])
+    cells = list(chain.from_iterable(cells_of(Path(name)) for name in args.runs))
+    keep(args, bench="autopsies", arms=list(ARMS), cells=cells)
+
+
+if __name__ == "__main__":
+    main()
