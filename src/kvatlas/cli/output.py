@@ -481,7 +481,7 @@ def _print_held_out(test: Mapping[str, Any]) -> None:
 
 
 def _print_harm(test: Mapping[str, Any]) -> None:
-    typer.echo(f"\nlike tokens in {test['answers']} right answers, under held-out random streams")
+    typer.echo(f"\nlike tokens in {test['answers']} right answers")
     rows = [
         ("nothing put back", _with_limits(test["right"]["nothing"])),
         ("like tokens put back", _with_limits(test["right"]["like"])),
