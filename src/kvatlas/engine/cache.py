@@ -200,16 +200,19 @@ class KVCache:
         # A separate mapping returns the old memory of a grown cache to the system at once. It is private, because Linux
         # by default gives large pages, which are faster to fill and to read, to private mappings only.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        # A large page is filled with zeros as a whole, which takes longer than a small pool is read faster.
+        is_large = size >= 2 * HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE")
         try:
-            memory = mmap.mmap(-1, size + HUGE_PAGE, **private)
+            memory = mmap.mmap(-1, size + (HUGE_PAGE if is_large else 0), **private)
         except OSError as error:
             raise MemoryError(f"{size} bytes of the cache: {error}") from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapped = torch.frombuffer(memory, dtype=torch.uint8)
+        start = 0
+        if is_large:
+            # The first large page begins where the pool does.
+            start = -mapped.data_ptr() % HUGE_PAGE
             with contextlib.suppress(OSError):
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        mapped = torch.frombuffer(memory, dtype=torch.uint8)
-        # The pool begins at a multiple of a large page, before which no large page is given.
-        start = -mapped.data_ptr() % HUGE_PAGE
         return mapped[start : start + size].view(dtype).view(shape)
 
     @property
