@@ -112,6 +112,8 @@ void _start(void) {
         kvatlas_rms_norm(x, numbers(75), y, rows - 1, 75, 1e-6), digest("norm", y, (rows - 1) * 300);
         kvatlas_silu_mul(x, 75, x + 30, 75, y, rows, 45), digest("gate", y, rows * 180);
         kvatlas_rotate(x, 75, numbers(rows * 36), numbers(rows * 36), rows, 2, 36), digest("rotation", x, rows * 300);
+        int64_t *largest = zeros(8 * rows * 9);
+        kvatlas_largest(x, 75, rows, 75, 9, y, largest), digest("largest", largest, rows * 72);
     }
     decoder_layer();
     int64_t streams[] = {5, 1ll << 61}, places[] = {7, 1 << 30};

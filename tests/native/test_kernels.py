@@ -53,6 +53,27 @@ def test_rows_of_packed_weights(seed: int, inputs: int, outputs: int) -> None:
 
 
 @QUICK
+@given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 200), st.integers(1, 200))
+def test_largest_numbers(seed: int, rows: int, width: int, most: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, width + 3, generator=source)[:, :width]
+    most = min(most, width)
+    expected = x.topk(most)
+    for kernels in ALL:
+        found = kernels.largest(x, most)
+        assert found is not None
+        assert torch.equal(found[0], expected.values)
+        assert torch.equal(found[1], expected.indices)
+    equal = x.clone()
+    equal[-1, :2] = 9.0
+    unknown = x.clone()
+    unknown[-1, -1] = float("nan")
+    for kernels in ALL:
+        assert most < 2 or kernels.largest(equal, most) is None
+        assert kernels.largest(unknown, most) is None
+
+
+@QUICK
 @given(st.integers(0, 2**31), st.integers(1, 9), st.integers(1, 200))
 def test_norm_and_gate(seed: int, rows: int, width: int) -> None:
     source = torch.Generator().manual_seed(seed)

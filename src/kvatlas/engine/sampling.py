@@ -13,10 +13,13 @@ from torch import Tensor
 from kvatlas.core import Sampling
 from kvatlas.engine.rows import Row
 from kvatlas.machine import compiled, compiles
+from kvatlas.native import load
 from kvatlas.noise import gumbel, gumbel_in_torch
 
 #: The places beside top_k that a step of fixed shapes has for equal logits.
 TIES = 64
+#: The most candidates that are found by putting each into its place.
+MOST_SORTED = 256
 #: The sample of a row with more of them.
 UNSAMPLED = -1
 
@@ -80,10 +83,12 @@ def _likeliest(logits: Tensor, top: int, fixed_shapes: bool) -> tuple[Tensor, Te
     """
     ties = TIES
     if not fixed_shapes:
-        values, tokens = logits.topk(top + 1, dim=-1)
-        if not (values[:, 1:] == values[:, :-1]).any():
+        unequal = _unequal_largest(logits, top + 1)
+        if unequal is not None:
+            values, tokens = unequal
             return values[:, :top], tokens[:, :top], None
-        ties = int(_equal_to(values[:, top - 1 : top], logits).sum(-1).max())
+        last = logits.topk(top, dim=-1).values[:, -1:]
+        ties = int(_equal_to(last, logits).sum(-1).max())
     values, tokens = logits.topk(min(top + ties, logits.shape[-1]), dim=-1)
     last = values[:, top - 1 : top]
     # torch.topk leaves the order of equals open.
@@ -91,6 +96,17 @@ def _likeliest(logits: Tensor, top: int, fixed_shapes: bool) -> tuple[Tensor, Te
     values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     crowded = _equal_to(last, values[:, -1:]).any(-1) if values.shape[-1] < logits.shape[-1] else None
     return values.masked_fill(values < last, float("-inf")), tokens.gather(-1, order), crowded
+
+
+def _unequal_largest(logits: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
+    """Return the largest logits and their tokens [rows, most]; None if some of a row are equal."""
+    kernels = load() if logits.is_cpu and logits.dtype is torch.float32 and logits.stride(-1) == 1 else None
+    if kernels is not None and most <= MOST_SORTED:
+        return kernels.largest(logits, most)
+    values, tokens = logits.topk(most, dim=-1)
+    if (values[:, 1:] == values[:, :-1]).any():
+        return None
+    return values, tokens
 
 
 def _equal_to(last: Tensor, logits: Tensor) -> Tensor:

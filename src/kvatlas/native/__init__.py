@@ -226,6 +226,7 @@ class Native:
 
         self.target = target
         self._empty = torch.empty
+        self._int64 = torch.int64
         self.library = library = ctypes.CDLL(str(file))
         pointer = c_void_p
         integer = c_int64
@@ -241,6 +242,7 @@ class Native:
             "rms_norm": [pointer, pointer, pointer, integer, integer, c_double],
             "silu_mul": [pointer, integer, pointer, integer, pointer, integer, integer],
             "rotate": [pointer, integer, pointer, pointer, integer, integer, integer],
+            "largest": [pointer, *[integer] * 4, pointer, pointer],
             "uniform": [*[pointer] * 4, integer, pointer, integer, integer],
         }.items():
             function = getattr(library, f"kvatlas_{name}")
@@ -248,12 +250,14 @@ class Native:
             function.restype = None
         library.kvatlas_attention_scratch.restype = c_int64
         library.kvatlas_unpack.restype = c_int64
+        library.kvatlas_largest.restype = c_int64
         self._attend = library.kvatlas_attend
         self._scratch = library.kvatlas_attention_scratch
         self._compact = library.kvatlas_compact
         self._rms_norm = library.kvatlas_rms_norm
         self._silu_mul = library.kvatlas_silu_mul
         self._rotate = library.kvatlas_rotate
+        self._largest = library.kvatlas_largest
         self._uniform = library.kvatlas_uniform
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -398,6 +402,19 @@ class Native:
         rows = table.shape[0]
         _check(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
         self._rotate(table.data_ptr(), table.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, size)
+
+    def largest(self, x: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
+        """Return the largest numbers of each row of x [rows, width], falling, and their places, both [rows, most].
+
+        Returns None if two of a row's are equal, because their order is open, or if one is not a number.
+        """
+        rows, width = x.shape
+        _check(most <= width and x.stride(1) == 1, x, most)
+        values = self._empty(rows, most)
+        places = self._empty(rows, most, dtype=self._int64)
+        pointers = (values.data_ptr(), places.data_ptr())
+        found = self._largest(x.data_ptr(), x.stride(0), rows, width, most, *pointers)
+        return (values, places) if found else None
 
     def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor, choices: Tensor | None = None) -> Tensor:
         """Return numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token, choice).

@@ -1228,6 +1228,45 @@ API void kvatlas_compact(const struct kept_pool *pools, int64_t pool_count, int6
         }
 }
 
+/* ---- The largest numbers ---- */
+
+/* True if a lane is above `floor`, or no number. */
+INLINE int any_above(vec v, float floor) {
+    ivec above = (v > splat(floor)) | (v != v);
+    int32_t found = 0;
+    for (int i = 0; i < LANES; i++) found |= above[i];
+    return found;
+}
+
+/* Put `x` into the `count` falling `values`, of which at most `most` stay. Returns their new number. */
+static int64_t insert(float x, int64_t place, int64_t count, int64_t most, float *values, int64_t *places) {
+    if (count == most) count--;
+    int64_t at = count;
+    for (; at > 0 && values[at - 1] < x; at--) values[at] = values[at - 1], places[at] = places[at - 1];
+    values[at] = x, places[at] = place;
+    return count + 1;
+}
+
+/* The `most` largest of the numbers x [rows][width] of each row, falling, and their places. Returns 0 if two of them are
+ * equal, so that their order is open, or one is no number. */
+API int64_t kvatlas_largest(const float *x, int64_t stride, int64_t rows, int64_t width, int64_t most, float *values,
+                            int64_t *places) {
+    for (int64_t r = 0; r < rows; r++, x += stride, values += most, places += most) {
+        int64_t count = 0;
+        for (int64_t k = 0; k < width; k += LANES) {
+            int64_t end = k + LANES < width ? k + LANES : width;
+            if (count == most && end == k + LANES && !any_above(load(x + k), values[most - 1])) continue;
+            for (int64_t i = k; i < end; i++) {
+                if (x[i] != x[i]) return 0;
+                if (count < most || x[i] > values[most - 1]) count = insert(x[i], i, count, most, values, places);
+            }
+        }
+        for (int64_t i = 1; i < count; i++)
+            if (values[i] == values[i - 1]) return 0;
+    }
+    return 1;
+}
+
 /* ---- Noise ---- */
 
 #define WORDS 8 /* lanes of 64 bits that hold words of 32 */
