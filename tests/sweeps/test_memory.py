@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,18 @@ import pytest
 import torch
 
 import kvatlas
-from kvatlas import policies
+from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.scheduler import peak
+from kvatlas.engine.scheduler import MARGIN, peak
 from kvatlas.machine import left_in_group
 from kvatlas.models import ModelHandle
 from kvatlas.serve.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
 from kvatlas.sweeps import run as driver
 from kvatlas.sweeps import worker as jobs
-from kvatlas.sweeps.executors import WorkerPool
+from kvatlas.sweeps.executors import WorkerPool, shares
 from kvatlas.sweeps.learning import TrainingData, learn
 from kvatlas.sweeps.worker import Job, decode, fitting_batch
 from tests.decoding import endless, grid, requests, run
@@ -47,7 +48,7 @@ def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch)
     work = job(spec_data())
     settings = grid()
     assert fitting_batch(work, settings) == 64
-    assert fitting_batch(work.shared_by(40), settings) == 3
+    assert fitting_batch(work.shared_by(40, 40), settings) == 3
     for size in (48, 32, 8, 1):
         taken = peak(work.model, settings, size, len(work.units), work.prompt, work.sampling.max_new_tokens)
         monkeypatch.setattr(jobs, "free_memory", lambda _, taken=taken: int(taken.total / 0.9 - taken.weights) + 1)
@@ -67,6 +68,32 @@ def test_a_batch_before_and_after_loading_is_the_same(spec_data: Build, monkeypa
     before = fitting_batch(work, grid(), loaded=False)
     monkeypatch.setattr(jobs, "free_memory", lambda _: free - weights)
     assert fitting_batch(work, grid()) == before
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_workers_of_one_gpu_share_its_memory(
+    spec_data: Build, monkeypatch: pytest.MonkeyPatch, *, loaded: bool
+) -> None:
+    """Of three workers on two GPUs, the first and the last are on the first one."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    work = job(spec_data())
+    work = replace(work, model=models.find(work.model.name, device="cuda"))
+    eight_rows = peak(work.model, grid(), 8, len(work.units), work.prompt, work.sampling.max_new_tokens)
+    memory = int(2 * eight_rows.total / MARGIN) + 2
+    # Each has loaded its own weights, or none has.
+    free = memory - (work.model.weight_bytes or 0) if loaded else memory
+    monkeypatch.setattr(jobs, "free_memory", lambda _: free)
+    taken: Counter[str] = Counter()
+    batches = []
+    for share in shares(work, 3):
+        batch = fitting_batch(share, grid(), loaded=loaded)
+        needed = peak(share.model, grid(), batch, len(work.units), work.prompt, work.sampling.max_new_tokens)
+        taken[share.model.device] += needed.total
+        batches.append(batch)
+    assert max(taken.values()) <= memory
+    assert (batches[0], batches[2]) == (8, 8)
+    assert batches[1] > 8
 
 
 @pytest.mark.parametrize(

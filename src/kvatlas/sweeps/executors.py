@@ -100,14 +100,15 @@ def devices(job: Job) -> list[str]:
 
 def shares(job: Job, workers: int) -> list[Job]:
     """Return the job of each worker, on a device of its own if there are several."""
-    share = job.shared_by(workers)
     names = devices(job)
     if len(names) < 2:
-        return [share] * workers
+        return [job.shared_by(workers, workers)] * workers
     jobs = []
     for index in range(workers):
-        options = replace(job.model.options, device=names[index % len(names)])
-        jobs.append(replace(share, model=replace(job.model, options=options)))
+        number = index % len(names)
+        on_device = len(range(number, workers, len(names)))
+        options = replace(job.model.options, device=names[number])
+        jobs.append(replace(job.shared_by(workers, on_device), model=replace(job.model, options=options)))
     return jobs
 
 
@@ -119,9 +120,10 @@ def local_workers(job: Job, pool: WorkerPool) -> int:
 def needs_text(job: Job, pool: WorkerPool) -> str:
     """Return a sentence on the workers of a job on this machine, their batches and their memory."""
     workers = local_workers(job, pool)
-    rows, size = worker_needs(shares(job, workers)[0])
+    share = shares(job, workers)[0]
+    rows, size = worker_needs(share)
     device = job.model.device
-    memory = f"at most {bytes_text(size)} of each GPU's memory"
+    memory = f"at most {bytes_text(share.workers * size)} of each GPU's memory"
     if device == "cpu":
         memory = f"at most {bytes_text(workers * (PROCESS + size))} of memory in all"
     free = free_memory(device)

@@ -76,7 +76,8 @@ class _Driver:
         gpus = int(resources.get("GPU", 0)) if device != "cpu" else 0
         self.needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
         self.workers = max(1, min(pool.workers or gpus or int(resources.get("CPU", 1)), len(job.units)))
-        self.job = ray.put(job.shared_by(self.workers))
+        # Ray gives each worker a GPU of its own.
+        self.job = ray.put(job.shared_by(self.workers, 1 if gpus else self.workers))
         node = ray.get_runtime_context().get_node_id()
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         self.queue = ray.remote(WorkQueue).options(num_cpus=0, scheduling_strategy=here).remote(len(job.units))

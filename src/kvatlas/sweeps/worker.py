@@ -32,9 +32,9 @@ class Job:
     """The units of one model, with everything that a worker needs to decode them.
 
     `weights` is the digest of the model's weights, which names the random streams. If `batch_size` is None each worker
-    takes as many sequences as fit into its memory, at most `most`; the longest prompt has `prompt` tokens. Batches are
-    halved `halvings` times, once for each pass in which a worker died. `identities` are digests of the policies at the
-    time of the run keys.
+    takes as many sequences as fit into its share of the memory, at most `most`; `workers` are those that share the
+    memory of its device. The longest prompt has `prompt` tokens. Batches are halved `halvings` times, once for each
+    pass in which a worker died. `identities` are digests of the policies at the time of the run keys.
     """
 
     model: ModelHandle
@@ -54,12 +54,15 @@ class Job:
     #: Policies that `kvatlas.register` added in the driver.
     registered: tuple[type[Policy], ...] = ()
 
-    def shared_by(self, workers: int) -> Job:
-        """Return the job for one of so many workers, with a batch that leaves work for the others."""
+    def shared_by(self, workers: int, on_device: int) -> Job:
+        """Return the job for one of so many workers, with a batch that leaves work for the others.
+
+        So many of the workers are `on_device`, the device of this one.
+        """
         rows = sum(len(unit.settings) for unit in self.units)
         share = max(1, -(-rows // workers))
         size = None if self.batch_size is None else min(self.batch_size, share)
-        return replace(self, batch_size=size, most=share, workers=workers)
+        return replace(self, batch_size=size, most=share, workers=on_device)
 
     def policies(self) -> dict[Setting, Policy]:
         """Return the policies of the settings; KvatlasError if a file of one changed since the run keys were made."""
@@ -74,7 +77,7 @@ class Job:
 
 
 def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None, loaded: bool = True) -> int:
-    """Return the batch that fits into the free memory, which workers on a CPU share.
+    """Return the batch that fits into a worker's share of the free memory of its device.
 
     It has to hold as many `trees` as the job has units, unless they are given. The free memory is that beside the
     weights if they are `loaded`.
@@ -93,11 +96,12 @@ def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None
 
     weight_bytes = model.weight_bytes or 0
     if model.shares_weights:
-        # Mapped weights are in memory that counts as free.
-        free = max(0, free - weight_bytes)
-    memory = free / (job.workers if on_cpu else 1)
-    if loaded or model.shares_weights:
-        memory += weight_bytes
+        # Mapped weights are in memory that counts as free, and all workers have them once.
+        memory = max(0, free - weight_bytes) / job.workers + weight_bytes
+    elif loaded:
+        memory = (free + weight_bytes) / job.workers
+    else:
+        memory = free / job.workers
     return max(1, largest_batch(memory, most, peak_of))
 
 
