@@ -1,11 +1,16 @@
 """Names of version 0.1.0 of documented objects: they warn with the present name, and do what they did."""
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvatlas.core import Costs, EvictionTrace, Grade, Setting, Status, Trace
+from kvatlas.core import Costs, EvictionTrace, Grade, Sampling, Setting, Status, Trace
+from kvatlas.engine import Engine, Request
+from kvatlas.models import ModelHandle
 from kvatlas.models.options import Options
+from kvatlas.policies import from_setting
 
 
 @pytest.mark.parametrize(
@@ -48,3 +53,24 @@ def test_former_constructors_and_fields_give_what_the_present_ones_give() -> Non
         assert evictions.left == evictions.evicted_at
     with pytest.warns(DeprecationWarning, match="EvictionTrace.kept_by"):
         assert evictions.held == evictions.kept_by
+
+
+def test_facts_that_a_program_sets_on_a_handle_replace_those_of_its_files(tmp_path: Path) -> None:
+    """Measurements decode models without a tokenizer, and without an end."""
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = LlamaConfig(**sizes)
+    config.save_pretrained(tmp_path)
+    handle = ModelHandle("hf:measured", tmp_path)
+    vars(handle).update(stops=frozenset(), think_close=-1, opens_thinking=True)
+    policy = from_setting(Setting("full"))
+    model = LlamaForCausalLM(config).eval()
+    engine = Engine(handle, model, [policy], Sampling(max_new_tokens=12), 1)
+    (generation,) = engine.run([Request(0, (5, 6, 7), 0, (policy,))])
+    assert len(generation.tokens) == generation.usage.thinking_tokens == 12
+    assert not generation.finished

@@ -220,10 +220,10 @@ class Row(Generic[K]):
         """Add a new token; return True if it is the last."""
         self.tokens.append(token)
         if self.thinking_end is None:
-            self.thinking_end = model.chat.thinking_end(self.tokens)
+            self.thinking_end = model.thinking_end(self.tokens)
         stopping_criterion = self.request.stopping_criterion
         stopped = stopping_criterion is not None and stopping_criterion(self.tokens)
-        return stopped or token in model.chat.stops or len(self.tokens) >= self.limit
+        return stopped or token in model.stops or len(self.tokens) >= self.limit
 
     def generations(self, model: ModelHandle) -> list[Generation[K]]:
         usage = Usage(

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.benchmarks.reading import Tags, read_tokens
+from kvatlas.benchmarks.reading import Tags
 from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.models import weights
 from kvatlas.models.files import ModelFiles
@@ -92,18 +92,6 @@ class Chat:
         if self.files.overrides.think_close is not None:
             return self.files.overrides.think_close
         return self.thinking.token if self.thinking.close else -1
-
-    def thinking_end(self, tokens: Sequence[int]) -> int | None:
-        """Return the number of tokens before the end of thinking if the newest token completes it, else None."""
-        if self.think_close is None:
-            return self.thinking.end(tokens)
-        return len(tokens) - 1 if tokens[-1] == self.think_close else None
-
-    def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """Return the end of thinking and the start of the answer in `tokens`; None if thinking does not end."""
-        if self.think_close is None:
-            return self.thinking.split(tokens)
-        return next(((i, i + 1) for i, token in enumerate(tokens) if token == self.think_close), None)
 
     @cached_property
     def opens_thinking(self) -> bool:
@@ -240,22 +228,6 @@ class Chat:
         """Return the text of new tokens without the end token."""
         visible = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
         return str(self.tokenizer.decode(list(visible), skip_special_tokens=False))
-
-    def answer(self, tokens: Sequence[int]) -> str | None:
-        """Return the text after the end of thinking; None if thinking does not end.
-
-        If neither the prompt nor the model opened thinking, the whole trace is an answer.
-        """
-        return read_tokens(self, tokens).answer
-
-    def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
-        """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""
-        if end is not None:
-            return end
-        if self.files.overrides.opens_thinking:
-            # A model for measurements may have no tokenizer.
-            return len(tokens)
-        return len(tokens) if self.tags.leaves_open(self.text(tokens)) else 0
 
 
 def _read_template(address: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import native
-from kvatlas.benchmarks.reading import Tags
+from kvatlas.benchmarks.reading import Tags, read_tokens
 from kvatlas.core import KvatlasError, Storage
 from kvatlas.hub import Repository, is_id
 from kvatlas.machine import cache_folder
@@ -229,12 +229,12 @@ class ModelHandle:
     def thinking(self) -> Thinking:
         return self.chat.thinking
 
-    @property
+    @cached_property
     def think_close(self) -> int | None:
         """The id of the token that ends thinking; None if several tokens end it, -1 if there are no think tags."""
         return self.chat.think_close
 
-    @property
+    @cached_property
     def opens_thinking(self) -> bool:
         """True if the prompt itself opens thinking."""
         return self.chat.opens_thinking
@@ -244,7 +244,7 @@ class ModelHandle:
         """The think tags, with which texts of the model are read."""
         return self.chat.tags
 
-    @property
+    @cached_property
     def stops(self) -> frozenset[int]:
         """Ids of the tokens that end a trace: the generation config's, else the tokenizer's."""
         return self.chat.stops
@@ -270,20 +270,32 @@ class ModelHandle:
         return self.chat.reads(text)
 
     def answer(self, tokens: Sequence[int]) -> str | None:
-        """Return the text after the end of thinking; None if thinking does not end."""
-        return self.chat.answer(tokens)
+        """Return the text after the end of thinking; None if thinking does not end.
+
+        If neither the prompt nor the model opened thinking, the whole trace is an answer.
+        """
+        return read_tokens(self, tokens).answer
 
     def split(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the end of thinking and the start of the answer in `tokens`; None if thinking does not end."""
-        return self.chat.split(tokens)
+        if self.think_close is None:
+            return self.thinking.split(tokens)
+        return next(((i, i + 1) for i, token in enumerate(tokens) if token == self.think_close), None)
 
     def thinking_end(self, tokens: Sequence[int]) -> int | None:
         """Return the number of tokens before the end of thinking if the newest token completes it, else None."""
-        return self.chat.thinking_end(tokens)
+        if self.think_close is None:
+            return self.thinking.end(tokens)
+        return len(tokens) - 1 if tokens[-1] == self.think_close else None
 
     def thinking_tokens(self, tokens: Sequence[int], end: int | None) -> int:
         """Return the number of thinking tokens: `end`, or without an end all if thinking was opened, else 0."""
-        return self.chat.thinking_tokens(tokens, end)
+        if end is not None:
+            return end
+        if self.opens_thinking:
+            # Without the text: a model for measurements may have no tokenizer.
+            return len(tokens)
+        return len(tokens) if self.tags.leaves_open(self.text(tokens)) else 0
 
 
 def handle_for(
