@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -72,7 +73,17 @@ class TimedKernels:
         native = load()
         if native is None:
             raise SystemExit("There are no native kernels here to be timed.")
-        names = ("linear", "attend", "rms_norm", "silu_mul", "rotate", "uniform", "decoder_layers", "compact")
+        names = (
+            "linear",
+            "attend",
+            "rms_norm",
+            "silu_mul",
+            "rotate",
+            "uniform",
+            "decoder_layers",
+            "compact",
+            "largest",
+        )
         for name in names:
             kernel = getattr(native.library, f"kvatlas_{name}", None)
             # Other source trees have fewer.
@@ -81,11 +92,12 @@ class TimedKernels:
                 setattr(native.library, f"kvatlas_{name}", timed)
                 setattr(native, f"_{name}", timed)
 
-    def _timed(self, kernel: Callable[..., None]) -> Callable[..., None]:
-        def timed(*arguments: object) -> None:
+    def _timed(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: object) -> Any:
             began = time.thread_time()
-            kernel(*arguments)
+            result = kernel(*arguments)
             self.seconds += time.thread_time() - began
+            return result
 
         return timed
 

@@ -40,6 +40,7 @@ from kvatlas.engine.cache import KVCache, Layer
 from kvatlas.engine.rows import Row, compress
 from kvatlas.engine.scheduler import peak
 from kvatlas.engine.signals import SignalCollector
+from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ENDLESS, ModelHandle, embedded, find
 from kvatlas.policies import Policy
 from kvatlas.sweeps import make_plan, parse_spec, sweep
@@ -187,7 +188,7 @@ def _our_step(
     machine: Machine, handle: ModelHandle, model: Any, batch: int, cached: int, roofline: float
 ) -> dict[str, Any]:
     policy = policy_of("full")
-    engine = Engine(handle, model, [policy], SAMPLING, batch, "flex")
+    engine = TimedEngine(handle, model, [policy], SAMPLING, batch, "flex")
     engine.cache.make_room(batch * (cached + 2 * STEPS), cached + 2 * STEPS)
     # Zeros take less power, and so less time.
     for pool in (*engine.cache.keys, *engine.cache.values):
@@ -332,7 +333,7 @@ def passes(machine: Machine) -> Iterator[dict[str, Any]]:
         for name in ("full", "h2o"):
             machine.forget()
             policy = policy_of(name, budget=100_000)
-            engine = Engine(handle, model, [policy], SAMPLING, batch, "flex")
+            engine = TimedEngine(handle, model, [policy], SAMPLING, batch, "flex")
             seconds, count = engine.time_steps([policy], 100 if machine.tiny else 4096, STEPS)
             yield {"batch": batch, "layers": layers, "policy": name, "ms": _ms(seconds / count * batch)}
 

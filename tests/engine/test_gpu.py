@@ -16,6 +16,7 @@ from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request, scheduler
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.rows import compress
+from kvatlas.engine.timing import TimedEngine
 from kvatlas.machine import compiled, compiles
 from kvatlas.models import ModelHandle
 from kvatlas.models.compiled import compiled_layers
@@ -136,7 +137,7 @@ def test_a_cache_with_the_room_of_a_plan_never_grows(tiny_llama: ModelHandle, gp
 def test_timed_steps_are_captured_and_leave_no_trace(tiny_llama: ModelHandle, gpu: Gpu) -> None:
     model = endless(tiny_llama)
     policy = setting("window", SHORT)
-    engine = Engine(model, moved(on_cpu(model)), [policy], Sampling(0.8, 20, 0.95, max_new_tokens=22), 3)
+    engine = TimedEngine(model, moved(on_cpu(model)), [policy], Sampling(0.8, 20, 0.95, max_new_tokens=22), 3)
     seconds, tokens = engine.time_steps([policy], 200, 4)
     assert seconds > 0
     assert tokens == 12

@@ -11,12 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, canonical
+from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ENDLESS, ModelHandle, embedded
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
+from kvatlas.sweeps.executors import cores
+from kvatlas.sweeps.run import measure
 from tests.counting import calls
 from tests.r1 import AIME, FIRST_TEMPLATE, copied
 from tests.sweeps.conftest import Build
@@ -167,6 +170,16 @@ def test_the_estimate_of_known_lengths_is_exact(spec_data: Build) -> None:
         assert plan.estimate(memory=math.ceil(taken / 0.9))["batch_size"] >= size
     assert estimate["seconds"] == pytest.approx((80 + 8 * (80 - fork)) / 10, abs=0.1)
     assert plan.estimate()["seconds"] is None
+
+
+def test_planned_seconds_hold_those_of_compressions(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of nine settings compress, each by half of its budget."""
+    data = spec_data(benchmarks=["CHAIN4"], problems=1, samples=1, expected_output_tokens=80)
+    plan = make_plan(parse_spec(data))
+    monkeypatch.setattr(TimedEngine, "time_compression", lambda *_: (2 * 3600.0, 32))
+    seconds = plan.estimate(tokens_per_second=measure(plan))["seconds"]
+    tokens = plan.estimate()["decoded_tokens"]["shared"]
+    assert seconds * cores() / tokens == pytest.approx(8 / 9 * 2 * 3600 / 32, rel=0.01)
 
 
 @pytest.mark.parametrize(

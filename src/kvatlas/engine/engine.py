@@ -213,41 +213,6 @@ class Engine:
             name = type(error).__name__
             raise self._refusal(f"does not run under the engine ({name}: {reason(error)})") from error
 
-    def time_steps(self, policies: Sequence[Policy], cached: int, steps: int) -> tuple[float, int]:
-        """Return the seconds and the tokens of so many decoding steps of a full batch with `cached` tokens each.
-
-        The steps were captured before. The numbers in the cache are zeros: no policy compresses, and what is decoded
-        is dropped. The model must never end a trace.
-        """
-        self.scheduler.begin(())
-        limited = replace(self.sampling, max_new_tokens=0)
-        for index in range(self.batch_size):
-            sequence = self.cache.begin()
-            self.cache.reserve(sequence, cached + 2 * steps)
-            sequence.length = cached
-            policy = policies[index % len(policies)]
-            signals = self.collector.signals((policy,))
-            request = Request(index, (0,), index, (policy,))
-            row = Row(request, (policy,), signals, limited, cached + 2 * steps, sequence, tokens=[0], position=cached)
-            self.scheduler.rows.append(row)
-        with self._attention():
-            for _ in range(steps):
-                self._step()
-            self._synchronize()
-            began = time.perf_counter()
-            before = self.decoded_tokens
-            for _ in range(steps):
-                self._step()
-            self._synchronize()
-            seconds = time.perf_counter() - began
-        self._finished = []
-        self.scheduler.begin(())
-        return seconds, self.decoded_tokens - before
-
-    def _synchronize(self) -> None:
-        if self.cache.device.type == "cuda":
-            torch.cuda.synchronize(self.cache.device)
-
     @property
     def active_rows(self) -> int:
         return len(self.scheduler.rows)

@@ -284,7 +284,7 @@ class Plan:
         Between two compressions a cache grows evenly from what was kept to the budget.
         """
         prompt = self.longest_prompt(model)
-        longest = prompt + max(map(self._output, self.benchmarks))
+        longest = self.longest_trace(model)
         means = []
         for policy in self.policies_on(model):
             first = prompt
@@ -298,6 +298,10 @@ class Plan:
     def longest_prompt(self, model: ModelHandle) -> int:
         """Return the length of the longest prompt of a model in tokens."""
         return max(max(self.prompts[model.name, benchmark.name]) for benchmark in self.benchmarks)
+
+    def longest_trace(self, model: ModelHandle) -> int:
+        """Return the length of the longest prompt with the longest expected output of a model in tokens."""
+        return self.longest_prompt(model) + max(map(self._output, self.benchmarks))
 
     def _kv_bytes(self, model: ModelHandle) -> int:
         """Return the most bytes of keys and values of one sequence at its budget, else of the longest sequence."""

@@ -15,7 +15,7 @@ from kvatlas import models, policies
 from kvatlas.benchmarks import Benchmark, for_model
 from kvatlas.core import KvatlasError, Setting, Trace, digest
 from kvatlas.models import ModelHandle
-from kvatlas.policies import Policy, Signal
+from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, local, needs_text
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
@@ -23,6 +23,7 @@ from kvatlas.sweeps.worker import Job, fitting_batch
 
 if TYPE_CHECKING:
     from kvatlas.engine import Engine
+    from kvatlas.engine.timing import TimedEngine
 
 #: Steps that a plan times.
 TIMED_STEPS = 32
@@ -63,7 +64,7 @@ class Progress:
 
 
 def measure(plan: Plan) -> float | None:
-    """Return the tokens per second that all workers of this machine decode, from a few timed steps of each model.
+    """Return the tokens per second that all workers of this machine decode, from timed steps and compressions.
 
     The rows are prompts of the plan under its policies; on a GPU a worker's batch with as many cached tokens as rows
     have on average. Returns None for models of the hub, which may need a download.
@@ -87,34 +88,53 @@ def measure(plan: Plan) -> float | None:
 
 def _seconds_on_cpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
     """Return the seconds for one token of a worker, without those for prompts."""
-    from kvatlas.engine import Engine
+    from kvatlas.engine.timing import TimedEngine
 
     model = job.model
     benchmark = for_model(plan.benchmarks[0], model.reads)
     problems = plan.problems[benchmark.name][:TIMED_ROWS]
     texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
     rows = min(fitting_batch(job, chosen, plan.trees(model), loaded=False), TIMED_ROWS)
-    engine = Engine(model, model.load(), chosen, job.sampling, rows)
+    engine = TimedEngine(model, model.load(), chosen, job.sampling, rows)
     _timed(engine, chosen, texts, 1)
     # Both read the prompts, the second one decodes more steps.
     prefill_seconds, prefill_tokens = _timed(engine, chosen, texts, 1)
     all_seconds, all_tokens = _timed(engine, chosen, texts, 1 + TIMED_STEPS)
     seconds = max(all_seconds - prefill_seconds, 1e-9)
-    return seconds / max(1, all_tokens - prefill_tokens)
+    return seconds / max(1, all_tokens - prefill_tokens) + _compression_seconds(plan, engine, chosen)
 
 
 def _seconds_on_gpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
-    """Return the seconds for one token of a worker, without those for prompts, compressions and compilers."""
-    from kvatlas.engine import Engine
+    """Return the seconds for one token of a worker, without those for prompts and compilers."""
+    from kvatlas.engine.timing import TimedEngine
 
     # A batch stays full, since no trace ends.
     model = replace(job.model, overrides=models.ENDLESS)
     loaded = model.load()
     traces = plan.trees(model) * len(chosen)
     rows = min(fitting_batch(job, chosen, plan.trees(model)), traces)
-    engine = Engine(model, loaded, chosen, job.sampling, rows)
+    engine = TimedEngine(model, loaded, chosen, job.sampling, rows)
     seconds, tokens = engine.time_steps(chosen, plan.mean_cached(model), TIMED_STEPS)
-    return seconds / tokens
+    return seconds / tokens + _compression_seconds(plan, engine, chosen)
+
+
+def _compression_seconds(plan: Plan, engine: TimedEngine, chosen: Sequence[Policy]) -> float:
+    """Return the seconds that compressions add to a token on average, from one compression of each kind of policy.
+
+    A row decodes as many tokens between two compressions as one of them evicts.
+    """
+    prompt = plan.longest_prompt(engine.handle)
+    longest = plan.longest_trace(engine.handle)
+    seconds_by_name: dict[str, float] = {}
+    total = 0.0
+    for policy in chosen:
+        if not isinstance(policy, CompressingPolicy) or policy.budget.most(prompt) >= longest:
+            continue
+        if policy.name not in seconds_by_name:
+            seconds, evicted = engine.time_compression(policy, prompt, policy.budget.most(prompt))
+            seconds_by_name[policy.name] = seconds / max(1, evicted)
+        total += seconds_by_name[policy.name]
+    return total / len(chosen)
 
 
 def _timed(
