@@ -9,8 +9,9 @@ The panel is that of panel.py. Parts, each in a folder of its own under `--out`:
 - `rivals`: the full cache and all policies at two settings.
 - `maps`: `rkv` and `snapkv`, 4 windows by 5 ratios.
 - `bytes`: tokens against bits at equal memory, `full` and three policies at 16, 8 and 4 bits.
-- `prompt`: policies that keep the whole prompt, and that may forget it, with the same number of cached tokens, on the
-  problems with short prompts.
+- `prompt`: policies that keep the whole prompt, and that may forget it, with the same number of cached tokens.
+
+The budgets of the last two count the prompt, so they take the problems with short prompts alone.
 
 Models without think tags have no thinking: `ratio_over: thinking` and `budget_over: thinking` count all new tokens. A
 greedy sample of each problem; two cores decode 40 to 60 tokens a second with the model of 0.5B parameters, and about 30
@@ -22,12 +23,13 @@ with that of 1.5B, so a part is a night. Give `--head` for `dynts`, trained on t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import kvatlas
 from kvatlas import benchmarks, models
+from kvatlas.sweeps import Progress
 
 BUDGET = 192
 WINDOWS = [32, 64, 96, 128]
@@ -40,10 +42,11 @@ OVER = {"ratio_over": "thinking", "budget_over": "thinking"}
 MEMORY_TOKENS = 288
 BITS = (16, 8, 4)
 #: Tokens that stay after a compression, the prompt included, and the new ones until the next one.
-KEPT = 192
+KEPT = 128
 EVERY = 64
+PROMPT_WINDOW = 32
 #: Tokens of the longest prompt of which all, and the local window, may stay.
-LONGEST_PROMPT = 124
+LONGEST_PROMPT = 94
 
 
 def rivals(head: str) -> Iterator[dict[str, Any]]:
@@ -74,10 +77,11 @@ def equal_bytes(memory: str) -> Iterator[dict[str, Any]]:
             yield {"policy": policy, "kv_budget": memory, "local_window": 64, "ratio": 0.3, **packed}
 
 
-def prompts() -> Iterator[dict[str, Any]]:
-    for policy in ("random", "h2o", "snapkv", "rkv"):
+def prompts(policies: Sequence[str]) -> Iterator[dict[str, Any]]:
+    common = {"kv_budget": KEPT, "every": EVERY, "local_window": PROMPT_WINDOW}
+    for policy in policies:
         for keeps in (True, False):
-            yield {"policy": policy, "keep_prompt": keeps, "kv_budget": KEPT, "every": EVERY, "local_window": 64}
+            yield {"policy": policy, "keep_prompt": keeps, **common}
 
 
 def with_short_prompts(panel: Path, model: str, out: Path) -> Path:
@@ -95,6 +99,9 @@ def with_short_prompts(panel: Path, model: str, out: Path) -> Path:
 def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return the sweep of a part."""
     panel = options.panel
+    if part in ("bytes", "prompt"):
+        # Their budgets hold the prompt too.
+        panel = with_short_prompts(panel, options.model, options.out / "short.jsonl")
     if part == "rivals":
         settings = list(rivals(options.head))
     elif part == "maps":
@@ -103,8 +110,7 @@ def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
         token_bytes = models.find(options.model).kv_bytes_per_token
         settings = list(equal_bytes(f"{MEMORY_TOKENS * token_bytes // 1024}KiB"))
     else:
-        settings = list(prompts())
-        panel = with_short_prompts(panel, options.model, options.out / "short.jsonl")
+        settings = list(prompts(options.policies))
     sampling = {"temperature": 0.0, "max_new_tokens": options.max_new_tokens}
     return {
         "models": [options.model],
@@ -118,6 +124,12 @@ def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def show(progress: Progress) -> None:
+    """Print every 50th trace."""
+    if progress.done % 50 == 0:
+        print(f"{progress.done:,} of {progress.total:,} traces", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2.5-coder-1.5b")
@@ -127,10 +139,14 @@ def main() -> None:
     parser.add_argument("--problems", type=int, help="the first problems of the panel (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=900)
     parser.add_argument("--head", default="", help="a head for dynts")
+    names = ["random", "h2o", "snapkv", "rkv"]
+    parser.add_argument("--policies", nargs="+", default=names, help="policies with the prompt and without")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     for part in options.parts:
-        run = kvatlas.sweep(spec(part, options), options.out / part, workers=options.workers, on_message=print)
+        run = kvatlas.sweep(
+            spec(part, options), options.out / part, workers=options.workers, on_trace=show, on_message=print
+        )
         print(run.cells()[["policy", "local_window", "ratio", "value", "low", "high"]].to_string())
 
 
