@@ -1,4 +1,4 @@
-"""What the autopsies of runs show, cell by cell: `kvatlas autopsy` made them.
+"""The findings of the autopsies of runs, cell by cell: `kvatlas autopsy` made them.
 
 For each cell its summary with intervals, and a row for each lost answer: the problem, the kind of death, the number of
 tokens of the cause, the spans tried, the replays of the search and of the tests, and how many of the held-out answers

@@ -112,6 +112,39 @@ def test_the_kept_adaptive_sweeps_break_no_margin() -> None:
     assert all(row["tokens_where_decided"] <= 0.33 for row in rows if row["tokens_where_decided"] is not None)
 
 
+def test_the_kept_rules_of_death_agree_with_walks_that_know_the_truth() -> None:
+    languages = kept("death_rules")["languages"]
+    assert set(languages) == {"CHAIN", "WORDS", "SEQBENCH"}
+    assert all(one["agree"] >= 0.95 for one in languages.values())
+
+
+@pytest.mark.parametrize(
+    ("last_step", "answer", "verdict"),
+    [
+        ("Ann has 2 more pens than Bob: 3 + 2 = 5.", "Bob 3, Ann 5", "other"),
+        ("Ann has 2 more pens than Bob: 7 + 2 = 9.", "Bob 7, Ann 9", "value"),
+        ("Ann has 2 more pens than Bob: 3 + 2 = 6.", "Bob 3, Ann 6", "value"),
+        ("So far Bob 3.", "Bob 3, Ann 9", "missing"),
+    ],
+)
+def test_a_walk_tells_false_values_from_missing_steps(
+    monkeypatch: pytest.MonkeyPatch, last_step: str, answer: str, verdict: str
+) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    walks = importlib.import_module("death_rules").WALKS
+    question = "Ann has 2 more pens than Bob. Bob has 3 pens. How many pens does Ann have?"
+    text = f"2. Bob has 3 pens.\n{last_step}\n</think>\n{answer}. Answer: 5"
+    assert walks["WORDS"](question, "Bob 3, Ann 5. Answer: 5", text) == verdict
+
+
+def test_the_kept_causes_restore_more_than_random_tokens_do() -> None:
+    cells = kept("autopsies")["cells"]
+    embedded = [cell["summary"] for cell in cells if cell["model"].startswith("embedded:")]
+    assert len(embedded) >= 3
+    assert all(summary["held_out"]["cause_over_random"]["low"] > 0 for summary in embedded)
+    assert all(summary["replays"] <= 60 for summary in embedded)
+
+
 def test_what_the_prompt_explains_is_the_spread_that_was_planted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies points apart with a prompt that may be forgotten, and alike with one that is kept and worth 20."""
     monkeypatch.syspath_prepend(BENCH)

@@ -79,7 +79,7 @@ def _title(every: SizeGroup) -> str:
     cause = every.arms["cause"]
     others = every.arms["random"]
     return (
-        f"{percent_text(cause.value, 0)} % of these lost answers are right with their saving tokens put back, "
+        f"{percent_text(cause.value, 0)} % of these lost answers are right with saving tokens put back, "
         f"{percent_text(others.value, 0)} % with random ones"
     )
 
