@@ -1,10 +1,12 @@
 """Comparison of expressions by math-verify and sympy, in a process with limits on time and memory.
 
 Symbolic algebra on a model's answer may take any time and memory. The process is a plain subprocess with pipes
-(`python -P -m kvatlas.benchmarks.judges SECONDS BYTES`), because that starts from any thread, daemonic worker or actor;
-with -P no file of the working folder takes the place of a library. A request is a line of JSON, [reference, text,
-find_in_text], and so is the reply, true or false. A process that does not reply in time, or whose reply is not waited
-for, is killed and replaced.
+(`python -P -m kvatlas.benchmarks.judges BYTES`), because that starts from any thread, daemonic worker or actor; with -P
+no file of the working folder takes the place of a library. A request is a line of JSON, [reference, text, find_in_text,
+seconds], and so is the reply, [true or false, seconds]. A process that does not reply in time, or whose reply is not
+waited for, is killed and replaced.
+
+Times are those of the process on its CPU, so that a grade does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -22,19 +25,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from kvatlas.core import KvatlasError
 
-#: Seconds for one comparison.
-COMPARISON_SECONDS = 5
+#: CPU seconds for one comparison.
+COMPARISON_SECONDS = 5.0
 #: Bytes of address space of the process.
 MEMORY_BYTES = 2 * 2**30
-#: Seconds for all comparisons of one answer, whose parts may be many.
+#: CPU seconds for all comparisons of one answer, whose parts may be many.
 ANSWER_SECONDS = 10.0
-#: Seconds for the start of the process, which imports its libraries.
-START_SECONDS = 120.0
+#: Whether a process can be stopped after so much time on its CPU; else its time is that of a clock.
+HAS_CPU_LIMIT = hasattr(signal, "setitimer")
+#: Seconds by the clock after which a process is stopped, for each CPU second that it may take.
+CLOCK_SECONDS = 20.0 if HAS_CPU_LIMIT else 1.0
+#: Seconds by the clock for the start of the process, which imports its libraries.
+START_SECONDS = 600.0
 
 
 class Equality(Enum):
@@ -52,7 +60,7 @@ _Request = tuple[str, str, bool]
 class Judge:
     """A process that compares expressions, one at a time, for any number of threads; started on demand."""
 
-    def __init__(self, seconds: int = COMPARISON_SECONDS) -> None:
+    def __init__(self, seconds: float = COMPARISON_SECONDS) -> None:
         self.seconds = seconds
         #: A forked child leaves the process of its parent alone.
         self.owner_pid = os.getpid()
@@ -65,17 +73,20 @@ class Judge:
         with self._lock:
             if self.process is None or self.process.poll() is not None:
                 self._start()
-            seconds = min(self.seconds, _deadline.get() - time.monotonic())
+            allowance = _allowance.get() or _Allowance(math.inf)
+            seconds = min(self.seconds, allowance.seconds)
             if seconds <= 0:
                 return Equality.TIMEOUT
-            return self._exchange((reference, text, find_in_text), seconds)
+            result, taken = self._exchange((reference, text, find_in_text), seconds, CLOCK_SECONDS * seconds)
+            allowance.seconds -= taken
+            return result
 
     def _start(self) -> None:
         self.close()
         # One thread: several reserve more address space than the limit allows.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvatlas.benchmarks.judges", str(self.seconds), str(MEMORY_BYTES)],
+            [sys.executable, "-P", "-m", "kvatlas.benchmarks.judges", str(MEMORY_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -83,26 +94,30 @@ class Judge:
             text=True,
             encoding="utf-8",
         )
-        if self._exchange(("1", "1", False), START_SECONDS) is Equality.TIMEOUT:
+        if self._exchange(("1", "1", False), COMPARISON_SECONDS, START_SECONDS)[0] is Equality.TIMEOUT:
             raise KvatlasError("Answers cannot be compared: the process that runs math-verify does not start.")
 
-    def _exchange(self, request: _Request, seconds: float) -> Equality:
-        """Send a request and return the reply. A process that does not reply in time, or ends, is killed."""
+    def _exchange(self, request: _Request, seconds: float, clock_seconds: float) -> tuple[Equality, float]:
+        """Send a request that may take so many CPU seconds; return the reply and the seconds that it took.
+
+        A process that does not reply in time, or ends, is killed.
+        """
         process = self.process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(seconds, process.kill)
+        timer = threading.Timer(clock_seconds, process.kill)
         try:
             timer.start()
-            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.write(json.dumps([*request, seconds]) + "\n")
             process.stdin.flush()
-            return Equality(json.loads(process.stdout.readline()))
+            is_equal, taken = json.loads(process.stdout.readline())
+            return Equality(is_equal), taken
         except BaseException as error:
             # After an interrupt the reply would be read as that to the next request.
             self.close()
             if isinstance(error, OSError | ValueError):
-                return Equality.TIMEOUT
+                return Equality.TIMEOUT, seconds
             raise
         finally:
             timer.cancel()
@@ -119,18 +134,29 @@ class Judge:
 
 _judge: Judge | None = None
 _lock = threading.Lock()
-#: The time (monotonic) when the comparisons of the present answer have to end.
-_deadline: ContextVar[float] = ContextVar("deadline", default=float("inf"))
+
+
+@dataclass
+class _Allowance:
+    """The CPU seconds that are left to the comparisons of an answer."""
+
+    seconds: float
+
+
+_allowance: ContextVar[_Allowance | None] = ContextVar("allowance", default=None)
 
 
 @contextlib.contextmanager
 def one_answer() -> Iterator[None]:
     """Limit the time of all comparisons inside, which are those of the parts of one answer."""
-    token = _deadline.set(min(_deadline.get(), time.monotonic() + ANSWER_SECONDS))
+    if _allowance.get() is not None:
+        yield
+        return
+    token = _allowance.set(_Allowance(ANSWER_SECONDS))
     try:
         yield
     finally:
-        _deadline.reset(token)
+        _allowance.reset(token)
 
 
 def compare(reference: str, text: str, find_in_text: bool = False) -> Equality:
@@ -255,24 +281,24 @@ def _limit_memory(size: int) -> None:
 
 def _limit_time(seconds: float) -> None:
     # A process over its time ends by a signal, even after its parent has ended.
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+    if HAS_CPU_LIMIT:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def main() -> None:
     """Reply to requests until the input ends or memory runs out."""
-    seconds = int(sys.argv[1])
-    memory = int(sys.argv[2])
+    memory = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Before any limit: the import takes longer than a comparison.
     comparer = _Comparer()
     _limit_memory(memory)
     for line in sys.stdin:
-        _limit_time(seconds + 1)
-        reference, text, find_in_text = json.loads(line)
-        reply = comparer.equal(reference, text, find_in_text)
+        reference, text, find_in_text, seconds = json.loads(line)
+        began = time.process_time()
+        _limit_time(seconds)
+        is_equal = comparer.equal(reference, text, find_in_text)
         _limit_time(0)
-        print(json.dumps(reply), flush=True)
+        print(json.dumps([is_equal, time.process_time() - began]), flush=True)
 
 
 if __name__ == "__main__":
