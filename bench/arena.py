@@ -3,19 +3,22 @@
     kvatlas sweep arena --out runs/arena
     python bench/arena.py --runs runs/arena --out bench/results/arena.json
 
-Several runs may be given. For each model `rows` has the differences to `random` with the same values, in points, with
-95 % limits that hold for all settings of the model at once (kvatlas.stats.against). For each budget, `prompt` has, over
-all policies that are there with the prompt kept and without: `kept_minus_not`, the mean gain by keeping the prompt, and
-`spread_kept` and `spread_not`, the standard deviation of Pass@1 between policies, from which the sampling error is
-taken out, so that policies which are alike have a spread near 0; `explained` is the share of the variance between
-policies that is gone when all of them keep the prompt. Intervals are 95 % and come from problems drawn again within
-each benchmark (bootstrap, 2,000 times).
+Several runs may be given. With `--skip 60` the first 60 problems of each benchmark are left out, for a second look at
+problems that were decoded later. For each model `rows` has the differences to `random` with the same values, in
+points, with 95 % limits that hold for all settings of the model at once (kvatlas.stats.against). For each budget,
+`prompt` has, over all policies that are there with the prompt kept and without: `kept_minus_not`, the mean gain by
+keeping the prompt, and `spread_kept` and `spread_not`, the standard deviation of Pass@1 between policies, from which
+the sampling error is taken out, so that policies which are alike have a spread near 0; `explained` is the share of
+the variance between policies that is gone when all of them keep the prompt. Intervals are 95 % and come from problems
+drawn again within each benchmark (bootstrap, 2,000 times).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +26,10 @@ from numpy.typing import NDArray
 
 from common import arguments, keep
 from kvatlas.core import Setting, grouped
+from kvatlas.results import Store
 from kvatlas.stats.against import AgainstTable, against_policy
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.table import CellTraces
+from kvatlas.stats.table import CellTraces, TraceTable
 
 Floats = NDArray[np.float64]
 #: The policy that the others are compared with.
@@ -109,6 +113,15 @@ def prompt_of(run: RunData, model: str) -> list[dict[str, Any]]:
     return found
 
 
+def opened(folder: str, skip: int) -> RunData:
+    """Return the run of a folder without the first problems of each benchmark."""
+    with Store.open(Path(folder)) as store:
+        promise = store.manifest()
+        cells = [replace(cell, problems=cell.problems[skip:]) for cell in promise.expected]
+        manifest = replace(promise, expected=tuple(cells))
+        return RunData(manifest, TraceTable(manifest, store.columns()), folder=Path(folder))
+
+
 def rows_of(table: AgainstTable) -> list[dict[str, Any]]:
     rows = []
     for row in table.rows:
@@ -136,10 +149,10 @@ def print_table(model: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, runs={"nargs": "+", "type": str})
+    options = arguments(__doc__, runs={"nargs": "+", "type": str}, skip=0)
     models = []
     for folder in options.runs:
-        run = RunData.open(folder)
+        run = opened(folder, options.skip)
         for table in against_policy(run, AGAINST):
             rows = rows_of(table)
             print_table(table.model, rows)
