@@ -7,7 +7,7 @@ passes the backend and the batch as `kvatlas` (`models.attention.attention_funct
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from operator import add
@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvatlas.core import KvatlasError
-from kvatlas.engine.cache import PAGE, CachedSequence, KVCache, Layer
+from kvatlas.engine.cache import PAGE, KVCache, Layer
+from kvatlas.engine.parts import CachedSequence
 from kvatlas.models.fused import FusedLayer
 from kvatlas.native import Native, PagedBatch, PagedLayer
 from kvatlas.native.decoder import DecoderLayer, DecoderPass
@@ -30,12 +31,15 @@ CHUNK = 256
 class Group(NamedTuple):
     """Sequences with equally many new tokens: their indices in the batch, their tokens [sequences, new], the slots of
     their cached tokens [sequences, longest], and a mask of the tokens that each new one sees [sequences, new, longest].
+
+    A sequence in parts is a group of its own, whose slots are those of no token.
     """
 
     members: list[int]
     tokens: Tensor
     slots: Tensor
     visible: Tensor
+    in_parts: CachedSequence | None = None
 
 
 @dataclass
@@ -118,6 +122,11 @@ class ForwardBatch:
             attention = attention[:, torch.tensor(self.watched, device=attention.device)]
         vars(self)["attention"] = attention
 
+    @cached_property
+    def has_parts(self) -> bool:
+        """True if the heads of some sequence have unlike numbers of tokens."""
+        return any(sequence.spare is not None for sequence in self.sequences)
+
     @property
     def decoding(self) -> bool:
         """True if every sequence has one new token."""
@@ -158,6 +167,9 @@ class ForwardBatch:
             watched = torch.full(self.row.shape, -1, dtype=torch.int32)
             watched[list(self.watched)] = torch.arange(len(self.watched), dtype=torch.int32)
         packed = self.cache.packed
+        parts = self.cache.parts
+        if not self.has_parts:
+            parts = None
         return PagedBatch(
             self.cache.table[self.row],
             torch.tensor(self.starts, dtype=torch.int32),
@@ -168,6 +180,8 @@ class ForwardBatch:
             watched_width=self.attention.shape[-1],
             rows=self.row.int() if packed else None,
             first=torch.tensor(self.first_positions, dtype=torch.int32) if packed else None,
+            parts=None if parts is None else parts.table[self.row],
+            missing=None if parts is None else parts.missing[self.row],
         )
 
     @cached_property
@@ -190,8 +204,13 @@ class ForwardBatch:
         device = self.positions.device
         groups = []
         starts = torch.tensor(self.starts, device=device)
-        for count in dict.fromkeys(self.counts):
-            members = [index for index, new_tokens in enumerate(self.counts) if new_tokens == count]
+        in_parts = {index: sequence for index, sequence in enumerate(self.sequences) if sequence.spare is not None}
+        by_count: dict[int, list[int]] = {}
+        for index, count in enumerate(self.counts):
+            if index not in in_parts:
+                by_count.setdefault(count, []).append(index)
+        for members in [*by_count.values(), *([index] for index in in_parts)]:
+            count = self.counts[members[0]]
             # Indices as a column, to be broadcast against new or against cached tokens.
             column = torch.tensor(members, device=device)[:, None]
             new = torch.arange(count, device=device)
@@ -199,8 +218,9 @@ class ForwardBatch:
             logical = torch.arange(longest, device=device)
             # A new token sees all earlier ones and itself.
             visible = logical <= (self.length[column] + new)[..., None]
-            slots = self.slots(self.row[column], logical)
-            groups.append(Group(members, starts[column] + new, slots, visible))
+            sequence = in_parts.get(members[0])
+            slots = logical[None] if sequence is not None else self.slots(self.row[column], logical)
+            groups.append(Group(members, starts[column] + new, slots, visible, sequence))
         return groups
 
     def slots(self, rows: Tensor, logical: Tensor) -> Tensor:
@@ -399,6 +419,8 @@ class CpuBackend:
             recent=cache.recent[place],
             bias=None if biases is None else biases.layers[place],
             angles=None if biases is None else biases.angles(0),
+            place=place,
+            pools=cache.pool_addresses,
         )
 
 
@@ -415,10 +437,13 @@ class ReferenceBackend:
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = batch.cache
-        entered = batch.entered_slots
-        cache.write(layer.place, entered, key, value, batch.positions)
-        if layer.window is not None:
-            cache.watch_window(layer.place)[:, entered] = batch.positions32
+        if batch.has_parts:
+            _write_by_group(batch, layer, key, value)
+        else:
+            entered = batch.entered_slots
+            cache.write(layer.place, entered, key, value, batch.positions)
+            if layer.window is not None:
+                cache.watch_window(layer.place)[:, entered] = batch.positions32
         out = query.new_empty(*query.shape[:2], value.shape[2])
         for group in batch.groups:
             inputs = _group_inputs(batch, layer, group, query, key, value)
@@ -435,6 +460,20 @@ class ReferenceBackend:
             _add_explicit_weights(batch, layer, group, inputs, out)
         batch.keep_recent(layer.place, key, value)
         return out
+
+
+def _write_by_group(batch: ForwardBatch, layer: Layer, key: Tensor, value: Tensor) -> None:
+    """Write new keys and values of a batch in which some sequences are in parts; no layer has a window then."""
+    for group in batch.groups:
+        if group.in_parts is not None:
+            tokens = group.tokens[0]
+            new = (key[tokens].transpose(0, 1), value[tokens].transpose(0, 1))
+            batch.cache.write_into_parts(layer.place, group.in_parts, group.in_parts.length, *new)
+            continue
+        tokens = group.tokens.flatten()
+        first = batch.length[group.members, None]
+        entered = group.slots.gather(1, first + torch.arange(group.tokens.shape[1], device=first.device)).flatten()
+        batch.cache.write(layer.place, entered, key[tokens], value[tokens], batch.positions[tokens])
 
 
 class GroupInputs(NamedTuple):
@@ -455,6 +494,8 @@ def _group_inputs(
     batch: ForwardBatch, layer: Layer, group: Group, query: Tensor, key: Tensor, value: Tensor
 ) -> GroupInputs:
     cache = batch.cache
+    if group.in_parts is not None:
+        return _inputs_in_parts(batch, layer, group, query)
     keys = cache.read(0, layer.place, group.slots).transpose(0, 1)
     values = cache.read(1, layer.place, group.slots).transpose(0, 1)
     visible = group.visible[:, None]
@@ -473,6 +514,21 @@ def _group_inputs(
         first_unpacked = lengths[..., None] - cache.storage.residual
         is_unpacked = (torch.arange(longest, device=query.device) > first_unpacked)[:, None]
         visible = torch.cat([visible & ~is_unpacked, visible & is_unpacked], -1)
+    return GroupInputs(query[group.tokens].transpose(1, 2), keys, values, visible)
+
+
+def _inputs_in_parts(batch: ForwardBatch, layer: Layer, group: Group, query: Tensor) -> GroupInputs:
+    sequence = group.in_parts
+    parts = batch.cache.parts
+    assert sequence is not None
+    assert parts is not None
+    tokens = sequence.length + group.tokens.shape[1]
+    read = replace(sequence, length=tokens)
+    keys = batch.cache.read_sequence(0, layer.place, read)[None]
+    values = batch.cache.read_sequence(1, layer.place, read)[None]
+    missing = parts.missing[sequence.row, layer.place].repeat_interleave(query.shape[1] // keys.shape[1])
+    is_present = torch.arange(tokens, device=query.device) >= missing[:, None]
+    visible = group.visible[:, None] & is_present[:, None]
     return GroupInputs(query[group.tokens].transpose(1, 2), keys, values, visible)
 
 

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from kvatlas.core import KvatlasError, Sampling, Storage, reason
 from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, PassAttention, ReferenceBackend
-from kvatlas.engine.cache import CachedSequence, KVCache
+from kvatlas.engine.cache import KVCache
 from kvatlas.engine.flex import FlexBackend
 from kvatlas.engine.graphs import CudaGraphRunner
+from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
 from kvatlas.engine.scheduler import Peak, Scheduler
@@ -39,7 +40,7 @@ from kvatlas.models.attention import RowStates, attention_function, own_attentio
 from kvatlas.models.compiled import compiled_layers
 from kvatlas.models.key_biases import KeyBiases, find_key_biases
 from kvatlas.native import load
-from kvatlas.policies import Policy, Signal
+from kvatlas.policies import Policy, Signal, has_unequal_budgets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,8 +109,11 @@ class Engine:
         self.sampling = sampling
         self.batch_size = batch_size
         weight = next(model.parameters())
-        self.backend = backend_for(weight.device, weight.dtype, backend)
         policies = list(policies)
+        if backend is None and weight.device.type != "cpu" and any(map(has_unequal_budgets, policies)):
+            # The compiled kernels of a GPU know whole pages alone.
+            backend = "reference"
+        self.backend = backend_for(weight.device, weight.dtype, backend)
         self.collector = SignalCollector(policies)
         #: The form of keys and values in the cache, at first that of the first policy.
         self.storage = policies[0].storage if policies else Storage()
@@ -219,7 +223,7 @@ class Engine:
 
     @property
     def cached_tokens(self) -> int:
-        return sum(row.cached.length for row in list(self.scheduler.rows))
+        return sum(row.cached.tokens for row in list(self.scheduler.rows))
 
     @property
     def evicted_tokens(self) -> int:
@@ -472,12 +476,12 @@ class Engine:
 
     def _take(self, row: Row[Any], count: int, tokens: Sequence[int], prompt: bool) -> bool:
         """Note that `count` tokens went into a row's cache, and its new `tokens`; return True if it has finished."""
-        length = row.cached.length
+        length = row.cached.tokens
         row.cached.length += count
         row.position += count
         if prompt:
             row.prompt_left -= count
-            row.kv_peak = row.cached.length
+            row.kv_peak = row.cached.tokens
         for cached, token in enumerate(tokens, length + 1):
             self.decoded_tokens += 1
             if not prompt:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kvatlas.core import EvictionTrace, Sampling, Usage
-from kvatlas.engine.cache import CachedSequence, KVCache, Snapshot
+from kvatlas.engine.cache import KVCache, Snapshot
+from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.signals import Signals, score_state, state_name
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, ScoreMemory, select_tokens
@@ -102,11 +103,12 @@ class EvictionLog:
     evicted_at: Tensor | None = None
 
     def after(self, kept: Tensor, position: int, output_tokens: int) -> EvictionLog:
-        """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept].
+        """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept], of
+        which -1 is none.
 
         `position` counts all tokens so far, evicted ones included; `output_tokens` the new tokens so far.
         """
-        holders = torch.bincount(kept.flatten(), minlength=position).to("cpu")
+        holders = torch.bincount(kept[kept >= 0], minlength=position).to("cpu")
         evicted_at = torch.zeros(position, dtype=torch.long)
         if self.evicted_at is not None:
             evicted_at[: len(self.evicted_at)] = self.evicted_at
@@ -147,7 +149,8 @@ class Row(Generic[K]):
     tokens: list[int] = field(default_factory=list)
     position: int = 0
     thinking_end: int | None = None
-    #: True positions [layers or 1, KV heads or 1, kept] after the last compression; from `since` on the cache has all.
+    #: True positions [layers or 1, KV heads or 1, kept] after the last compression, -1 for none; from `since` on the
+    #: cache has all.
     kept: Tensor | None = None
     since: int = 0
     #: The tokens older than the local window that the last compression kept: of the prompt, of the answer.
@@ -182,7 +185,7 @@ class Row(Generic[K]):
 
     def due(self) -> tuple[Policy, ...]:
         """Return the policies that compress now: a compression that can drop nothing does not take place."""
-        length = self.cached.length
+        length = self.cached.tokens
         if self.trigger is None or length < self.trigger:
             return ()
         prompt = len(self.request.prompt)
@@ -206,14 +209,14 @@ class Row(Generic[K]):
         answer = self.kept_answer
         if self.thinking_end is not None:
             answer += max(0, stop - max(start, prompt_length + self.thinking_end))
-        return self.cached.length - policy.local_window, prompt + answer, prompt
+        return self.cached.tokens - policy.local_window, prompt + answer, prompt
 
     def next_trigger(self) -> int | None:
         """Return the cache length at the next compression of any policy."""
         prompt = len(self.request.prompt)
         budgets = [policy.budget for policy in self.policies if policy.budget is not None]
         if self.compressions:
-            return min((budget.next(prompt, self.cached.length, self.position) for budget in budgets), default=None)
+            return min((budget.next(prompt, self.cached.tokens, self.position) for budget in budgets), default=None)
         return min((budget.first(prompt) for budget in budgets), default=None)
 
     def append(self, model: ModelHandle, token: int) -> bool:
@@ -292,7 +295,6 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         checkpoints[row.position] = Checkpoint.of(cache, row)
     length = row.cached.length
     prompt_length = len(row.request.prompt)
-    slots = cache.slots(row.cached)
     layers, heads = policy.scope.width(model.shape)
     fresh = torch.arange(row.since, row.position, device=cache.device).expand(layers, heads, -1)
     positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
@@ -319,8 +321,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             length=row.position,
             stream=row.request.stream,
             columns=columns,
-            key=lambda layer: cache.read(0, layer, slots),
-            value=lambda layer: cache.read(1, layer, slots),
+            key=lambda layer: cache.read_sequence(0, layer, row.cached),
+            value=lambda layer: cache.read_sequence(1, layer, row.cached),
             query=recent_queries,
             window=lambda layer: cache.layers[layer].window,
             scaling=lambda layer: cache.layers[layer].scaling,
@@ -334,16 +336,20 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     )
     if memory is not None:
         row.scored_at = memory.length
-    evicted = length - kept.shape[-1]
+    is_kept = kept >= 0
+    evicted = row.cached.tokens - int(is_kept.sum()) // (layers * heads)
     if not evicted:
         if checkpoints is not None:
             checkpoints.pop(row.position).drop()
         return 0
-    cache.compact(row.cached, kept, states)
-    row.kept = positions.gather(-1, kept)
+    if policy.budgets == "equal":
+        cache.compact(row.cached, kept, states)
+    else:
+        cache.compact_unequally(row.cached, kept, states)
+    row.kept = positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1)
     row.since = row.position
     older = row.kept[0, 0, : -policy.local_window]
-    row.kept_prompt = int((older < prompt_length).sum())
+    row.kept_prompt = int(((older >= 0) & (older < prompt_length)).sum())
     if row.thinking_end is not None:
         row.kept_answer = int((older >= prompt_length + row.thinking_end).sum())
     row.evictions = row.evictions.after(row.kept, row.position, len(row.tokens))

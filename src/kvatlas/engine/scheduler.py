@@ -19,7 +19,7 @@ from kvatlas.engine.flex import BLOCK
 from kvatlas.engine.rows import Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle
-from kvatlas.policies import Policy, Signal
+from kvatlas.policies import Policy, Signal, has_unequal_budgets
 
 #: A request starts while fewer settings are open than OPEN_SETTINGS times the batch, or fewer requests than one for
 #: ROWS_PER_REQUEST rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their
@@ -205,7 +205,7 @@ class Scheduler:
         if self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
             return 0
         most = max(1, min(SCRIPT_TOKENS, SCRIPT_LOGITS // self.model.vocabulary) // len(rows))
-        before_compression = [row.trigger - row.cached.length for row in rows if row.trigger is not None]
+        before_compression = [row.trigger - row.cached.tokens for row in rows if row.trigger is not None]
         # The script's last token never goes through the model.
         before_end = len(script) - len(first.tokens)
         return max(0, min([most, *before_compression, before_end]) - 1)
@@ -313,6 +313,9 @@ def _peak(
     bounded_rows = rows - unbounded_rows if budgets else 0
     pages = unbounded_rows * pages_for(longest, page_size)
     pages += bounded_rows * pages_for(min(longest, largest_budget), page_size)
+    # The parts of a head are rounded up, as pages are, and the last page of a sequence is not all shared out.
+    if any(map(has_unequal_budgets, policies)):
+        pages += 2 * bounded_rows
 
     # A snapshot that outlives its trunk stays until every branch of its tree has a row.
     open_settings = min(trees * settings, most_open)
@@ -329,6 +332,9 @@ def _peak(
     collector = SignalCollector(policies)
     noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
     noted_tokens = longest if unbounded_rows else largest_budget
+    if any(map(has_unequal_budgets, policies)):
+        # A pyramid gives its first layer up to twice the mean, and one choice for a layer can give a single head all.
+        noted_tokens = min(longest, largest_budget * max(2, shape.kv_heads))
     query_bytes = collector.query_window * shape.layers * shape.heads * shape.head_dim * element_bytes
     row_bytes = 4 * noted * noted_tokens + query_bytes + tail_bytes + shape.state_bytes
 

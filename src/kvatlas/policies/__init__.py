@@ -12,7 +12,7 @@ from kvatlas.core import KvatlasError, Setting, refusal
 from kvatlas.former_names import former_names
 from kvatlas.policies import from_file
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy, Policy, parameters
+from kvatlas.policies.contract import CompressingPolicy, Policy, has_unequal_budgets, parameters
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import (
     Scope,
@@ -260,6 +260,7 @@ __all__ = [
     "float_param",
     "floor_ratio",
     "from_setting",
+    "has_unequal_budgets",
     "int_param",
     "of_engine",
     "parameters",

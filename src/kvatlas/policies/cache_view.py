@@ -100,7 +100,8 @@ class ScoreMemory:
 class CacheView:
     """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
 
-    `positions` [..., cached] are true positions, ascending; `columns` [..., cached] the notes of `observe`;
+    `positions` [..., cached] are true positions, ascending, with unequal budgets behind -1 in heads with fewer tokens,
+    whose keys and values are 0 there; `columns` [..., cached] the notes of `observe`;
     `key(layer)` and `value(layer)` return [KV heads, cached, head size], keys with their rotation; `query(layer)`
     returns the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES;
     fewer in a shorter sequence): the last one belongs to the newest cached token. `window(layer)` is the number of

@@ -64,6 +64,8 @@ class Policy:
     columns: ClassVar[tuple[str, ...]] = ()
     #: True if its choices are random, so that another program makes others.
     random: ClassVar[bool] = False
+    #: True if its scores leave out tokens at the position -1, so that heads may have unlike numbers of tokens.
+    unequal: ClassVar[bool] = False
     #: Parameters of its own that a setting names only if they have another value: those younger than stored traces.
     unnamed: ClassVar[Mapping[str, Any]] = {}
     # Without an annotation the next two are no parameters; a policy whose user may choose them annotates them.
@@ -217,6 +219,14 @@ class Full(Policy):
     summary = "keeps every token (no compression)"
 
 
+#: The scopes of each word of `budgets`, none for all.
+BUDGET_SCOPES: Mapping[str, tuple[Scope, ...]] = {
+    "equal": (),
+    "pyramid": (Scope.HEAD, Scope.LAYER),
+    "ada": (Scope.HEAD,),
+}
+
+
 @dataclass(frozen=True)
 class CompressingPolicy(Policy):
     """A policy that compresses; its fields are the parameters of all methods.
@@ -242,6 +252,8 @@ class CompressingPolicy(Policy):
         stay before others, and these in the order of their old scores.
     carry: factor of an old score: a token has the greater one of this share of its old score and its new score, which
         is divided by the greatest; 0 for new scores alone.
+    budgets: tokens of layers and KV heads at the same mean: `equal`; `pyramid` (PyramidKV, fewer in later layers; with
+        the scope head or layer); `ada` (AdaKV, one choice over the heads of a layer; with the scope head).
     """
 
     kv_budget: int | str = budget_param()
@@ -256,6 +268,7 @@ class CompressingPolicy(Policy):
     plan_prefix: int = int_param(0, kw_only=True)
     refresh: int = int_param(1, least=1, kw_only=True)
     carry: float = float_param(0.0, 0, 1, kw_only=True)
+    budgets: str = choice_param("equal", "pyramid", "ada", kw_only=True)
     #: The tokens that a budget in bytes holds; 0 before `bind` names the model. No parameter itself.
     tokens_held: int = field(default=0, kw_only=True, repr=False)
 
@@ -283,6 +296,22 @@ class CompressingPolicy(Policy):
             raise KvatlasError(f"ratio_over is {self.ratio_over!r} beside every {self.every}; leave it out, as ratio.")
         if self.budget_over == "thinking" and not self.keep_prompt:
             raise KvatlasError("budget_over is 'thinking' and keep_prompt is false; expected true.")
+        self._check_budgets()
+
+    def _check_budgets(self) -> None:
+        """Raise KvatlasError for unequal budgets of a policy whose layers or heads choose alike."""
+        scopes = BUDGET_SCOPES[self.budgets]
+        if scopes and self.scope not in scopes:
+            raise KvatlasError(
+                f"budgets is {self.budgets!r} and scope is {str(self.scope)!r}; expected the scope "
+                f"{' or '.join(map(str, scopes))}."
+            )
+        if self.budgets == "equal":
+            return
+        if not self.unequal:
+            raise KvatlasError(f"budgets is {self.budgets!r}; expected 'equal', which {self.name!r} needs.")
+        if self.storage.packed:
+            raise KvatlasError(f"budgets is {self.budgets!r} beside few bits; expected 'equal', or 16 bits.")
 
     def _check_strict_budget(self) -> None:
         """Raise KvatlasError for a rule that does not count the prompt, which a strict budget counts."""
@@ -378,6 +407,11 @@ class CompressingPolicy(Policy):
             if new >= ROOM:
                 return f"; a kv_budget of {tokens} leaves {new} new tokens between two compressions"
         return ""
+
+
+def has_unequal_budgets(policy: Policy) -> bool:
+    """Return True if layers or heads of a policy may keep unlike numbers of tokens."""
+    return isinstance(policy, CompressingPolicy) and policy.budgets != "equal"
 
 
 def allotted(policy: CompressingPolicy, older: int, protected: int, prompt: int) -> tuple[int, int]:

@@ -27,14 +27,15 @@ UNNAMED: Mapping[str, Any] = {
     "plan_prefix": 0,
     "refresh": 1,
     "carry": 0.0,
+    "budgets": "equal",
     "kv_bits": 16,
     "key_bits": 0,
     "value_bits": 0,
     "group": 32,
     "residual": 32,
 }
-#: Those of them that change which tokens stay, never how many.
-OF_SCORES = ("plan_prefix", "refresh", "carry")
+#: Those of them that change which tokens stay, never how many in the mean over the heads.
+OF_SCORES = ("plan_prefix", "refresh", "carry", "budgets")
 #: The units of a budget in bytes, each 1024 of the one before, and such a budget.
 _UNITS = "KMG"
 _BYTES = rf"[0-9]{{1,12}}[{_UNITS}]iB"

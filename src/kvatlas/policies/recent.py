@@ -24,7 +24,8 @@ def logits(cached: CacheView, layer: int) -> Tensor:
         products = softcap * (products / softcap).tanh()
     query_at = torch.arange(cached.length - count, cached.length, device=key.device)
     back = query_at[:, None] - positions(cached, layer)[:, None, None, :]
-    unseen = (back < 0) | (back >= (cached.window(layer) or cached.length))
+    # A slot without a token has the position -1.
+    unseen = (back < 0) | (back >= (cached.window(layer) or cached.length)) | (back > query_at[:, None])
     return products.masked_fill(unseen, float("-inf"))
 
 

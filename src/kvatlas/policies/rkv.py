@@ -11,7 +11,7 @@ from kvatlas.machine import compiled, compiles
 from kvatlas.policies.cache_view import CacheView, Signal
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
-from kvatlas.policies.recent import logits, observing, pooled
+from kvatlas.policies.recent import logits, observing, pooled, positions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +57,7 @@ class RKV(CompressingPolicy):
     name = "rkv"
     version = 2
     summary = "keeps tokens that recent queries attend to and that no later token repeats"
+    unequal = True
     paper = "R-KV, arXiv 2505.24133"
     published = {
         "queries": "8",
@@ -73,18 +74,19 @@ class RKV(CompressingPolicy):
             inside = observing(cached, layer, self.queries)
             before = logits(cached, layer).amax(1).masked_fill(inside[:, None], float("-inf"))
             importance = pooled(before.softmax(-1).nan_to_num(0.0).mean(1), self.kernel, "max")
-            repeated = redundancy(cached.key(layer), self.threshold, self.unlike == "first")
+            missing = (positions(cached, layer) < 0).sum(-1, keepdim=True)
+            repeated = redundancy(cached.key(layer), self.threshold, self.unlike == "first", missing)
             return (self.mix * importance - (1 - self.mix) * repeated).masked_fill(inside, float("inf"))
 
         return cached.each_layer(mixed)
 
 
-def redundancy(key: Tensor, threshold: float, spare_first: bool = False) -> Tensor:
+def redundancy(key: Tensor, threshold: float, spare_first: bool = False, missing: Tensor | int = 0) -> Tensor:
     """Return the share of each token's key [KV heads, cached, head size] in the repetition of keys; the sum is 1.
 
     The sum over i of the similarities of keys i and j is the product of key j and the sum of all keys, so that only the
     spared similarities need a search. With `spare_first` a key that is similar to no other spares the similarity to the
-    first token, as in the authors' code.
+    first token, as in the authors' code. The first `missing` [KV heads or 1, 1] keys are 0 and have no share.
     """
     import torch
     from torch.nn import functional as F
@@ -94,13 +96,15 @@ def redundancy(key: Tensor, threshold: float, spare_first: bool = False) -> Tens
     total = exact @ exact.sum(1).unsqueeze(-1) - exact.square().sum(-1, keepdim=True)
     newest = newest_similar(unit, threshold)
     if spare_first:
-        newest = newest.clamp(min=0)
+        newest = newest.maximum(torch.as_tensor(missing, device=key.device))
     # A key's similarity to itself is not in the sum.
-    spared = (newest >= 0) & (newest != torch.arange(key.shape[1], device=key.device))
+    index = torch.arange(key.shape[1], device=key.device)
+    spared = (newest >= 0) & (newest != index)
     newest = newest.clamp(min=0)
     similarity = (exact * exact.gather(1, newest[..., None].expand_as(exact))).sum(-1)
     total = total.squeeze(-1).scatter_add(1, newest, -similarity * spared)
-    return (total / key.shape[1]).softmax(-1).to(key.dtype)
+    means = total / (key.shape[1] - missing)
+    return means.masked_fill(index < missing, float("-inf")).softmax(-1).to(key.dtype)
 
 
 def newest_similar(unit: Tensor, threshold: float) -> Tensor:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
+from kvatlas.policies.budgets import unequal_choice
 from kvatlas.policies.cache_view import CacheView
 from kvatlas.policies.contract import CompressingPolicy, allotted
 from kvatlas.policies.score_memory import recall_scores
@@ -30,13 +31,15 @@ def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[T
     positions = cached.positions[..., :older]
     protected = torch.zeros_like(positions, dtype=torch.bool)
     if policy.keep_prompt:
-        protected |= positions < cached.prompt_length
+        protected |= (positions >= 0) & (positions < cached.prompt_length)
     prompt = _count_in_a_head(protected)
     protected_count = prompt
     if cached.thinking_end is not None:
         protected |= positions >= cached.thinking_end
         protected_count = _count_in_a_head(protected)
-    kept_protected, quota = allotted(policy, older, protected_count, prompt)
+    # The mean over the heads, which budgets make an integer.
+    missing = int((positions < 0).sum()) // (positions.shape[0] * positions.shape[1])
+    kept_protected, quota = allotted(policy, older - missing, protected_count, prompt)
     if kept_protected < protected_count:
         protected &= protected.cumsum(-1) <= kept_protected
     return protected, quota
@@ -50,9 +53,9 @@ def _count_in_a_head(protected: Tensor) -> int:
 def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBack | None = None) -> Tensor:
     """Return the slots [..., kept] that stay, ascending: the local window, and older tokens with the highest scores.
 
-    Tokens that are `put_back` take the place of the kept ones with the lowest scores.
+    With unequal budgets those of a head that keeps fewer than another one begin with -1. Tokens that are
+    `put_back` take the place of the kept ones with the lowest scores.
     """
-    import torch
 
     length = cached.positions.shape[-1]
     protected, quota = protected_and_quota(policy, cached)
@@ -75,13 +78,25 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBac
         in_plan = (thought >= 0) & (thought < policy.plan_prefix)
         # Above all other scores but those of protected tokens.
         scores = _protect(scores.clamp(max=sys.float_info.max / 2).masked_fill(in_plan, math.inf), protected)
-    order = scores.argsort(dim=-1, descending=True, stable=True)
     kept_protected = _count_in_a_head(protected)
+    if policy.budgets != "equal":
+        if put_back is not None:
+            raise KvatlasError(f"budgets is {policy.budgets!r}; expected 'equal' where tokens are put back.")
+        return _with_window(
+            unequal_choice(policy.budgets, scores, cached.positions, kept_protected, slots_used), older, length
+        )
+    order = scores.argsort(dim=-1, descending=True, stable=True)
     if put_back is not None:
         order = put_back.overrule(order, cached.positions, kept_protected, slots_used, cached.length)
-    kept = order[..., : kept_protected + slots_used]
-    window = torch.arange(older, length, device=kept.device).expand(*kept.shape[:-1], policy.local_window)
-    return torch.cat([kept.sort(dim=-1).values, window], dim=-1)
+    return _with_window(order[..., : kept_protected + slots_used].sort(dim=-1).values, older, length)
+
+
+def _with_window(kept: Tensor, older: int, length: int) -> Tensor:
+    """Return the slots that stay with those of the local window, from `older` to `length`."""
+    import torch
+
+    window = torch.arange(older, length, device=kept.device).expand(*kept.shape[:-1], -1)
+    return torch.cat([kept, window], dim=-1)
 
 
 def _protect(scores: Tensor, protected: Tensor) -> Tensor:
@@ -127,6 +142,8 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
         )
     older = protected.shape[-1]
     older_scores = _protect(scores[..., :older].double().expand(protected.shape), protected)
+    # Slots without a token.
+    older_scores = older_scores.masked_fill(positions[..., :older] < 0, -math.inf)
     nans = int(older_scores.isnan().sum())
     if nans:
         raise KvatlasError(
