@@ -4,7 +4,7 @@
     python bench/settings.py --policy rkv --settings '{refresh: 1}' '{refresh: 32}' --grid 16 64 112 160
 
 `--settings` are parameters of `--policy`, beside those of `--common`, each as YAML. With `--grid` each is decoded at
-all these local windows, whose time is added. The settings take turns in every round, one thread, a warm-up beforehand that
+all these local windows, whose time is added. The settings take turns in every round, one thread, a warm-up before that
 does not count. `tokens_per_second` are decoded tokens per CPU second, compressions included, the median over rounds;
 `ratio` is the median over rounds of the quotient with the first setting of the round. `peak_kv_tokens` is the greatest
 mean over the heads, `pool_bytes` what the cache took. Prints one JSON document.

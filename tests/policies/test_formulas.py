@@ -1,22 +1,20 @@
 """Every policy against a slow reading of its formula (float64, a token at a time), and against its authors' code."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvatlas import policies
-from kvatlas.core import KvatlasError, Setting
-from kvatlas.models import ModelHandle, Shape
+from kvatlas.core import KvatlasError
+from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, ReferenceTrace, Scope, rkv, select_tokens
 from tests.policies import formulas
+from tests.policies.authors import FACTS, choosing
 from tests.policies.scenes import SHAPE, assert_keeps, make, scene
 
 #: Each scope on a cache of its own.
@@ -299,54 +297,9 @@ def test_similarities_about_the_threshold_are_told_apart(apart: float, monkeypat
     assert torch.equal(rkv._newest_similar_of_all(unit[None], 0.5), wanted)
 
 
-#: What the authors' own code keeps for fixed inputs, with its origin.
-FACTS = json.loads(Path(__file__).with_name("authors.json").read_text())
-
-
-def inputs(
-    seed: int, heads: int, kv_heads: int, tokens: int, size: int, queries: int
-) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Keys, values, queries and statistics of one layer, from numpy's legacy generator: the same in every version."""
-    random = np.random.RandomState(seed)
-
-    def drawn(*sizes: int) -> Tensor:
-        return torch.from_numpy(random.standard_normal(sizes)).float()
-
-    # Keys of few directions, so that some repeat others.
-    directions, which = drawn(kv_heads, 6, size), torch.from_numpy(random.randint(6, size=tokens))
-    keys = directions[:, which] + 0.5 * drawn(kv_heads, tokens, size)
-    values, asking = drawn(kv_heads, tokens, size), drawn(heads, queries, size)
-    real, imaginary = drawn(1, heads, size // 2), drawn(1, heads, size // 2)
-    statistics = {
-        "center_real": real,
-        "center_imag": imaginary,
-        "norm": (real**2 + imaginary**2).sqrt() + drawn(1, heads, size // 2).abs(),
-        "frequency": 100.0 ** -(torch.arange(size // 2) / (size // 2)),
-    }
-    return keys, values, asking, statistics
-
-
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact["name"])
 def test_policies_keep_what_their_authors_code_keeps(fact: dict[str, Any], tmp_path: Path) -> None:
-    sizes, prompt = fact["input"], fact["prompt"]
-    keys, numbers, queries, statistics = inputs(**sizes)
-    values = dict(fact["parameters"])
-    if fact["policy"] == "triattention":
-        save_file(statistics, tmp_path / "statistics.safetensors")
-        values["statistics"] = str(tmp_path / "statistics.safetensors")
-    policy = policies.from_setting(Setting.from_parameters(fact["policy"], kv_budget=sizes["tokens"], **values))
-    shape = Shape(1, sizes["heads"], sizes["kv_heads"], sizes["size"], sizes["size"] * sizes["heads"])
-    cached = replace(
-        scene(policy, 0),
-        model=SimpleNamespace(shape=shape),
-        positions=torch.arange(sizes["tokens"]).expand(1, sizes["kv_heads"], -1),
-        prompt_length=prompt,
-        length=sizes["tokens"],
-        key=lambda _: keys,
-        value=lambda _: numbers,
-        query=lambda _: queries[:, -policy.queries :],
-        scaling=lambda _: sizes["size"] ** -0.5,
-    )
+    policy, cached = choosing(fact, tmp_path)
     (ours,), scores = select_tokens(policy, cached).tolist(), policy.score(cached)[0].double()
     for head, (kept, theirs) in enumerate(zip(ours, fact["kept"], strict=True)):
         apart = scores[head, sorted(set(kept) ^ set(theirs))]
