@@ -69,8 +69,9 @@ def snapkv(queries: int, kernel: int) -> dict[str, Any]:
     }
 
 
-#: Of SnapKV with an observation window of four tokens, which compete with an infinite score.
-OF_FOUR = {"queries": 4, "kernel": 5, "pooling": "avg"}
+#: Of SnapKV with an observation window of two tokens, which compete with an infinite score. PyramidKVPress gives all
+#: layers the same as soon as its last one has less than the window.
+OF_TWO = {"queries": 2, "kernel": 5, "pooling": "avg"}
 PAIRS = [
     *(
         Pair(**pair, again=again, ratio=ratio)
@@ -97,10 +98,10 @@ PAIRS = [
         Pair(
             "snapkv",
             press,
-            {"window_size": 4, "kernel_size": 5},
-            {**OF_FOUR, "budgets": budgets},
+            {"window_size": 2, "kernel_size": 5},
+            {**OF_TWO, "budgets": budgets},
             ratio,
-            factor=0.25,
+            factor=0.5,
             unequal=True,
         )
         for budgets, press in (("ada", "AdaKVPress"), ("pyramid", "PyramidKVPress"))
@@ -150,7 +151,7 @@ def our_mask(real: Activations, pair: Pair) -> Tensor:
 
 
 def mask_of(kept: Tensor, length: int) -> Tensor:
-    """A mask [..., length] of slots, of which -1 is none."""
+    """A mask [..., length] of slots; -1 stands for no slot."""
     # The last column takes what is no slot.
     mask = torch.zeros(*kept.shape[:-1], length + 1, dtype=torch.bool)
     return mask.scatter_(-1, kept.where(kept >= 0, length), True)[..., :length]

@@ -40,8 +40,8 @@ def test_policies_keep_what_presses_keep(real: Activations, theirs: list[Theirs]
         apart = (compared.our_scores * pair.factor - compared.their_scores)[finite].abs()
         assert apart.max() < TOLERANCE * compared.their_scores[finite].abs().max()
     if pair.unequal:
-        # Their floor and series count one token more, and AdaKV compares scores between heads.
-        assert jaccard(compared.ours, compared.theirs).min() > 0.9
+        # Their floor and series count one token more, and equal scores may fall to another head.
+        assert jaccard(compared.ours, compared.theirs).mean() > 0.95
         assert (compared.ours.sum(-1) - compared.theirs.sum(-1)).abs().max() <= 2
         return
     scores = compared.our_scores.flatten(0, 1)

@@ -401,6 +401,26 @@ def h2o_per_query(policy: Any, cached: CacheView, mass: Tensor) -> Score:
     return score
 
 
+def learned(cached: CacheView, scorer: Mapping[str, Tensor], frequency: Sequence[float]) -> Score:
+    """An MLP of the key, turned back to position 0, and the value."""
+
+    def score(cached: CacheView, layer: int, head: int, slot: int) -> float:
+        key = cached.key(layer)[head, slot].double().tolist()
+        half = len(key) // 2
+        at = position(cached, layer, head, slot)
+        turned = [complex(key[i], key[half + i]) * cmath.exp(-1j * at * frequency[i]) for i in range(half)]
+        inputs = [plane.real for plane in turned] + [plane.imag for plane in turned]
+        inputs += cached.value(layer)[head, slot].double().tolist()
+        total = float(scorer["second_bias"][layer, head])
+        for unit in range(scorer["first"].shape[-1]):
+            column = scorer["first"][layer, head, :, unit].tolist()
+            x = sum(a * b for a, b in zip(inputs, column, strict=True)) + float(scorer["first_bias"][layer, head, unit])
+            total += float(scorer["second"][layer, head, unit]) * x * 0.5 * (1 + math.erf(x / math.sqrt(2)))
+        return total
+
+    return score
+
+
 def oracle(policy: Any, cached: CacheView) -> Score:
     reference = cached.reference
     tokens = cached.tokens().tolist()

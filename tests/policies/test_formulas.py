@@ -257,6 +257,18 @@ def test_expected_attention(scope: Scope, seed: int, keep_prompt: bool) -> None:
 
 
 @SCENES
+def test_learned(scope: Scope, seed: int, tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(seed)
+    sizes = {"first": (16, 5), "first_bias": (5,), "second": (5,), "second_bias": ()}
+    scorer = {name: torch.randn(2, 2, *size, generator=random) for name, size in sizes.items()}
+    save_file(scorer, tmp_path / "scorer.safetensors")
+    policy = make("learned", scope=scope, scorer=str(tmp_path / "scorer.safetensors"))
+    cached = scene(policy, seed)
+    cached = replace(cached, model=SimpleNamespace(shape=SHAPE, config=ROTATED, name="of a test"))
+    assert_keeps(policy, cached, formulas.learned(cached, scorer, [100.0 ** -(plane / 4) for plane in range(4)]))
+
+
+@SCENES
 def test_h2o_per_query(scope: Scope, seed: int) -> None:
     policy = make("h2o", scope=scope, per_query=True)
     cached = scene(policy, seed)

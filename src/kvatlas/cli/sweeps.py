@@ -418,6 +418,9 @@ def train(
     loss: Annotated[
         str, typer.Option(help="ranked (ours), scaled (the authors' for R1-Llama) or power (theirs for R1-Qwen).")
     ] = "",
+    target: Annotated[
+        str, typer.Option(help="answer: one head for dynts. kv_head: one for each layer and KV head, for learned.")
+    ] = "answer",
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3000,
     seed: options.Seed = 0,
     max_new_tokens: options.MaxNewTokens = None,
@@ -425,8 +428,16 @@ def train(
     template_values: options.TemplateValues = None,
     work: Work = None,
 ) -> None:
-    """Train a head on the answer's attention in correct full-cache traces; print provenance and quality as JSON."""
-    from kvatlas.sweeps.learning import TrainingData, learn, left_out_as_text
+    """Train a head on later attention in correct full-cache traces; print provenance and quality as JSON.
+
+    The attention is that of the answer, or with --target kv_head that of all later tokens by layer and KV head.
+    """
+    from kvatlas.sweeps.learning import TrainingData, learn, learn_kv_heads, left_out_as_text
+
+    if target not in ("answer", "kv_head"):
+        raise KvatlasError(f"--target is {target!r}; expected answer or kv_head.")
+    if target == "kv_head" and (head != "ours" or loss):
+        raise KvatlasError("--target kv_head has its own head and loss; leave out --head and --loss.")
 
     if out.suffix != ".safetensors":
         raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
@@ -438,7 +449,10 @@ def train(
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
     material = TrainingData(spec, skip, held_out, tokens_per_trace)
     folder = work or out.with_suffix(".work")
-    provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, on_trace=progress_display())
+    if target == "kv_head":
+        provenance = learn_kv_heads(material, folder, out, steps=steps, on_trace=progress_display())
+    else:
+        provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, on_trace=progress_display())
     note(f"learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
     typer.echo(json.dumps(provenance, indent=2))
 

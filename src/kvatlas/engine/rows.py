@@ -103,8 +103,8 @@ class EvictionLog:
     evicted_at: Tensor | None = None
 
     def after(self, kept: Tensor, position: int, output_tokens: int) -> EvictionLog:
-        """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept], of
-        which -1 is none.
+        """Return the log after a compression that kept the positions `kept` [layers or 1, KV heads or 1, kept],
+        with -1 for no token.
 
         `position` counts all tokens so far, evicted ones included; `output_tokens` the new tokens so far.
         """

@@ -30,6 +30,15 @@ def frequencies(model: ModelHandle, device: str = "cpu") -> Tensor:
     return found
 
 
+def turn_back(key: Tensor, places: Tensor, frequency: Tensor) -> Tensor:
+    """Return keys [KV heads, tokens, size] at positions [KV heads or 1, tokens] without their rotation."""
+    import torch
+
+    angle = -places[..., None] * frequency
+    planes = torch.complex(*key.double().chunk(2, dim=-1)) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([planes.real, planes.imag], -1).float()
+
+
 @lru_cache(maxsize=8)
 def _frequencies(config_text: str, device: str) -> Tensor | None:
     import torch

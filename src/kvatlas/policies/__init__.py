@@ -184,6 +184,7 @@ _OURS = {
     "expected_attention": "kvatlas.policies.expected_attention:ExpectedAttention",
     "caote": "kvatlas.policies.caote:CAOTE",
     "dropkv": "kvatlas.policies.dropkv:DropKV",
+    "learned": "kvatlas.policies.learned:Learned",
     "oracle": "kvatlas.policies.oracle:Oracle",
 }
 policies = Policies("policy", "kvatlas.policies", _OURS, _fault)

@@ -53,11 +53,11 @@ class Examples:
         return self.label / thinking[self.trace]
 
 
-#: Gets a layer, its queries [heads, tokens, size] and keys [KV heads, tokens, size].
-Observer = Callable[[Layer, Tensor, Tensor], None]
+#: Gets a layer, its queries [heads, tokens, size], keys and values [KV heads, tokens, size].
+Observer = Callable[[Layer, Tensor, Tensor, Tensor], None]
 
 
-def _read(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) -> Tensor:
+def read_text(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) -> Tensor:
     """Read a text and return its last hidden states [tokens, hidden size]."""
     device = model.device
     with own_attention(model), attention_function(partial(_attend, observe=observe)):
@@ -108,7 +108,7 @@ def _attend(  # noqa: PLR0913
             scores = grouped[:, :, start:stop] @ key[0, :, None, :stop].transpose(-1, -2) * scaling
             block = layer.weights(scores, visible) @ value[0, :, None, :stop]
         out[:, :, start:stop] = block
-    observe(layer, query[0], key[0])
+    observe(layer, query[0], key[0], value[0])
     return out.view(1, heads, length, width).transpose(1, 2), None
 
 
@@ -122,7 +122,7 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
     total = torch.zeros(answer_start, device=model.device)
     layers = 0
 
-    def observe(layer: Layer, query: Tensor, key: Tensor) -> None:
+    def observe(layer: Layer, query: Tensor, key: Tensor, _value: Tensor) -> None:
         nonlocal layers
         heads, length, size = query.shape
         groups = heads // len(key)
@@ -139,7 +139,7 @@ def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: in
             total.add_(layer.weights(scores, visible)[..., :answer_start].sum((0, 1, 2)) * share)
         layers += 1
 
-    states = _read(model, tokens, observe)
+    states = read_text(model, tokens, observe)
     return total / layers, states[:answer_start]
 
 
@@ -176,7 +176,7 @@ def query_statistics(
 
     tokens = 0
     for text in texts:
-        _read(model, text, observe)
+        read_text(model, text, observe)
         tokens += len(text)
     if tokens == 0:
         raise KvatlasError("There is no text to calibrate on.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -127,10 +127,15 @@ def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
             f"The predictor is for a hidden size of {head['0.weight'].shape[1]}, the model has {data.hidden.shape[1]}."
         )
     predicted = torch.cat([importance(head, chunk) for chunk in torch.split(data.hidden, 65_536)])
+    lengths = torch.bincount(data.trace).tolist()
+    return mean_quality(list(zip(torch.split(predicted, lengths), torch.split(data.label, lengths), strict=True)))
+
+
+def mean_quality(ranked: Sequence[tuple[Tensor, Tensor]]) -> Quality:
+    """Return the mean quality of pairs of scores and labels [tokens]. Raises KvatlasError if no labels differ."""
     correlations = []
     overlaps = []
-    lengths = torch.bincount(data.trace).tolist()
-    for scores, labels in zip(torch.split(predicted, lengths), torch.split(data.label, lengths), strict=True):
+    for scores, labels in ranked:
         if not _differ(labels):
             continue
         correlations.append(_rank_correlation(scores, labels))
@@ -140,10 +145,10 @@ def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
     count = len(overlaps)
     if not count:
         raise KvatlasError(
-            f"The predictor has nothing to be judged on: the tokens of each of {len(lengths)} held-out traces have one "
+            f"The predictor has nothing to be judged on: the tokens of each of {len(ranked)} held-out traces have one "
             "label; expected two labels or more in a trace."
         )
-    return Quality(count, sum(correlations) / count, sum(overlaps) / count, len(lengths) - count)
+    return Quality(count, sum(correlations) / count, sum(overlaps) / count, len(ranked) - count)
 
 
 def _rank_correlation(scores: Tensor, labels: Tensor) -> float:

@@ -1,10 +1,11 @@
-"""Training and evaluation of DynTS predictors on full-cache traces, and query statistics for triattention.
+"""Training of DynTS predictors and of heads for `learned` on full-cache traces, and query statistics for triattention.
 
 A work folder keeps the traces as a resumable run, and the hidden states for the next training.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from kvatlas.predictor import Examples
     from kvatlas.predictor.hidden_states import LabelledTrace
+    from kvatlas.predictor.kv_heads import HeadExamples
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -107,6 +109,68 @@ def learn(
     }
     save_head(out, head, provenance)
     return provenance
+
+
+def learn_kv_heads(training_data: TrainingData, work: Path, out: Path, *, steps: int, **options: Any) -> dict[str, Any]:
+    """Train the heads of the policy `learned`, evaluate them on the held-out problems, write them, and return their
+    provenance. `options` are those of the sweep of the traces."""
+    from safetensors.torch import save_file
+
+    from kvatlas.predictor import REASONS
+    from kvatlas.predictor.kv_heads import evaluate_heads, train_heads
+
+    plan = training_data.plan()
+    sweep(plan, work / "run", replace=True, **options)
+    left_out = dict.fromkeys(REASONS, 0)
+    tokens = training_data.tokens_per_trace
+    seed = training_data.spec.seed
+    training = _chosen_problems(training_data, plan, held_out=False)
+    examples = list(_head_examples(plan, work, training, tokens, seed, left_out))
+    scorer = train_heads(examples, steps=steps, seed=seed)
+    quality = None
+    if training_data.held_out:
+        judged = _chosen_problems(training_data, plan, held_out=True)
+        left_out_there = dict.fromkeys(REASONS, 0)
+        held_out = list(_head_examples(plan, work, judged, 0, seed, left_out_there))
+        quality = asdict(evaluate_heads(scorer, held_out)) | {"left_out": left_out_there}
+    provenance = _provenance(training_data, plan) | {
+        "target": "kv_head",
+        "steps": steps,
+        "traces": len(examples),
+        "tokens": sum(trace.target.shape[-1] for trace in examples),
+        "left_out": left_out,
+        "held_out": quality,
+    }
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in provenance.items()}
+    save_file(scorer, out, metadata=texts)
+    return provenance
+
+
+def _head_examples(
+    plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int, left_out: dict[str, int]
+) -> Iterator[HeadExamples]:
+    """Yield the examples of the traces that are not left out, of which it counts the reasons; `tokens` of each, all if
+    it is 0."""
+    import torch
+
+    from kvatlas.predictor.kv_heads import examples_of
+
+    torch.set_num_threads(1)
+    (handle,) = plan.models
+    model = handle.load()
+    generator = torch.Generator().manual_seed(seed)
+    for prompt, trace, why_left_out in _traces(plan, work, handle, chosen):
+        if why_left_out:
+            left_out[why_left_out] += 1
+            continue
+        examples = examples_of(handle, model, [*prompt, *trace.tokens])
+        if examples is None:
+            continue
+        count = examples.target.shape[-1]
+        if tokens and count > tokens:
+            sampled = torch.randperm(count, generator=generator)[:tokens].sort().values
+            examples = type(examples)(*(numbers[:, :, sampled] for numbers in examples))
+        yield examples
 
 
 def evaluate_head(head: Path, training_data: TrainingData, work: Path, **options: Any) -> dict[str, Any]:
