@@ -289,7 +289,12 @@ class KVCache:
         self._free_rows.append(sequence.row)
 
     def fork(self, sequence: CachedSequence, branches: int) -> Snapshot:
-        """Return a snapshot for so many branches, each with one `resume`; the sequence itself continues, too."""
+        """Return a snapshot for so many branches, each with one `resume`; the sequence itself continues, too.
+
+        Raises KvatlasError for a sequence whose heads have unlike numbers of tokens.
+        """
+        if sequence.spare is not None:
+            raise KvatlasError("A sequence with unequal budgets cannot be forked; expected budgets=equal.")
         pages = sequence.pages[: pages_for(sequence.length, self.page_size)]
         for page in pages:
             self.holders[page] += branches

@@ -219,6 +219,19 @@ class Row(Generic[K]):
             return min((budget.next(prompt, self.cached.tokens, self.position) for budget in budgets), default=None)
         return min((budget.first(prompt) for budget in budgets), default=None)
 
+    def note_compression(self, kept: Tensor, local_window: int) -> None:
+        """Note that a compression left the positions `kept` [layers or 1, KV heads or 1, kept], -1 for no token."""
+        self.kept = kept
+        self.since = self.position
+        prompt_length = len(self.request.prompt)
+        older = kept[0, 0, :-local_window]
+        self.kept_prompt = int(((older >= 0) & (older < prompt_length)).sum())
+        if self.thinking_end is not None:
+            self.kept_answer = int((older >= prompt_length + self.thinking_end).sum())
+        self.evictions = self.evictions.after(kept, self.position, len(self.tokens))
+        self.compressions += 1
+        self.trigger = self.next_trigger()
+
     def append(self, model: ModelHandle, token: int) -> bool:
         """Add a new token; return True if it is the last."""
         self.tokens.append(token)
@@ -346,13 +359,5 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         cache.compact(row.cached, kept, states)
     else:
         cache.compact_unequally(row.cached, kept, states)
-    row.kept = positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1)
-    row.since = row.position
-    older = row.kept[0, 0, : -policy.local_window]
-    row.kept_prompt = int(((older >= 0) & (older < prompt_length)).sum())
-    if row.thinking_end is not None:
-        row.kept_answer = int((older >= prompt_length + row.thinking_end).sum())
-    row.evictions = row.evictions.after(row.kept, row.position, len(row.tokens))
-    row.compressions += 1
-    row.trigger = row.next_trigger()
+    row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), policy.local_window)
     return evicted
