@@ -11,18 +11,15 @@ are right in each arm.
 
 from __future__ import annotations
 
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from common import arguments, keep
 from kvatlas.results import Store
-from kvatlas.stats.autopsies import Autopsy, read_autopsies
+from kvatlas.stats.autopsies import Autopsy, key_of, read_autopsies
 from kvatlas.stats.autopsy_summary import ARMS, summarise
-
-
-def cell_key(autopsy: Autopsy) -> tuple[str, ...]:
-    return autopsy.key[:3]
+from kvatlas.sweeps.autopsy import find_lost
 
 
 def row(autopsy: Autopsy) -> list[Any]:
@@ -32,23 +29,25 @@ def row(autopsy: Autopsy) -> list[Any]:
 
 
 def cells_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the document of each cell of a run that has autopsies."""
+    """Return the document of each cell of a run that has autopsies, in the order in which they were asked for."""
+    found = read_autopsies(folder)
     with Store.open(folder) as store:
         manifest = store.manifest()
-    expected = {(cell.run_key, cell.setting.id, cell.benchmark): cell for cell in manifest.expected}
+    examined = {(key[0], key[1]) for key in found}
+    settings = {cell.setting for cell in manifest.expected if (cell.run_key, cell.setting.id) in examined}
     documents = []
-    for key, group in groupby(sorted(read_autopsies(folder).values(), key=lambda item: item.key), cell_key):
-        autopsies = list(group)
-        cell = expected[key[0], key[1], key[2]]
-        answers = len(cell.problems) * cell.samples
+    for cell in chain.from_iterable(find_lost(folder, setting) for setting in settings):
+        keys = list(map(key_of, cell.lost))
+        autopsies = [found[key] for key in keys if key in found]
         documents.append(
             {
                 "model": cell.model,
                 "benchmark": cell.benchmark,
                 "setting": str(cell.setting),
                 "seed": manifest.spec["seed"],
-                "answers": answers,
-                "summary": summarise(autopsies, answers),
+                "answers": cell.answers,
+                "lost": len(cell.lost),
+                "summary": summarise(autopsies, len(cell.lost) / cell.answers),
                 "rows": list(map(row, autopsies)),
             }
         )

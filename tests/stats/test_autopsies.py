@@ -35,7 +35,7 @@ AUTOPSIES = [autopsy(problem, 1 + problem % 3) for problem in range(30)] + [auto
 
 
 def test_differences_are_those_of_the_arms_with_intervals_over_problems() -> None:
-    test = summarise(AUTOPSIES, 240)["held_out"]
+    test = summarise(AUTOPSIES, 0.25)["held_out"]
     assert test["answers"] == 30
     assert test["right"]["cause"]["value"] == 75
     assert test["cause_over_random"]["value"] == 50

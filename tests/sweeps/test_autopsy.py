@@ -177,7 +177,7 @@ def test_the_command_prints_the_summary_and_data(
     labels = tmp_path / "labels.jsonl"
     arguments = ("autopsy", run, "--policy", "dynts ratio=0.1", "--most", MOST)
     (document,) = json.loads(kvatlas.succeed(*arguments, "--json"))["cells"]
-    expected = summarise(autopsies, SPEC["problems"])
+    expected = summarise(autopsies, len(cell_of(run).lost) / SPEC["problems"])
     assert document["summary"] == json.loads(json.dumps(expected))
     share = expected["any_cause"]
     assert share["low"] <= share["value"] <= share["high"]

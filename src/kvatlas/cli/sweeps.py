@@ -396,7 +396,7 @@ def autopsy(
     documents = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
         about = {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting)}
-        summary = summarise(of_cell, cell.answers)
+        summary = summarise(of_cell, len(cell.lost) / cell.answers)
         documents.append({**about, "summary": summary, "autopsies": [dataclasses.asdict(item) for item in of_cell]})
     if as_json:
         typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))

@@ -45,10 +45,10 @@ class SizeGroup:
         return f"{self.low}" if self.low == self.high else f"{self.low}–{self.high}"
 
 
-def summarise(autopsies: Sequence[Autopsy], answers: int = 0) -> dict[str, Any]:
+def summarise(autopsies: Sequence[Autopsy], lost_share: float | None = None) -> dict[str, Any]:
     """Return what the autopsies of a cell show, shares in percent and differences in points, with intervals by problem.
 
-    `answers` is the number of all answers of the cell, right ones included, 0 if it is unknown. `cause_of_at_most` are
+    `lost_share` is the share of lost answers among all of the cell, None if it is unknown. `cause_of_at_most` are
     shares of all reproduced answers, `random_sets_save` is one of random sets, of as many tokens as the causes.
     `by_luck` is the share of causes to expect if every span saved as often as a random set does.
     """
@@ -66,7 +66,7 @@ def summarise(autopsies: Sequence[Autopsy], answers: int = 0) -> dict[str, Any]:
         "random_sets_save": _share(controlled, controls),
         "by_luck": _luck(tried, controls),
         "without_compression_until_the_death": _share(tried, [bool(item.full) for item in tried]),
-        "held_out": _held_out(tried, answers),
+        "held_out": _held_out(tried, lost_share),
         "in_right_answers": _harm(found),
         "kept_by_others": _kept_by_others(found),
         "replays": _median([item.replays for item in tried]),
@@ -115,7 +115,7 @@ def _size_group(low: int, high: int, members: Sequence[Autopsy]) -> SizeGroup:
     return SizeGroup(low, high, len(members), arms)
 
 
-def _held_out(tried: Sequence[Autopsy], answers: int) -> dict[str, Any] | None:
+def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, Any] | None:
     """Return the test under random numbers that no search used; None without a tested cause.
 
     `proven_alone` is the number of answers for each of which alone the cause is right more often than random sets:
@@ -146,7 +146,7 @@ def _held_out(tried: Sequence[Autopsy], answers: int) -> dict[str, Any] | None:
         "no_compression_over_nothing": rise("no_compression", "nothing"),
         "proven_alone": sum(p <= LEVEL for p in holm(list(map(_sign_test, tested)))),
         "of_all_lost": of_all,
-        "room": _room(of_all, len(tried) / answers) if answers else None,
+        "room": None if lost_share is None else _room(of_all, lost_share),
         "by_size": {group.name: {"answers": group.answers, **_arms_of(group)} for group in by_size(tried)},
     }
 
