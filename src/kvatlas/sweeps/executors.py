@@ -105,9 +105,9 @@ def shares(job: Job, workers: int) -> list[Job]:
         return [job.shared_by(workers, workers)] * workers
     jobs = []
     for index in range(workers):
-        number = index % len(names)
-        on_device = len(range(number, workers, len(names)))
-        options = replace(job.model.options, device=names[number])
+        device = index % len(names)
+        on_device = len(range(device, workers, len(names)))
+        options = replace(job.model.options, device=names[device])
         jobs.append(replace(job.shared_by(workers, on_device), model=replace(job.model, options=options)))
     return jobs
 
