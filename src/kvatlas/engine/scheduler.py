@@ -331,10 +331,7 @@ def _peak(
     # The notes of policies for each token, the recent queries, the unpacked newest tokens and the states of layers.
     collector = SignalCollector(policies)
     noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
-    noted_tokens = longest if unbounded_rows else largest_budget
-    if any(map(has_unequal_budgets, policies)):
-        # A pyramid gives its first layer up to twice the mean, and one choice for a layer can give a single head all.
-        noted_tokens = min(longest, largest_budget * max(2, shape.kv_heads))
+    noted_tokens = longest if unbounded_rows else _tokens_of_a_head(model, policies, largest_budget, longest)
     query_bytes = collector.query_window * shape.layers * shape.heads * shape.head_dim * element_bytes
     row_bytes = 4 * noted * noted_tokens + query_bytes + tail_bytes + shape.state_bytes
 
@@ -348,6 +345,14 @@ def _peak(
         tokens=(pages + snapshots) * page_size,
         longest=noted_tokens,
     )
+
+
+def _tokens_of_a_head(model: ModelHandle, policies: Sequence[Policy], largest_budget: int, longest: int) -> int:
+    """Return the most tokens that a head of a sequence under a budget holds."""
+    if not any(map(has_unequal_budgets, policies)):
+        return largest_budget
+    # A pyramid gives its first layer up to twice the mean, and one choice for a layer can give a single head all.
+    return min(longest, largest_budget * max(2, model.shape.kv_heads))
 
 
 def _workspace(
