@@ -1,4 +1,4 @@
-"""What the arena shows: each policy against random, and how much of the differences the prompt explains.
+"""The finding of the arena: each policy against random, and how much of the differences the prompt explains.
 
     kvatlas sweep arena --out runs/arena
     python bench/arena.py --runs runs/arena --out bench/results/arena.json

@@ -111,7 +111,7 @@ PAIRS = [
 
 
 class Theirs(NamedTuple):
-    """What a press keeps: a mask, and the scores [layers, KV heads, cached]."""
+    """The tokens that a press keeps: a mask, and the scores [layers, KV heads, cached]."""
 
     kept: Tensor
     scores: Tensor

@@ -30,7 +30,7 @@ class AgainstPolicy:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the limits exclude 0."""
+        """True if the limits exclude 0."""
         return self.contrast.low > 0 or self.contrast.high < 0
 
 
