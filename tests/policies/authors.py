@@ -1,4 +1,4 @@
-"""The tokens that the authors' own code keeps for fixed inputs, with its origin, and the same input for our policies."""
+"""The tokens that authors' own code keeps for fixed inputs, with its origin, and the same input for our policies."""
 
 import json
 from dataclasses import replace
