@@ -86,6 +86,19 @@ def test_a_run_of_policies_becomes_a_chart_alone(kvatlas: Call, tmp_path: Path) 
     kvatlas.refuse("map", folder, "--policy", "none", "--out", tmp_path / "p.pdf")
 
 
+def test_differences_of_a_run_of_policies_follow_the_options(kvatlas: Call, tmp_path: Path) -> None:
+    settings = [Setting.from_parameters(name, kv_budget=64) for name in ("dynts", "random", "window")]
+    plan = manifest(settings, axes=(), problems=3)
+    folder = store(tmp_path / "run", plan)
+    arguments = ("map", folder, "--against", "random", "--out", tmp_path / "p.png")
+    kvatlas.succeed(*arguments, "--policy", "window")
+    rows = (tmp_path / "p.data.csv").read_text().splitlines()[1:]
+    assert rows
+    assert all("window(" in row for row in rows)
+    assert "nothing cannot be fixed to 3" in kvatlas.refuse(*arguments, "--fix", "nothing=3")
+    assert "'h2o' is compared; there are: dynts, window" in kvatlas.refuse(*arguments, "--policy", "h2o")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -5,7 +5,7 @@ import pytest
 
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures.against import against_figure, data_csv, finding
-from kvatlas.stats.against import against_policy, partner_of
+from kvatlas.stats.against import against_policy, partner_of, rows_of_policy
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import manifest, trace
 
@@ -79,6 +79,26 @@ def test_a_policy_without_partners_is_said() -> None:
     # The full cache has no parameters, so it is the partner of all.
     (table,) = against_policy(run, "full")
     assert len(table.rows) == 4
+
+
+def test_one_name_of_two_files_is_refused_and_their_settings_stay_apart() -> None:
+    """Each setting has the partner that was meant, and the data say the file."""
+    run = arena({"a.py:Sinks": 0.5, "b.py:Sinks": 0.9, "window": 0.5})
+    with pytest.raises(KvatlasError, match=r"Several policies are named 'Sinks'; expected one of: a.py:Sinks, b.py"):
+        against_policy(run, "Sinks")
+    (table,) = against_policy(run, "b.py:Sinks")
+    assert {row.partner.policy for row in table.rows} == {"b.py:Sinks"}
+    rows = data_csv([table]).splitlines()[1:]
+    assert sum("a.py:Sinks(" in row for row in rows) == 2
+    assert all("b.py:Sinks(" in row for row in rows)
+
+
+def test_the_rows_of_one_policy_keep_their_limits() -> None:
+    tables = against_policy(arena({"random": 0.5, "rkv": 0.9, "window": 0.5}), "random")
+    (table,) = rows_of_policy(tables, "window")
+    assert table.rows == tables[0].rows[:2]
+    with pytest.raises(KvatlasError, match="No setting of the policy 'h2o' is compared; there are: window, rkv"):
+        rows_of_policy(tables, "h2o")
 
 
 def test_the_figure_has_a_filled_mark_for_each_proven_setting() -> None:

@@ -11,9 +11,9 @@ import pytest
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.policies.put_back import PutBack
-from kvatlas.stats.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind
+from kvatlas.stats.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind, write_labels
 from kvatlas.stats.autopsy_summary import summarise
-from kvatlas.sweeps.autopsy import LostCell, Replayer, find_lost, perform
+from kvatlas.sweeps.autopsy import LostCell, Replayer, _setting_named, find_lost, perform
 from kvatlas.sweeps.autopsy_search import HELD_OUT_STREAMS, Case, Fork, Replay, Trunk, shrink
 from tests.command_line import Call
 from tests.stored import decode_run
@@ -193,6 +193,29 @@ def test_the_command_prints_the_summary_and_data(
 def test_a_cell_that_names_several_settings_is_refused_with_their_names(run: Path) -> None:
     with pytest.raises(KvatlasError, match=r"names 2 settings of the run; expected one.*ratio=0\.2"):
         find_lost(run, Setting.from_parameters("dynts"))
+
+
+def test_a_setting_is_named_whole_beside_one_with_more_values() -> None:
+    plain = Setting.from_parameters("h2o", kv_budget=96)
+    more = Setting.from_parameters("h2o", kv_budget=96, per_query=True)
+    assert _setting_named([more, plain], plain) == plain
+    with pytest.raises(KvatlasError, match="names 2 settings"):
+        _setting_named([more, plain], Setting.from_parameters("h2o"))
+
+
+@pytest.mark.parametrize("option", ["--out", "--export"])
+def test_files_that_cannot_be_written_are_refused_before_the_search(
+    kvatlas: Call, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvatlas.sweeps.autopsy.find_lost", lambda *_: pytest.fail("the search has begun"))
+    file = tmp_path / "file"
+    file.touch()
+    kvatlas.refuse("autopsy", tmp_path, "--policy", "dynts", option, file / "causes.png")
+
+
+def test_labels_are_written_into_a_new_folder(tmp_path: Path) -> None:
+    write_labels([], tmp_path / "new" / "labels.jsonl")
+    assert (tmp_path / "new" / "labels.jsonl").read_text() == ""
 
 
 @pytest.mark.parametrize("cause", [(3,), (2, 11), (0, 1, 15), (5, 6, 7, 8)])

@@ -376,6 +376,8 @@ def autopsy(
     did not use. Started again, the command goes on where it stopped.
     """
     from kvatlas.figures.autopsies import save_autopsies
+    from kvatlas.figures.style import check_figure
+    from kvatlas.results.export import check_target
     from kvatlas.stats.autopsies import Autopsy, write_labels
     from kvatlas.stats.autopsy_summary import summarise
     from kvatlas.sweeps.autopsy import find_lost, perform
@@ -385,6 +387,11 @@ def autopsy(
         if not quiet:
             note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}")
 
+    # Before the search, which may take hours.
+    if out is not None:
+        check_figure(out)
+    if export is not None:
+        check_target(export)
     cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_))
     autopsies = perform(cells, run, most, tell)
     if export is not None:

@@ -11,6 +11,7 @@ from kvatlas.core import Note, mean_of
 from kvatlas.figures import colours, style
 from kvatlas.figures.style import FigureOptions, Line, Margins, line_axes, settle, sheet, text_width, write_above
 from kvatlas.stats.against import AgainstPolicy, AgainstTable
+from kvatlas.stats.run_data import shown_policies
 from kvatlas.text import axis_label, fixed, guarded, model_name
 
 if TYPE_CHECKING:
@@ -208,10 +209,14 @@ def _about(tables: Sequence[AgainstTable], options: FigureOptions) -> Iterator[s
 def data_csv(tables: Sequence[AgainstTable]) -> str:
     """Return the differences as CSV, in points with their limits, and whether they are proven."""
     rows: list[list[Any]] = [["model", "setting", "against", "difference", "low", "high", "proven"]]
+    settings = chain.from_iterable((row.setting, row.partner) for row in _every_row(tables))
+    shown = shown_policies(setting.policy for setting in settings)
     for table in tables:
         for row in table.rows:
             contrast = row.contrast
+            setting = row.setting.shown_as(shown[row.setting.policy])
+            partner = row.partner.shown_as(shown[row.partner.policy])
             numbers = [round(100 * value, 4) for value in (contrast.value, contrast.low, contrast.high)]
-            names = map(guarded, (table.model, str(row.setting), str(row.partner)))
+            names = map(guarded, (table.model, setting, partner))
             rows.append([*names, *numbers, int(row.is_proven)])
     return style.rows_csv(rows)

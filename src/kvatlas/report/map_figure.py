@@ -23,8 +23,8 @@ from kvatlas.report.headline import headline
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
-from kvatlas.stats.against import against_policy
-from kvatlas.stats.maps import POLICY, curves_of_run, mean_maps, run_notes
+from kvatlas.stats.against import against_policy, rows_of_policy
+from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
@@ -71,7 +71,7 @@ def plot_sources(
     result = open_result(sources, replace(options, metric=metric))
     if any(not analysis.run.has_maps for analysis in result.opened_runs):
         if show.against:
-            return _draw_against(result, out, cost, show)
+            return _draw_against(result, out, cost, options.policy, show)
         _check_line(result, show)
         return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
     _check_mean(result, show)
@@ -215,15 +215,21 @@ def _check_line(result: Result, show: MapOptions) -> None:
         raise KvatlasError("--mean draws maps, and a run with fewer than two axes is a line chart; leave it out.")
 
 
-def _draw_against(result: Result, out: Path, cost: str | None, show: MapOptions) -> list[Path]:
-    """Draw the settings of runs without maps against those of one policy."""
+def _draw_against(result: Result, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
+    """Draw the settings of runs without maps against those of one policy, with `policy` the settings of that alone."""
     assert show.against is not None
     if show.mean or cost:
         raise KvatlasError(
             f"--against {show.against} draws differences of a metric as they are; leave out --mean and costs."
         )
     runs = [analysis.run for analysis in result.opened_runs]
+    for run in runs:
+        run.check_fixed()
+        cells = list(filter(run.fits, run.cells))
+        check_complete(cells, run.partial, "figure")
     tables = list(chain.from_iterable(against_policy(run, show.against) for run in runs))
+    if policy:
+        tables = rows_of_policy(tables, policy)
     notes = list(chain.from_iterable(run_notes(run, run.cells) for run in runs))
     return save(against_figure(tables, notes=notes, options=show.figure), out, data=against_csv(tables))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from kvatlas.core import KvatlasError, Setting, differing, grouped
@@ -63,8 +63,10 @@ def against_policy(run: RunData, policy: str) -> list[AgainstTable]:
     """Return, for each model, every setting minus the setting of `policy` that has the same values.
 
     The partner's parameters are among those of the setting, with equal values; of several the one with the most. A
-    setting without one is left out, as one that lacks a benchmark is. Raises KvatlasError if no setting has a partner.
+    setting without one is left out, as one that lacks a benchmark is. Raises KvatlasError if no setting has a partner,
+    and if `policy` names classes of several files.
     """
+    _check_one_policy((cell.setting for cell in run.cells), policy)
     measured = [cell for cell in run.cells if run.fits(cell) and cell.measured and not cell.adaptive]
     by_model = grouped(measured, lambda cell: cell.model)
     tables = [_table(run.metric, model, policy, cells) for model, cells in by_model.items()]
@@ -76,6 +78,26 @@ def against_policy(run: RunData, policy: str) -> list[AgainstTable]:
             f"{policies}."
         )
     return found
+
+
+def _check_one_policy(settings: Iterable[Setting], name: str) -> None:
+    """Raise KvatlasError if classes of several files have the name."""
+    policies = list(dict.fromkeys(setting.policy for setting in settings if setting.is_of(name)))
+    if len(policies) > 1 and name not in policies:
+        raise KvatlasError(f"Several policies are named {name!r}; expected one of: {', '.join(policies)}.")
+
+
+def rows_of_policy(tables: Sequence[AgainstTable], policy: str) -> list[AgainstTable]:
+    """Return the tables with the settings of one policy alone, their limits as they are.
+
+    Raises KvatlasError if no setting is of that policy.
+    """
+    kept = [replace(table, rows=tuple(row for row in table.rows if row.setting.is_of(policy))) for table in tables]
+    if not any(table.rows for table in kept):
+        rows = chain.from_iterable(table.rows for table in tables)
+        policies = ", ".join(shown_policies(row.setting.policy for row in rows).values())
+        raise KvatlasError(f"No setting of the policy {policy!r} is compared; there are: {policies}.")
+    return [table for table in kept if table.rows]
 
 
 def _table(metric: str, model: str, policy: str, cells: Sequence[CellTraces]) -> AgainstTable | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from kvatlas.results.export import replacing
 from kvatlas.results.store import lock
 from kvatlas.stats.deaths import Lost
 
@@ -109,7 +110,7 @@ def read_autopsies(folder: Path) -> dict[tuple[str, ...], Autopsy]:
 
 def write_labels(autopsies: Iterable[Autopsy], path: Path) -> None:
     """Write training data: a line for each token, with the label 1 if it restores the answer and 0 for a random one."""
-    with path.open("w", encoding="utf-8") as file:
+    with replacing(path) as partial_file, partial_file.open("w", encoding="utf-8") as file:
         for autopsy in autopsies:
             labels = dict.fromkeys(autopsy.random_positions, 0) | {token.position: 1 for token in autopsy.tokens}
             for position, label in sorted(labels.items()):

@@ -233,7 +233,9 @@ def _is_survivor(trace: Trace) -> bool:
 
 
 def _setting_named(settings: Sequence[Setting], setting: Setting) -> Setting:
-    """Return the one setting with the policy and all parameters of `setting`; KvatlasError unless there is one."""
+    """Return `setting`, or else the one setting with its policy and all its parameters; KvatlasError without it."""
+    if setting in settings:
+        return setting
     matching = [item for item in settings if _is_named(item, setting)]
     if len(matching) != 1:
         listed = "; ".join(map(str, matching or settings))
