@@ -127,7 +127,8 @@ def rows_of(table: AgainstTable) -> list[dict[str, Any]]:
     for row in table.rows:
         contrast = row.contrast
         numbers = {name: round(100 * getattr(contrast, name), 2) for name in ("value", "low", "high")}
-        rows.append({"name": row.name, **dict(row.group), **numbers, "proven": row.is_proven})
+        shared = {name: row.partner.values[name] for name in ("keep_prompt", "kv_budget")}
+        rows.append({"name": row.name, **shared, **numbers, "proven": row.is_proven})
     return rows
 
 
