@@ -39,6 +39,7 @@ NOT_HERE = {
     "kvatlas import": "needs the log of the line before; tests/integrations",
     "kvatlas deploy export": "needs a run in an engine's terms; tests/deploy/test_export.py",
     "kvatlas deploy verify": "needs an endpoint; tests/deploy/test_verify.py",
+    'kvatlas autopsy runs/demo --policy "dynts local_window=16 ratio=0.1" --out': "needs a cause; tests/sweeps",
     "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
 }
 #: Words with which a line of code begins.

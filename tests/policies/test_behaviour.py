@@ -16,6 +16,7 @@ from kvatlas.engine.cache import GROWTH, PAGE, SMALL_GROWTH, pages_for
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
+from kvatlas.policies.learned import SCORER_FILE
 from kvatlas.policies.query_statistics import STATISTICS_FILE
 from kvatlas.predictor.labels import query_statistics
 from kvatlas.predictor.training import new_head
@@ -36,9 +37,22 @@ def _files(random_models: dict[str, ModelHandle]) -> Iterator[None]:
     torch.manual_seed(0)
     save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
     save_file(query_statistics(model, model.load(), prompts(model, 3)), model.folder / STATISTICS_FILE)
+    save_file(random_scorer(model), model.folder / SCORER_FILE)
     yield
-    for name in (HEAD_FILE, STATISTICS_FILE):
+    for name in (HEAD_FILE, STATISTICS_FILE, SCORER_FILE):
         (model.folder / name).unlink()
+
+
+def random_scorer(model: ModelHandle, hidden: int = 4) -> dict[str, torch.Tensor]:
+    """Return untrained heads of `learned`."""
+    shape = model.shape
+    heads = (shape.layers, shape.kv_heads)
+    return {
+        "first": torch.randn(*heads, sum(shape.cached_layers[0][1:]), hidden),
+        "first_bias": torch.zeros(*heads, hidden),
+        "second": torch.randn(*heads, hidden),
+        "second_bias": torch.zeros(*heads),
+    }
 
 
 def make(name: str, **changes: Any) -> CompressingPolicy:
