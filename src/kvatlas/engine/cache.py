@@ -387,10 +387,13 @@ class KVCache:
         self.parts.write(self.keys, sequence, layer, first, key)
         self.parts.write(self.values, sequence, layer, first, value)
 
-    def read_sequence(self, side: int, layer: int, sequence: CachedSequence) -> Tensor:
-        """Return a sequence's keys (side 0) or values (side 1) [KV heads, tokens, size], 0 where a head has none."""
+    def read_sequence(self, side: int, layer: int, sequence: CachedSequence, slots: Tensor | None = None) -> Tensor:
+        """Return a sequence's keys (side 0) or values (side 1) [KV heads, tokens, size], 0 where a head has none.
+
+        The `slots` of a sequence whose heads are alike may be given, so that they are found once for all layers.
+        """
         if sequence.spare is None:
-            return self.read(side, layer, self.slots(sequence))
+            return self.read(side, layer, self.slots(sequence) if slots is None else slots)
         assert self.parts is not None
         tokens = torch.arange(sequence.length, device=self.device).expand(self.shape.kv_heads, -1)
         return self.parts.read(self.keys if side == 0 else self.values, sequence, layer, tokens)

@@ -108,7 +108,8 @@ class EvictionLog:
 
         `position` counts all tokens so far, evicted ones included; `output_tokens` the new tokens so far.
         """
-        holders = torch.bincount(kept[kept >= 0], minlength=position).to("cpu")
+        # Counted from -1 on, which stands for no token.
+        holders = torch.bincount(kept.flatten() + 1, minlength=position + 1)[1:].to("cpu")
         evicted_at = torch.zeros(position, dtype=torch.long)
         if self.evicted_at is not None:
             evicted_at[: len(self.evicted_at)] = self.evicted_at
@@ -317,6 +318,7 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
         return cache.queries[layer][row.cached.row][:, recent % cache.query_window]
 
+    slots = cache.slots(row.cached) if row.cached.spare is None else None
     # Copies: a score may work in place.
     columns = {name: cache.token_state[state][row.cached.row, ..., :length].clone() for name, state in names.items()}
     states = list(names.values())
@@ -334,8 +336,8 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
             length=row.position,
             stream=row.request.stream,
             columns=columns,
-            key=lambda layer: cache.read_sequence(0, layer, row.cached),
-            value=lambda layer: cache.read_sequence(1, layer, row.cached),
+            key=lambda layer: cache.read_sequence(0, layer, row.cached, slots),
+            value=lambda layer: cache.read_sequence(1, layer, row.cached, slots),
             query=recent_queries,
             window=lambda layer: cache.layers[layer].window,
             scaling=lambda layer: cache.layers[layer].scaling,
@@ -350,7 +352,9 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     if memory is not None:
         row.scored_at = memory.length
     is_kept = kept >= 0
-    evicted = row.cached.tokens - int(is_kept.sum()) // (layers * heads)
+    # Where all heads keep as many tokens nothing is read back.
+    count = kept.shape[-1] if policy.budgets == "equal" else int(is_kept.sum()) // (layers * heads)
+    evicted = row.cached.tokens - count
     if not evicted:
         if checkpoints is not None:
             checkpoints.pop(row.position).drop()

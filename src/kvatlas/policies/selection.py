@@ -37,8 +37,10 @@ def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[T
     if cached.thinking_end is not None:
         protected |= positions >= cached.thinking_end
         protected_count = _count_in_a_head(protected)
-    # The mean over the heads, which budgets make an integer.
-    missing = int((positions < 0).sum()) // (positions.shape[0] * positions.shape[1])
+    missing = 0
+    if policy.budgets != "equal":
+        # The mean over the heads, which budgets make an integer.
+        missing = int((positions < 0).sum()) // (positions.shape[0] * positions.shape[1])
     kept_protected, quota = allotted(policy, older - missing, protected_count, prompt)
     if kept_protected < protected_count:
         protected &= protected.cumsum(-1) <= kept_protected

@@ -92,12 +92,16 @@ def rows_of_policy(tables: Sequence[AgainstTable], policy: str) -> list[AgainstT
 
     Raises KvatlasError if no setting is of that policy.
     """
-    kept = [replace(table, rows=tuple(row for row in table.rows if row.setting.is_of(policy))) for table in tables]
-    if not any(table.rows for table in kept):
+    kept = []
+    for table in tables:
+        rows_of_table = tuple(row for row in table.rows if row.setting.is_of(policy))
+        if rows_of_table:
+            kept.append(replace(table, rows=rows_of_table))
+    if not kept:
         rows = chain.from_iterable(table.rows for table in tables)
         policies = ", ".join(shown_policies(row.setting.policy for row in rows).values())
         raise KvatlasError(f"No setting of the policy {policy!r} is compared; there are: {policies}.")
-    return [table for table in kept if table.rows]
+    return kept
 
 
 def _table(metric: str, model: str, policy: str, cells: Sequence[CellTraces]) -> AgainstTable | None:
