@@ -6,16 +6,17 @@
 
 The panel is that of panel.py. Parts, each in a folder of its own under `--out`:
 
-- `rivals`: the full cache and all policies at two settings.
-- `maps`: `rkv` and `snapkv`, 4 windows by 5 ratios.
+- `maps`: `rkv` and `snapkv` (with a head `dynts` instead), 4 windows by 5 ratios, and at two of these settings `h2o`,
+  `random` and `window`.
 - `bytes`: tokens against bits at equal memory, `full` and three policies at 16, 8 and 4 bits.
 - `prompt`: policies that keep the whole prompt, and that may forget it, with the same number of cached tokens.
 
 The budgets of the last two count the prompt, so they take the problems with short prompts alone.
 
 Models without think tags have no thinking: `ratio_over: thinking` and `budget_over: thinking` count all new tokens. A
-greedy sample of each problem; two cores decode 40 to 60 tokens a second with the model of 0.5B parameters, and about 30
-with that of 1.5B, so a part is a night. Give `--head` for `dynts`, trained on traces of the pilot:
+greedy sample of each problem. With weights in bfloat16 a core decodes 60 to 80 tokens a second with the model of 1.5B
+parameters if it multiplies such numbers, and half as many otherwise, so a part is an evening or a night. Give `--head`
+for `dynts`, trained on traces of the pilot:
 
     kvatlas predictor train runs/pilot --out head.safetensors
 """
@@ -34,9 +35,9 @@ from kvatlas.sweeps import Progress
 BUDGET = 192
 WINDOWS = [32, 64, 96, 128]
 RATIOS = [0.1, 0.2, 0.3, 0.4, 0.5]
-#: Budget, window and ratio at which all policies stand side by side.
+#: Windows and ratios at which other policies stand beside those of the map.
 SETTINGS = ((64, 0.3), (32, 0.5))
-RIVALS = ("rkv", "snapkv", "h2o", "random", "window")
+RIVALS = ("h2o", "random", "window")
 OVER = {"ratio_over": "thinking", "budget_over": "thinking"}
 #: Prompt included; the bits of the same memory in KiB for each sequence hold 1, 1.8 and 3.2 times as many tokens.
 MEMORY_TOKENS = 288
@@ -49,13 +50,10 @@ PROMPT_WINDOW = 32
 LONGEST_PROMPT = 94
 
 
-def rivals(head: str) -> Iterator[dict[str, Any]]:
+def rivals() -> Iterator[dict[str, Any]]:
     for window, ratio in SETTINGS:
-        common = {"kv_budget": BUDGET, "local_window": window, "ratio": ratio, **OVER}
         for policy in RIVALS:
-            yield {"policy": policy, **common}
-        if head:
-            yield {"policy": "dynts", "predictor": head, **common}
+            yield {"policy": policy, "kv_budget": BUDGET, "local_window": window, "ratio": ratio, **OVER}
 
 
 def grid(head: str) -> Iterator[dict[str, Any]]:
@@ -102,9 +100,9 @@ def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
     if part in ("bytes", "prompt"):
         # Their budgets hold the prompt too.
         panel = with_short_prompts(panel, options.model, options.out / "short.jsonl")
-    if part == "rivals":
-        settings = list(rivals(options.head))
-    elif part == "maps":
+    baseline: list[dict[str, Any]] = [{"policy": "full"}]
+    if part == "maps":
+        baseline += rivals()
         settings = list(grid(options.head))
     elif part == "bytes":
         token_bytes = models.find(options.model).kv_bytes_per_token
@@ -113,13 +111,13 @@ def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
         settings = list(prompts(options.policies))
     sampling = {"temperature": 0.0, "max_new_tokens": options.max_new_tokens}
     return {
-        "models": [options.model],
+        "models": [{"model": options.model, "weights": options.weights}],
         "benchmarks": [f"MATH500@{panel}"],
         "problems": options.problems,
         "samples": 1,
         "seed": 0,
         "sampling": sampling,
-        "baseline": [{"policy": "full"}],
+        "baseline": baseline,
         "settings": settings,
     }
 
@@ -135,9 +133,10 @@ def main() -> None:
     parser.add_argument("--model", default="qwen2.5-coder-1.5b")
     parser.add_argument("--panel", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
-    parser.add_argument("--parts", nargs="+", default=["rivals", "maps", "bytes", "prompt"])
+    parser.add_argument("--parts", nargs="+", default=["maps", "bytes", "prompt"])
     parser.add_argument("--problems", type=int, help="the first problems of the panel (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=900)
+    parser.add_argument("--weights", default="auto", help="bfloat16: half the memory, and twice as fast on some CPUs")
     parser.add_argument("--head", default="", help="a head for dynts")
     names = ["random", "h2o", "snapkv", "rkv"]
     parser.add_argument("--policies", nargs="+", default=names, help="policies with the prompt and without")

@@ -10,11 +10,12 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from kvatlas import native
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.models import ModelHandle
+from kvatlas.models import ModelHandle, packing
 from kvatlas.models.attention import own_attention
 from kvatlas.models.fused import FusedDecoder
 from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import PackedLinear, pack
+from kvatlas.models.shared_weights import Tables
 from kvatlas.models.weights import check_finite
 from kvatlas.native.decoder import DecoderLayer
 from kvatlas.policies import from_setting
@@ -103,6 +104,34 @@ def test_a_packed_model_computes_what_its_own_layers_do_and_is_as_it_was_afterwa
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert model.config._attn_implementation == implementation
     assert "forward" not in vars(model.get_decoder())
+
+
+@pytest.mark.parametrize("kind", [*FUSED, "granite", "qwen3", "bamba", "mixtral", "gpt_oss"])
+def test_weights_in_bfloat16(kind: str, tiny_llama: ModelHandle) -> None:
+    """Close to the model in fp32, the same numbers alone and beside another sequence; what is left of weights stays."""
+    model, tokens = build(kind, vocab_size=len(tiny_llama.tokenizer)), torch.arange(3, 40)[None]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.inference_mode():
+        own = model(tokens).logits
+        with pack(model, Tables(torch.bfloat16)):
+            packed = [module.packed.weight for module in model.modules() if isinstance(module, PackedLinear)]
+            assert all(weight.dtype is torch.bfloat16 for weight in packed)
+            assert kind not in FUSED or (fused(model) and packed)
+            # Rounding sends some tokens to other experts.
+            bound = 0.5 if kind in ("mixtral", "gpt_oss") else 0.1
+            assert torch.dist(model(tokens).logits, own) < bound * own.norm()
+            ((new, logits),) = decode(model, tiny_llama.tokenizer)
+            (beside_tokens, beside), _ = decode(model, tiny_llama.tokenizer, 2)
+    assert new == beside_tokens
+    assert torch.equal(logits, beside)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]) or torch.equal(value, before[key].bfloat16().float())
+
+
+def test_a_model_that_rounding_breaks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "ROUNDING_SHORT", 1e-5)
+    with pytest.raises(KvatlasError, match="The model option weights is 'bfloat16'"):
+        pack(build("llama"), Tables(torch.bfloat16))
 
 
 @pytest.mark.parametrize("kind", ["llama", "ministral", "granite", "qwen3"])

@@ -1,5 +1,6 @@
 """Packed weights in a file: made once, mapped by every process after that, and the originals are not read again."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,19 @@ def test_mapped_weights_compute_the_same_numbers(
     # Whoever changes weights changes those of its process alone.
     tables[0].fill_(0.0)
     assert torch.equal(logits(model.load()), expected)
+
+
+def test_weights_in_bfloat16_lie_in_a_file_of_their_own(random_models: dict[str, ModelHandle], cache: Path) -> None:
+    exact = random_models["llama"]
+    short = replace(exact, options=replace(exact.options, weights="bfloat16"))
+    expected = logits(short._load_alone(short.folder))
+    assert not torch.equal(logits(exact.load()), expected)
+    assert torch.equal(logits(short.load()), expected)
+    assert torch.equal(logits(short.load()), expected)
+    first, second = sorted(files(cache), key=lambda file: file.stat().st_size)
+    assert first.stat().st_size < 0.75 * second.stat().st_size
+    for model, file in ((short, first), (exact, second)):
+        assert model.weight_bytes == pytest.approx(file.stat().st_size, rel=0.1)
 
 
 def test_other_files_are_packed_anew(random_models: dict[str, ModelHandle], tmp_path: Path, cache: Path) -> None:

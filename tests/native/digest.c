@@ -83,10 +83,11 @@ static struct linear linear(int64_t inputs, int64_t outputs) {
 }
 
 /* The parts of a decoder layer beside attention, and a compaction of a pool of its states. */
-static void decoder_layer(void) {
+static void decoder_layer(enum kind kind) {
     enum { ROWS = 6, HIDDEN = 40, HEAD = 12, HEADS = 4, INNER = 20 };
     struct decoder_layer d = {linear(HIDDEN, HEADS * HEAD), linear(2 * HEAD, HIDDEN), linear(HIDDEN, 2 * INNER),
                               linear(INNER, HIDDEN), numbers(HIDDEN), numbers(HIDDEN), 1e-6, 1e-5, 3, HEAD};
+    d.projections.kind = d.output.kind = d.inner.kind = d.down.kind = kind;
     struct pass p = {ROWS, numbers(ROWS * HEAD), numbers(ROWS * HEAD), numbers(ROWS * HIDDEN)};
     p.normed = zeros(4 * ROWS * HIDDEN), p.heads = zeros(4 * ROWS * HEADS * HEAD), p.seen = numbers(ROWS * 2 * HEAD);
     p.inner = zeros(4 * ROWS * 2 * INNER), p.gated = zeros(4 * ROWS * INNER);
@@ -108,14 +109,16 @@ void _start(void) {
             for (int64_t bits = 0; bits < 9; bits += bits ? bits : 2) attention(size, group, size % 3 ? 0 : 9, bits);
     for (int64_t rows = 1; rows < 14; rows++) {
         float *y = zeros(4 * (rows * 70)), *x = numbers(rows * 75);
-        kvatlas_linear(x, 75, numbers(5 * 75 * 16), numbers(80), y, 70, rows, 75, 70), digest("linear", y, rows * 280);
+        const float *weights = numbers(5 * 75 * 16), *bias = numbers(80);
+        kvatlas_linear(x, 75, weights, bias, y, 70, rows, 75, 70, FLOATS), digest("linear", y, rows * 280);
+        kvatlas_linear(x, 75, weights, bias, y, 70, rows, 75, 70, PAIRS), digest("pairs", y, rows * 280);
         kvatlas_rms_norm(x, numbers(75), y, rows - 1, 75, 1e-6), digest("norm", y, (rows - 1) * 300);
         kvatlas_silu_mul(x, 75, x + 30, 75, y, rows, 45), digest("gate", y, rows * 180);
         kvatlas_rotate(x, 75, numbers(rows * 36), numbers(rows * 36), rows, 2, 36), digest("rotation", x, rows * 300);
         int64_t *largest = zeros(8 * rows * 9);
         kvatlas_largest(x, 75, rows, 75, 9, y, largest), digest("largest", largest, rows * 72);
     }
-    decoder_layer();
+    decoder_layer(FLOATS), decoder_layer(PAIRS);
     int64_t streams[] = {5, 1ll << 61}, places[] = {7, 1 << 30};
     double noise[2 * 21];
     kvatlas_uniform(streams, places, 0, 0, 0, noise, 2, 21), digest("noise", noise, sizeof noise);

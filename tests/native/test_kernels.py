@@ -40,13 +40,59 @@ def test_linear(seed: int, inputs: int, outputs: int, biased: bool, rows: int) -
 
 
 @QUICK
-@given(st.integers(0, 2**31), st.integers(1, 90), st.integers(1, 90))
-def test_rows_of_packed_weights(seed: int, inputs: int, outputs: int) -> None:
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 45),
+    st.integers(1, 90),
+    st.booleans(),
+    st.sampled_from((1, 2, 3, 7, 8, 13, 64)),
+)
+def test_linear_in_bfloat16(seed: int, pairs: int, outputs: int, biased: bool, rows: int) -> None:
+    """Numbers are rounded, sums are not: on processors that multiply pairs at once, and on others."""
+    source = torch.Generator().manual_seed(seed)
+    weight, bias = torch.randn(outputs, 2 * pairs, generator=source), torch.randn(outputs, generator=source)
+    x = torch.randn(64, 2 * pairs, generator=source)
+    layers = [kernels.linear(weight, bias if biased else None, torch.bfloat16) for kernels in ALL]
+    at_once = BEST.library.kvatlas_multiplies_pairs()
+    assert layers[0].kind == (native.PAIRS_AT_ONCE if at_once else native.PAIRS)
+    result = layers[0](x)
+    expected = F.linear(x.bfloat16().double(), weight.bfloat16().double(), bias.double() if biased else None)
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-4)
+    layers[0].kind = native.PAIRS
+    for layer in layers:
+        assert torch.equal(layer(x[-rows:]), result[-rows:])
+    assert torch.equal(native.unpack(layers[0].weight, outputs), weight.bfloat16())
+
+
+def test_an_odd_number_of_inputs_stays_in_fp32() -> None:
+    weight = torch.randn(20, 7)
+    layer = BEST.linear(weight, None, torch.bfloat16)
+    assert layer.kind == native.FLOATS
+    assert torch.equal(layer.rows(torch.arange(20)), weight)
+
+
+def test_numbers_that_are_none_stay_none_in_bfloat16() -> None:
+    """Inputs of a whole layer are rounded in C: to the nearest, halves to the even one, as torch does."""
+    bits = torch.randint(-(2**31), 2**31, (40, 64), generator=torch.Generator().manual_seed(5)).int()
+    # Halves between two numbers, the largest number, infinities, and several that are no numbers.
+    bits[0, :8] = torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0, 0x7F800001, 0x7FFFFFFF, 0x3F807FFF])
+    numbers = bits.view(torch.float32)
+    rounded = numbers.clone()
+    for kernels in ALL:
+        rounded.copy_(numbers)
+        kernels.library.kvatlas_shorten(rounded.data_ptr(), len(rounded), rounded.shape[1])
+        halves = rounded.view(torch.bfloat16)[:, :64]
+        torch.testing.assert_close(halves, numbers.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@QUICK
+@given(st.integers(0, 2**31), st.integers(1, 90), st.integers(1, 90), st.sampled_from((torch.float32, torch.bfloat16)))
+def test_rows_of_packed_weights(seed: int, inputs: int, outputs: int, dtype: torch.dtype) -> None:
     source = torch.Generator().manual_seed(seed)
     weight = torch.randn(outputs, inputs, generator=source)
     chosen = torch.randint(0, outputs, (2, 7), generator=source)
-    layer = BEST.linear(weight)
-    assert torch.equal(layer.rows(chosen), weight[chosen])
+    layer = BEST.linear(weight, None, dtype)
+    assert torch.equal(layer.rows(chosen), weight.to(layer.weight.dtype).float()[chosen])
     for outside in (-1, outputs):
         with pytest.raises(IndexError, match="is not one of"):
             layer.rows(torch.tensor([outside]))
@@ -109,8 +155,17 @@ def test_rotation_is_that_of_transformers_to_the_bit(seed: int, rows: int, heads
 
 
 @QUICK
-@given(st.integers(0, 2**31), st.integers(1, 9), st.sampled_from((1, 2)), st.sampled_from((6, 16, 36)), st.booleans())
-def test_a_decoder_layer_is_its_parts_to_the_bit(seed: int, rows: int, group: int, size: int, rotary: bool) -> None:
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 9),
+    st.sampled_from((1, 2)),
+    st.sampled_from((6, 16, 36)),
+    st.booleans(),
+    st.sampled_from((torch.float32, torch.bfloat16)),
+)
+def test_a_decoder_layer_is_its_parts_to_the_bit(
+    seed: int, rows: int, group: int, size: int, rotary: bool, dtype: torch.dtype
+) -> None:
     source = torch.Generator().manual_seed(seed)
     hidden, inner, kv_heads, cached = 40, 48, 2, 30
     heads = group * kv_heads
@@ -125,7 +180,7 @@ def test_a_decoder_layer_is_its_parts_to_the_bit(seed: int, rows: int, group: in
     rotary_heads = heads + kv_heads if rotary else 0
     results = []
     for kernels in ALL:
-        products = Products(*(kernels.linear(weight) for weight in weights))
+        products = Products(*(kernels.linear(weight, None, dtype) for weight in weights))
         own = [pool.clone() for pool in pools]
         batch = native.PagedBatch(table, *counts, page_size=64, longest=cached + 1)
         paged = kernels.paged_layer(batch, heads, (size, size), *own, 0.3)

@@ -335,7 +335,7 @@ class Engine:
         # Logits may all be equal.
         spread = expected.std(-1).clamp(min=1e-30)
         off = float(((logits.float() - expected).abs().mean(-1) / spread).mean())
-        rounding = ROUNDING_FP32 if self.cache.dtype is torch.float32 else ROUNDING_SHORT
+        rounding = ROUNDING_FP32 if self.handle.precision == "float32" else ROUNDING_SHORT
         if expected.isfinite().all() and not off <= rounding:
             raise self._refusal(f"would compute other logits than in transformers (by {off:.2g} standard deviations)")
 

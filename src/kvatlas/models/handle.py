@@ -21,6 +21,7 @@ from kvatlas.models.shape import Shape
 from kvatlas.models.thinking import Thinking
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 #: The files to fetch for planning, and those for decoding.
@@ -91,6 +92,11 @@ class ModelHandle:
         return stored if stored in ("float32", "float16", "bfloat16") else "bfloat16"
 
     @property
+    def precision(self) -> str:
+        """The name of the type of the weights of its linear layers, to which all that enters them is rounded."""
+        return self.dtype if self.options.weights == "auto" else self.options.weights
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values of one token, in the type in which the model runs."""
         return self.kv_bytes(Storage())[0]
@@ -102,7 +108,11 @@ class ModelHandle:
     @cached_property
     def weight_bytes(self) -> int | None:
         """Bytes of the weights in the type in which they run, from the sizes of their files; None if unknown."""
-        return self.files.measure_weights(self.dtype)
+        size = self.files.measure_weights(self.precision)
+        if size is None or self.precision == self.dtype or self.config.get("tie_word_embeddings"):
+            return size
+        # An embedding of its own is no linear layer, and keeps the two other bytes of each number.
+        return size + 2 * self.vocabulary * int(self.config.get("hidden_size", 0))
 
     @cached_property
     def weights_digest(self) -> str:
@@ -132,7 +142,20 @@ class ModelHandle:
         self.files.check_type()
         self.files.read_shape()
         self.options.resolved_device()
+        self._check_short_weights()
         self.chat.check()
+
+    def _check_short_weights(self) -> None:
+        """Raise KvatlasError if the option `weights` asks for what only native kernels can do, and they cannot."""
+        if self.precision == self.dtype:
+            return
+        if self.device != "cpu" or self.dtype != "float32":
+            raise KvatlasError(
+                f"The model option weights is {self.options.weights!r}, for {self.dtype} on {self.device}; expected "
+                "float32 on cpu. (dtype=bfloat16 has the whole model in that type.)"
+            )
+        if native.load() is None:
+            raise KvatlasError(f"The model option weights is {self.options.weights!r}. {native.why_not()}")
 
     @property
     def notes(self) -> list[str]:
@@ -180,9 +203,10 @@ class ModelHandle:
 
     def _load_alone(self, folder: Path) -> PreTrainedModel:
         from kvatlas.models.packing import pack
+        from kvatlas.models.shared_weights import Tables
 
         model = self._load_unpacked(folder, read=True)
-        pack(model)
+        pack(model, Tables(self._table_dtype))
         return model
 
     def _load_shared(self, folder: Path) -> PreTrainedModel:
@@ -194,7 +218,14 @@ class ModelHandle:
         if adapter.address:
             files += [adapter.folder / name for name in weights.ADAPTER_FILES]
         home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
-        return WeightsFile(home, files).load(lambda read: self._load_unpacked(folder, read), pack)
+        return WeightsFile(home, files, self._table_dtype).load(lambda read: self._load_unpacked(folder, read), pack)
+
+    @property
+    def _table_dtype(self) -> torch.dtype:
+        """The type of packed weights of linear layers."""
+        import torch
+
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
     def _load_unpacked(self, folder: Path, read: bool) -> PreTrainedModel:
         """Load the model as it is in its files; unless it is to be `read`, other weights will replace those of it."""

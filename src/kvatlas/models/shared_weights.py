@@ -43,9 +43,11 @@ ALIGNMENT = 64
 class Tables:
     """The packed tables of a model in the order in which they are asked for: made here, or taken from a file.
 
-    `steps` are the steps of packing that were done, in order; None before a model is packed.
+    `steps` are the steps of packing that were done, in order; None before a model is packed. Tables that are made here
+    are in `dtype`: fp32 or bfloat16.
     """
 
+    dtype: torch.dtype = torch.float32
     stored: Sequence[Tensor] | None = None
     steps: list[bool] | None = None
     used: list[Tensor] = field(default_factory=list)
@@ -59,7 +61,7 @@ class Tables:
     def linear(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
         """Return a layer over packed `weights` [outputs, inputs], one below the other."""
         if self.stored is None:
-            layer = self.native.linear(weights[0] if len(weights) == 1 else torch.cat([*weights]), bias)
+            layer = self.native.linear(weights[0] if len(weights) == 1 else torch.cat([*weights]), bias, self.dtype)
         else:
             packed = self.stored[len(self.used)]
             outputs = sum(len(weight) for weight in weights)
@@ -89,15 +91,18 @@ class Stored:
 class WeightsFile:
     """The file of a model's packed weights in a folder of caches.
 
-    `files` are those from which the model is loaded: another size or time of one of them makes the file anew.
+    `files` are those from which the model is loaded: another size or time of one of them makes the file anew. Linear
+    layers have their weights in `dtype`.
     """
 
-    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+    def __init__(self, folder: Path, files: Sequence[Path], dtype: torch.dtype) -> None:
+        self.dtype = dtype
         stats = {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
         # The layers of a model may change with transformers.
         made_with = {"format": FORMAT, "transformers": version("transformers")}
         self.identity = digest({**made_with, "files": stats})
-        self.path = folder / f"packed-{digest(sorted(stats))[:32]}.bin"
+        kind = "packed" if dtype is torch.float32 else "packed-bfloat16"
+        self.path = folder / f"{kind}-{digest(sorted(stats))[:32]}.bin"
 
     def load(
         self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, Tables], Any]
@@ -111,11 +116,11 @@ class WeightsFile:
         except OSError as error:
             print(f"kvatlas: weights are not shared: {error.strerror or error}", file=sys.stderr, flush=True)
             model = load(True)
-            pack(model, Tables())
+            pack(model, Tables(self.dtype))
             return model
         model = load(False)
         stored.fill(model)
-        pack(model, Tables(stored.tables, stored.steps))
+        pack(model, Tables(self.dtype, stored.tables, stored.steps))
         return model
 
     def _stored(
@@ -136,7 +141,7 @@ class WeightsFile:
     def _make(self, model: PreTrainedModel, pack: Callable[[PreTrainedModel, Tables], Any]) -> None:
         """Pack a model and write its weights."""
         parameters = dict(model.named_parameters())
-        tables = Tables()
+        tables = Tables(self.dtype)
         pack(model, tables)
         # Packing drops the weights that it replaces.
         left = {name: tensor.data for name, tensor in parameters.items() if tensor.numel()}

@@ -6,7 +6,8 @@ The environment variable KVATLAS_NATIVE=off switches them off.
 
 Numbers never depend on the target, the number of rows or their neighbours: see the contract in `kernels.c`.
 All tensors are fp32 on the CPU unless otherwise stated, contiguous in their last dimension. Layers check the widths of
-their inputs; `engine.attention.attend` checks the shapes of attention.
+their inputs; `engine.attention.attend` checks the shapes of attention. Weights of linear layers may be bfloat16: what
+is multiplied by them is rounded to bfloat16, too, and sums stay fp32.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 #: Outputs in a panel of packed weights, tokens in the smallest page.
@@ -65,13 +67,28 @@ def _loaded() -> tuple[Native | None, str | None]:
         return None, f"The native CPU kernels could not be loaded: {error}."
 
 
-def pack(weight: Tensor) -> Tensor:
-    """Return weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output."""
+def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output.
+
+    In bfloat16 the two inputs of a pair lie side by side, [ceil(outputs / 16), inputs / 2, 16, 2] in the same memory.
+    An odd number of inputs has no pairs, so such weights stay fp32.
+    """
+    import torch
     from torch.nn.functional import pad
 
     outputs, inputs = weight.shape
-    rows = pad(weight.detach().float(), (0, 0, 0, -outputs % LANES))
-    return rows.view(-1, LANES, inputs).transpose(1, 2).contiguous()
+    numbers = 2 if dtype is torch.bfloat16 and inputs % 2 == 0 else 1
+    rows = pad(weight.detach().to(dtype if numbers == 2 else torch.float32), (0, 0, 0, -outputs % LANES))
+    words = rows.view(-1, LANES, inputs // numbers, numbers).transpose(1, 2)
+    return words.reshape(-1, inputs, LANES).contiguous()
+
+
+def unpack(packed: Tensor, outputs: int) -> Tensor:
+    """Return the weights [outputs, inputs] of `pack`, in their type."""
+    panels, inputs, _ = packed.shape
+    numbers = 4 // packed.element_size()
+    words = packed.view(panels, inputs // numbers, LANES, numbers).transpose(1, 2)
+    return words.reshape(-1, inputs)[:outputs].contiguous()
 
 
 def _check(fits: bool, tensor: Tensor, width: int) -> None:
@@ -99,6 +116,8 @@ _SIDE: dict[str, Any] = {
     **dict.fromkeys(("bits", "bytes", "group", "residual"), c_int64),
     "recent": c_void_p,
 }
+#: Values of `kind` in `kernels.c`.
+FLOATS, PAIRS, PAIRS_AT_ONCE = range(3)
 #: `bits` and what follows it of keys or values that are not packed.
 _UNPACKED: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
 
@@ -180,6 +199,8 @@ class Linear:
     def __init__(
         self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, outputs: int, whole: Linear | None = None
     ) -> None:
+        import torch
+
         self.library = library
         self.weight = weight
         self.bias = bias
@@ -187,10 +208,17 @@ class Linear:
         self.whole = whole
         self.inputs = weight.shape[1]
         self.outputs = outputs
+        #: Whether words of weights and inputs are floats or pairs of bfloat16 numbers.
+        self.kind = FLOATS
+        if weight.element_size() == 2:
+            self.kind = PAIRS_AT_ONCE if library.kvatlas_multiplies_pairs() else PAIRS
+        #: Words of a row.
+        self.words = self.inputs * weight.element_size() // 4
         #: Of the weights and the bias.
         self.addresses = (weight.data_ptr(), _pointer(bias))
         # Looked up once: a small layer takes less time than the interpreter around it.
         self._call = library.kvatlas_linear
+        self._empty = torch.empty
         self._unpack = library.kvatlas_unpack
 
     def part(self, first: int, outputs: int) -> Linear:
@@ -200,7 +228,10 @@ class Linear:
         return Linear(self.library, weight, bias, outputs, self)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x [..., inputs] W^T + bias, [..., outputs]; x may be columns of a wider table [rows, columns]."""
+        """Return x [..., inputs] W^T + bias, [..., outputs]; x may be columns of a wider table [rows, columns].
+
+        It is rounded to bfloat16 if the weights are.
+        """
         inputs = self.inputs
         outputs = self.outputs
         _check(x.shape[-1] == inputs, x, inputs)
@@ -209,16 +240,21 @@ class Linear:
         y = x.new_empty((*x.shape[:-1], outputs))
         rows = x.numel() // inputs
         x_stride = x.stride(-2)
+        if self.kind != FLOATS:
+            x = x.to(self.weight.dtype).contiguous()
+            x_stride = self.words
         y_stride = y.stride(-2)
-        self._call(x.data_ptr(), x_stride, *self.addresses, y.data_ptr(), y_stride, rows, inputs, outputs)
+        pointers = (x.data_ptr(), x_stride, *self.addresses, y.data_ptr(), y_stride)
+        self._call(*pointers, rows, self.words, outputs, self.kind)
         return y
 
     def rows(self, chosen: Tensor) -> Tensor:
         """Return the weights [..., inputs] of the outputs `chosen` [...], int64."""
         chosen = chosen.contiguous()
-        rows = self.weight.new_empty((*chosen.shape, self.inputs))
+        rows = self._empty((*chosen.shape, self.inputs))
         weight, _ = self.addresses
-        if not self._unpack(weight, self.outputs, chosen.data_ptr(), rows.data_ptr(), chosen.numel(), self.inputs):
+        pointers = (chosen.data_ptr(), rows.data_ptr())
+        if not self._unpack(weight, self.outputs, *pointers, chosen.numel(), self.words, self.kind):
             raise IndexError(f"an output is not one of {self.outputs}")
         return rows
 
@@ -240,12 +276,15 @@ class Native:
         self.target = target
         self._empty = torch.empty
         self._int64 = torch.int64
+        self._float32 = torch.float32
         self.library = library = ctypes.CDLL(str(file))
         pointer = c_void_p
         integer = c_int64
         for name, arguments in {
-            "linear": [pointer, integer, pointer, pointer, pointer, *[integer] * 4],
-            "unpack": [pointer, integer, pointer, pointer, integer, integer],
+            "linear": [pointer, integer, pointer, pointer, pointer, *[integer] * 5],
+            "multiplies_pairs": [],
+            "shorten": [pointer, integer, integer],
+            "unpack": [pointer, integer, pointer, pointer, *[integer] * 3],
             "attend": [pointer, pointer],
             "attention_scratch": [integer] * 3,
             "project": [pointer] * 2,
@@ -262,6 +301,7 @@ class Native:
             function.argtypes = arguments
             function.restype = None
         library.kvatlas_attention_scratch.restype = c_int64
+        library.kvatlas_multiplies_pairs.restype = ctypes.c_int
         library.kvatlas_unpack.restype = c_int64
         library.kvatlas_largest.restype = c_int64
         self._attend = library.kvatlas_attend
@@ -273,9 +313,9 @@ class Native:
         self._largest = library.kvatlas_largest
         self._uniform = library.kvatlas_uniform
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Return a layer with a packed copy of `weight` [outputs, inputs]."""
-        return self.packed_linear(pack(weight), bias, weight.shape[0])
+    def linear(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Linear:
+        """Return a layer with a packed copy of `weight` [outputs, inputs] in `dtype`: fp32 (None) or bfloat16."""
+        return self.packed_linear(pack(weight, dtype or self._float32), bias, weight.shape[0])
 
     def packed_linear(self, weight: Tensor, bias: Tensor | None, outputs: int) -> Linear:
         """Return a layer over weights in the form of `pack`."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class _Linear(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("weight", "bias")),
-        *((name, c_int64) for name in ("inputs", "outputs")),
+        *((name, c_int64) for name in ("inputs", "outputs", "kind")),
     ]
 
 
@@ -107,7 +107,7 @@ class DecoderLayer:
         self._feed_forward = library.kvatlas_feed_forward
         self._compute_layers = library.kvatlas_decoder_layers
         (_, input_eps), (_, inner_eps) = norms
-        linear = [_Linear(*product.addresses, product.inputs, product.outputs) for product in products]
+        linear = [_Linear(*product.addresses, product.inputs, product.outputs, product.kind) for product in products]
         self.struct = _DecoderLayer(*linear, None, None, input_eps, inner_eps, rotary_heads, head_size)
         self.address = ctypes.addressof(self.struct)
 

@@ -80,14 +80,14 @@ INLINE void store_part(float *p, vec v, int64_t n) {
 
 /* The level of an x86-64 processor: 4 (AVX-512), 3 (AVX2 and FMA) or 0. Compiled for the lowest. */
 #if defined(__x86_64__)
-__attribute__((target("arch=x86-64"))) static void cpuid(uint32_t leaf, uint32_t *r) {
-    __asm__ volatile("cpuid" : "=a"(r[0]), "=b"(r[1]), "=c"(r[2]), "=d"(r[3]) : "a"(leaf), "c"(0));
+__attribute__((target("arch=x86-64"))) static void cpuid(uint32_t leaf, uint32_t part, uint32_t *r) {
+    __asm__ volatile("cpuid" : "=a"(r[0]), "=b"(r[1]), "=c"(r[2]), "=d"(r[3]) : "a"(leaf), "c"(part));
 }
 __attribute__((target("arch=x86-64"))) API int kvatlas_x86_level(void) {
     uint32_t top[4], one[4], seven[4], extended[4], saved, high;
-    cpuid(0, top), cpuid(1, one), cpuid(0x80000001u, extended);
+    cpuid(0, 0, top), cpuid(1, 0, one), cpuid(0x80000001u, 0, extended);
     if (top[0] < 7 || !(one[2] >> 27 & 1)) return 0;
-    cpuid(7, seven);
+    cpuid(7, 0, seven);
     __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
     const uint32_t first = 1u << 12 | 1u << 22 | 1u << 28 | 1u << 29; /* FMA, MOVBE, AVX, F16C */
     const uint32_t second = 1u << 3 | 1u << 5 | 1u << 8;               /* BMI1, AVX2, BMI2 */
@@ -167,8 +167,39 @@ INLINE float largest(vec v) {
 
 /* ---- Linear layers: each output is one chain of multiply-adds over k, from its bias up. ---- */
 
-INLINE void linear_tile(const int rows, const int panels, const float *x, int64_t x_stride, const float *w,
-                        const float *bias, float *y, int64_t y_stride, int64_t inputs, int64_t last) {
+/* What a word of 32 bits of a row or of packed weights holds: a float, or a pair of bfloat16 numbers of which the odd one
+ * is added first. That is the order of the processors that multiply pairs, so others compute the same bits (but for
+ * subnormal numbers, which the former take for 0). */
+enum kind { FLOATS, PAIRS, PAIRS_AT_ONCE };
+
+/* True if this processor multiplies pairs, and this library was compiled for it. */
+API int kvatlas_multiplies_pairs(void) {
+#if defined(__AVX512F__)
+    uint32_t features[4];
+    cpuid(7, 1, features);
+    return features[0] >> 5 & 1; /* AVX512_BF16 */
+#else
+    return 0;
+#endif
+}
+
+INLINE vec odd(vec pairs) { return (vec)((uvec)pairs & 0xFFFF0000u); }
+INLINE vec even(vec pairs) { return (vec)((uvec)pairs << 16); }
+
+/* sum + a b, for the numbers in each word. */
+INLINE vec multiply_add(const enum kind kind, vec a, vec b, vec sum) {
+    if (kind == FLOATS) return FMA(a, b, sum);
+#if defined(__AVX512F__)
+    if (kind == PAIRS_AT_ONCE) {
+        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+        return sum;
+    }
+#endif
+    return FMA(even(a), even(b), FMA(odd(a), odd(b), sum));
+}
+
+INLINE void linear_tile(const enum kind kind, const int rows, const int panels, const float *x, int64_t x_stride,
+                        const float *w, const float *bias, float *y, int64_t y_stride, int64_t words, int64_t last) {
     vec sums[8][8];
     for (int p = 0; p < panels; p++) {
         vec from = splat(0.0f);
@@ -176,16 +207,19 @@ INLINE void linear_tile(const int rows, const int panels, const float *x, int64_
                                          : load(bias + p * LANES);
         for (int r = 0; r < rows; r++) sums[r][p] = from;
     }
-    for (int64_t k = 0; k < inputs; k++) {
+    for (int64_t k = 0; k < words; k++) {
         vec weights[8];
         for (int p = 0; p < panels; p++) {
-            const float *at = w + (p * inputs + k) * LANES;
+            const float *at = w + (p * words + k) * LANES;
             weights[p] = load(at);
             __builtin_prefetch(at + 64 * LANES, 0, 3);
         }
+        /* Compilers take assembly for long, and would keep loops around it with sums in memory. */
+#pragma clang loop unroll(full)
         for (int r = 0; r < rows; r++) {
             vec own = splat(x[r * x_stride + k]);
-            for (int p = 0; p < panels; p++) sums[r][p] = FMA(own, weights[p], sums[r][p]);
+#pragma clang loop unroll(full)
+            for (int p = 0; p < panels; p++) sums[r][p] = multiply_add(kind, own, weights[p], sums[r][p]);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -206,29 +240,30 @@ INLINE void linear_tile(const int rows, const int panels, const float *x, int64_
 #define PANELS_OF_FEW 2
 #endif
 
-INLINE void linear_rows(const int panels, const float *x, int64_t x_stride, const float *w, const float *bias, float *y,
-                        int64_t y_stride, int64_t rows, int64_t inputs, int64_t last) {
+INLINE void linear_rows(const enum kind kind, const int panels, const float *x, int64_t x_stride, const float *w,
+                        const float *bias, float *y, int64_t y_stride, int64_t rows, int64_t words, int64_t last) {
     int64_t r = 0;
-    for (; r + ROW_TILE <= rows; r += ROW_TILE)
-        linear_tile(ROW_TILE, panels, x + r * x_stride, x_stride, w, bias, y + r * y_stride, y_stride, inputs, last);
+#define ROWS(count)                                                                                                    \
+    linear_tile(kind, count, panels, x + r * x_stride, x_stride, w, bias, y + r * y_stride, y_stride, words, last)
+    for (; r + ROW_TILE <= rows; r += ROW_TILE) ROWS(ROW_TILE);
 #define REST(count)                                                                                                    \
     if (count < ROW_TILE && (rows - r) & count) {                                                                      \
-        linear_tile(count, panels, x + r * x_stride, x_stride, w, bias, y + r * y_stride, y_stride, inputs, last);     \
+        ROWS(count);                                                                                                   \
         r += count;                                                                                                    \
     }
     REST(4) REST(2) REST(1)
 #undef REST
+#undef ROWS
 }
 
-/* y [rows][outputs] = x [rows][inputs] W^T + bias; w packed as [panels][inputs][16], zeros behind the last output. */
-API void kvatlas_linear(const float *x, int64_t x_stride, const float *w, const float *bias, float *y, int64_t y_stride,
-                        int64_t rows, int64_t inputs, int64_t outputs) {
+INLINE void linear(const enum kind kind, const float *x, int64_t x_stride, const float *w, const float *bias, float *y,
+                   int64_t y_stride, int64_t rows, int64_t words, int64_t outputs) {
     int64_t panels = (outputs + LANES - 1) / LANES, p = 0;
     int64_t whole = outputs / LANES, rest = outputs - whole * LANES;
 #define PANELS(count)                                                                                                  \
     for (; p + count <= panels; p += count)                                                                            \
-        linear_rows(count, x, x_stride, w + p * inputs * LANES, bias ? bias + p * LANES : 0, y + p * LANES, y_stride,  \
-                    rows, inputs, p + count == panels && rest ? rest : LANES);
+        linear_rows(kind, count, x, x_stride, w + p * words * LANES, bias ? bias + p * LANES : 0, y + p * LANES,       \
+                    y_stride, rows, words, p + count == panels && rest ? rest : LANES);
     if (rows <= 2) {
         PANELS(PANELS_OF_FEW)
     }
@@ -240,13 +275,57 @@ API void kvatlas_linear(const float *x, int64_t x_stride, const float *w, const 
 #undef PANELS
 }
 
+#if defined(__AVX512F__)
+__attribute__((target("avx512bf16"))) static void linear_at_once(const float *x, int64_t x_stride, const float *w,
+                                                                 const float *bias, float *y, int64_t y_stride,
+                                                                 int64_t rows, int64_t words, int64_t outputs) {
+    linear(PAIRS_AT_ONCE, x, x_stride, w, bias, y, y_stride, rows, words, outputs);
+}
+#else
+#define linear_at_once(...) linear(PAIRS, __VA_ARGS__)
+#endif
+
+/* y [rows][outputs] = x [rows][inputs] W^T + bias; w packed as [panels][words][16], zeros behind the last output. Rows of
+ * x have as many words, from which on `kind` says what is in one; strides are words, too. */
+API void kvatlas_linear(const float *x, int64_t x_stride, const float *w, const float *bias, float *y, int64_t y_stride,
+                        int64_t rows, int64_t words, int64_t outputs, int64_t kind) {
+    if (kind == FLOATS) linear(FLOATS, x, x_stride, w, bias, y, y_stride, rows, words, outputs);
+    else if (kind == PAIRS) linear(PAIRS, x, x_stride, w, bias, y, y_stride, rows, words, outputs);
+    else linear_at_once(x, x_stride, w, bias, y, y_stride, rows, words, outputs);
+}
+
+/* Round the numbers of each row to bfloat16, to the nearest or the even one, at the row's beginning. */
+API void kvatlas_shorten(float *x, int64_t rows, int64_t width) {
+    for (int64_t r = 0; r < rows; r++, x += width) {
+        uint32_t *to = (uint32_t *)x;
+        for (int64_t k = 0; k < width; k += 2) {
+            uint32_t half[2];
+            for (int i = 0; i < 2; i++) {
+                const uint32_t bits = ((const word_at *)x)[k + i];
+                const int is_number = (bits & 0x7FFFFFFFu) <= 0x7F800000u;
+                half[i] = is_number ? (bits + 0x7FFFu + (bits >> 16 & 1)) >> 16 : 0x7FC0u;
+            }
+            *(word_at *)(to + k / 2) = half[0] | half[1] << 16;
+        }
+    }
+}
+
 /* x [rows][inputs] = the weights of the outputs `chosen` [rows], packed as above. Returns 0 if one is not among them. */
-API int64_t kvatlas_unpack(const float *w, int64_t outputs, const int64_t *chosen, float *x, int64_t rows,
-                           int64_t inputs) {
-    for (int64_t r = 0; r < rows; r++, x += inputs) {
+API int64_t kvatlas_unpack(const float *w, int64_t outputs, const int64_t *chosen, float *x, int64_t rows, int64_t words,
+                           int64_t kind) {
+    for (int64_t r = 0; r < rows; r++) {
         if (chosen[r] < 0 || chosen[r] >= outputs) return 0;
-        const float *from = w + chosen[r] / LANES * inputs * LANES + chosen[r] % LANES;
-        for (int64_t k = 0; k < inputs; k++) x[k] = from[k * LANES];
+        const float *from = w + chosen[r] / LANES * words * LANES + chosen[r] % LANES;
+        for (int64_t k = 0; k < words; k++) {
+            const float word = from[k * LANES];
+            if (kind == FLOATS) {
+                *x++ = word;
+                continue;
+            }
+            const uint32_t bits = *(const word_at *)(from + k * LANES);
+            *(word_at *)x++ = bits << 16;
+            *(word_at *)x++ = bits & 0xFFFF0000u;
+        }
     }
     return 1;
 }
@@ -1187,7 +1266,7 @@ API void kvatlas_rotate(float *x, int64_t stride, const float *cos, const float 
 /* Weights as `kvatlas_linear` takes them. */
 struct linear {
     const float *weight, *bias;
-    int64_t inputs, outputs;
+    int64_t inputs, outputs, kind;
 };
 
 /* The weights of a layer: queries, keys and values are outputs of one product, gate and up of another. */
@@ -1210,8 +1289,14 @@ struct pass {
     float *gated;           /* [tokens][down.inputs] */
 };
 
-static void apply(const struct linear *l, const float *x, float *y, int64_t rows) {
-    kvatlas_linear(x, l->inputs, l->weight, l->bias, y, l->outputs, rows, l->inputs, l->outputs);
+/* y = x W^T + bias; x is rounded in place if the weights are. */
+static void apply(const struct linear *l, float *x, float *y, int64_t rows) {
+    int64_t words = l->inputs;
+    if (l->kind != FLOATS) {
+        kvatlas_shorten(x, rows, l->inputs);
+        words /= 2;
+    }
+    kvatlas_linear(x, l->inputs, l->weight, l->bias, y, l->outputs, rows, words, l->outputs, l->kind);
 }
 
 /* x = x + y */

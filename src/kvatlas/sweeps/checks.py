@@ -256,7 +256,8 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
 def _model(model: ModelHandle) -> Finding:
     stored = model.files.stored_dtype or "unknown"
     kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
-    return Finding("model", Check.OK, f"{kind} in {model.dtype} on {model.device} (stored in {stored})")
+    short = "" if model.precision == model.dtype else f", linear layers in {model.precision}"
+    return Finding("model", Check.OK, f"{kind} in {model.dtype}{short} on {model.device} (stored in {stored})")
 
 
 def _template_values(model: ModelHandle) -> Iterator[Finding]:
@@ -368,7 +369,7 @@ def _step(
     message = (
         f"logits differ from transformers' own by at most {difference:.1e} standard deviations ({len(logits)} steps)"
     )
-    certain, possible = ROUNDING[handle.dtype]
+    certain, possible = ROUNDING[handle.precision]
     if difference <= certain:
         return Finding("one step", Check.OK, message)
     # A difference that is not a number fails, too.

@@ -313,6 +313,7 @@ def _provenance(training_data: TrainingData, plan: Plan) -> dict[str, Any]:
         "model": model.name,
         "model_weights": model.weights_digest,
         "dtype": model.dtype,
+        "linear_layers": model.precision,
         "benchmarks": [benchmarks.identity(benchmark) for benchmark in plan.benchmarks],
         "skip": training_data.skip,
         "held_out_problems": training_data.held_out,
