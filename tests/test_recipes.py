@@ -1,6 +1,8 @@
 """The recipes of the published grids, whole, on small random-weight models of the same architectures."""
 
+import argparse
 import json
+import runpy
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +12,12 @@ import yaml
 
 from kvatlas.core import Sampling, Status
 from kvatlas.policies import policies
-from kvatlas.sweeps import read_spec
+from kvatlas.sweeps import parse_spec, read_spec
 from tests.r1 import AIME, save_model
 from tests.stored import traces_of
 
-RECIPES = Path(__file__).parents[1] / "src" / "kvatlas" / "sweeps"
+ROOT = Path(__file__).parents[1]
+RECIPES = ROOT / "src" / "kvatlas" / "sweeps"
 
 
 def test_a_recipe_runs_through_to_its_figure(tmp_path: Path, succeed: Callable[..., str]) -> None:
@@ -84,6 +87,30 @@ def test_the_arena_has_every_policy_at_equal_tokens() -> None:
     assert {s.policy for s in cells} == set(policies.names()) - left_out
     by_cell = Counter((s.values["kv_budget"], s.values["keep_prompt"]) for s in cells)
     assert len(set(by_cell.values())) == 1
+
+
+def test_the_parts_of_a_real_model_are_maps_and_tables(tmp_path: Path) -> None:
+    maps = runpy.run_path(str(ROOT / "recipes/real/maps.py"))
+    panel = tmp_path / "panel.jsonl"
+    panel.write_text(json.dumps({"problem": "1 + 1?", "answer": "2", "unique_id": "one"}) + "\n")
+    options = argparse.Namespace(
+        panel=panel,
+        out=tmp_path,
+        model="embedded:tiny-llama",
+        weights="bfloat16",
+        problems=None,
+        max_new_tokens=300,
+        head="",
+        policies=["random", "h2o"],
+    )
+    specs = {part: parse_spec(maps["spec"](part, options)) for part in ("maps", "bytes", "prompt")}
+    # With axes, or the part would be drawn as a table.
+    assert list(specs["maps"].axes) == ["local_window", "ratio"]
+    counts = {part: Counter(baseline for _, baseline in spec.cells()) for part, spec in specs.items()}
+    assert counts["maps"] == {False: 40, True: 7}
+    assert counts["bytes"] == {False: 11, True: 1}
+    assert counts["prompt"] == {False: 4, True: 1}
+    assert {entry.weights for spec in specs.values() for entry in spec.models} == {"bfloat16"}
 
 
 OLDEST = '''

@@ -56,14 +56,12 @@ def rivals() -> Iterator[dict[str, Any]]:
             yield {"policy": policy, "kv_budget": BUDGET, "local_window": window, "ratio": ratio, **OVER}
 
 
-def grid(head: str) -> Iterator[dict[str, Any]]:
-    chosen: list[dict[str, Any]] = [{"policy": "rkv"}, {"policy": "dynts", "predictor": head}]
-    if not head:
-        chosen[1] = {"policy": "snapkv"}
-    for policy in chosen:
-        for window in WINDOWS:
-            for ratio in RATIOS:
-                yield {**policy, "kv_budget": BUDGET, "local_window": window, "ratio": ratio, **OVER}
+def mapped(head: str) -> Iterator[dict[str, Any]]:
+    yield {"policy": "rkv", "kv_budget": BUDGET, **OVER}
+    if head:
+        yield {"policy": "dynts", "predictor": head, "kv_budget": BUDGET, **OVER}
+    else:
+        yield {"policy": "snapkv", "kv_budget": BUDGET, **OVER}
 
 
 def equal_bytes(memory: str) -> Iterator[dict[str, Any]]:
@@ -101,9 +99,11 @@ def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
         # Their budgets hold the prompt too.
         panel = with_short_prompts(panel, options.model, options.out / "short.jsonl")
     baseline: list[dict[str, Any]] = [{"policy": "full"}]
+    axes: dict[str, Any] = {}
     if part == "maps":
         baseline += rivals()
-        settings = list(grid(options.head))
+        settings = list(mapped(options.head))
+        axes = {"local_window": WINDOWS, "ratio": RATIOS}
     elif part == "bytes":
         token_bytes = models.find(options.model).kv_bytes_per_token
         settings = list(equal_bytes(f"{MEMORY_TOKENS * token_bytes // 1024}KiB"))
@@ -119,6 +119,7 @@ def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
         "sampling": sampling,
         "baseline": baseline,
         "settings": settings,
+        "axes": axes,
     }
 
 
