@@ -112,12 +112,20 @@ def test_differences_of_a_run_of_policies_follow_the_options(kvatlas: Call, tmp_
         ),
         (("--metric", "seconds", "--against", "full"), "--against draws differences of a metric"),
         (("--policy", "h2o"), "There is no map of the policy 'h2o'"),
-        (("--fix", "local_window=8", "--mean"), "--mean draws maps, and a run with fewer than two axes is a line"),
+        (("--fix", "local_window=8", "--mean"), "--mean is for runs with two axes, and this figure shows lines"),
         (
             ("--fix", "local_window=8", "--against", "h2o"),
             "No setting has one of the policy 'h2o' with the same values",
         ),
-        (("--fix", "local_window=8", "--against", "full", "--mean"), "leave out --mean and costs"),
+        (("--fix", "local_window=8", "--own"), "--own is for runs with two axes, and this figure shows lines"),
+        (("--fix", "local_window=8", "--loss-by-memory"), "--loss-by-memory is for runs with two axes"),
+        (("--fix", "local_window=8", "--against", "full", "--mean"), "this figure shows the settings of a run against"),
+        (("--fix", "local_window=8", "--against", "full", "--shared"), "--shared is for runs with two axes"),
+        (("--fix", "local_window=8", "--against", "full", "--metric", "seconds"), "leave out the cost seconds"),
+        (
+            ("--loss-by-memory", "--shared"),
+            "--shared is for runs with two axes, and this",
+        ),
     ],
 )
 def test_wrong_wishes_are_one_sentence(

@@ -106,7 +106,23 @@ def _is_by_memory(result: Result, cost: str | None, show: MapOptions) -> bool:
         return other is None and axes == {("kv_budget", "kv_bits")} and has_losses(result.choices)
     if show.loss_by_memory and other is not None:
         raise KvatlasError(f"--loss-by-memory and {other} are different figures; leave one of them out.")
+    if show.loss_by_memory:
+        _check_heatmap_options(show, "losses by memory")
     return show.loss_by_memory
+
+
+def _check_heatmap_options(show: MapOptions, figure: str) -> None:
+    """Raise KvatlasError for options of heatmaps beside another `figure`, which would go without a word."""
+    given = {
+        "--mean": show.mean,
+        "--shared": show.shared is True,
+        "--own": show.shared is False,
+        "--loss-by-memory": show.loss_by_memory is True and figure != "losses by memory",
+        "--heatmaps": show.loss_by_memory is False and figure != "losses by memory",
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise KvatlasError(f"{option} is for runs with two axes, and this figure shows {figure}; leave it out.")
 
 
 def _draw_losses(result: Result, out: Path, show: MapOptions) -> list[Path]:
@@ -211,17 +227,17 @@ def _check_line(result: Result, show: MapOptions) -> None:
     """Raise KvatlasError for what a line chart cannot show."""
     if len(result.sources) > 1:
         raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
-    if show.mean:
-        raise KvatlasError("--mean draws maps, and a run with fewer than two axes is a line chart; leave it out.")
+    _check_heatmap_options(show, "lines, for a run with fewer than two axes")
 
 
 def _draw_against(result: Result, out: Path, cost: str | None, policy: str | None, show: MapOptions) -> list[Path]:
     """Draw the settings of runs without maps against those of one policy, with `policy` the settings of that alone."""
     assert show.against is not None
-    if show.mean or cost:
+    if cost:
         raise KvatlasError(
-            f"--against {show.against} draws differences of a metric as they are; leave out --mean and costs."
+            f"--against {show.against} draws differences of a metric; leave out the cost {cost}."
         )
+    _check_heatmap_options(show, f"the settings of a run against {show.against}")
     runs = [analysis.run for analysis in result.opened_runs]
     for run in runs:
         run.check_fixed()

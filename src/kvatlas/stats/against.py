@@ -36,7 +36,10 @@ class AgainstPolicy:
 
 @dataclass(frozen=True)
 class AgainstTable:
-    """The settings of a model against a policy, in the order of the run; `problems` are those that all share."""
+    """The settings of a model against a policy, in the order of the run.
+
+    `problems` counts those that any of them has; a difference is of the problems of its own pair.
+    """
 
     model: str
     benchmarks: tuple[str, ...]
