@@ -234,9 +234,7 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     """Draw the settings of runs without maps against those of one policy, with `policy` the settings of that alone."""
     assert show.against is not None
     if cost:
-        raise KvatlasError(
-            f"--against {show.against} draws differences of a metric; leave out the cost {cost}."
-        )
+        raise KvatlasError(f"--against {show.against} draws differences of a metric; leave out the cost {cost}.")
     _check_heatmap_options(show, f"the settings of a run against {show.against}")
     runs = [analysis.run for analysis in result.opened_runs]
     for run in runs:
