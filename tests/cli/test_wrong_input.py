@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from kvatlas.cli import options
+from kvatlas.core import KvatlasError
 from tests.command_line import Call
 
+ROOT = Path(__file__).parents[2]
 MODEL = "embedded:tiny-llama"
 SPEC = f"models: [{MODEL}]\nbenchmarks: [CHAIN3]\nproblems: 2\nsamples: 1\nsampling: {{max_new_tokens: 20}}\n"
 HEAD = "model,benchmark,local_window,ratio,pass_at_1\n"
@@ -215,3 +218,16 @@ def test_code_of_others_that_ends_a_command_does_not_end_it_in_silence(
     monkeypatch.setattr("kvatlas.benchmarks.chain.Chain.problems", lambda *_: sys.exit(code))
     sentence = kvatlas.refuse("run", MODEL, "CHAIN3")
     assert f"Code outside kvatlas ended this command (it called sys.exit({code}))." in sentence
+
+
+def test_a_policy_of_a_file_may_be_named_as_readers_see_it(tmp_path: Path) -> None:
+    code = (ROOT / "docs" / "adding-a-policy.md").read_text().split("```python\n")[1].split("```")[0]
+    names = []
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text(code)
+        names.append(f"{tmp_path / name}:Sinks")
+    arguments = ("Sinks ratio=0.3", "96", 8, None, None)
+    named = options.cell(*arguments, ["dynts", names[0]])
+    assert named == options.cell(f"{names[0]} ratio=0.3", *arguments[1:])
+    with pytest.raises(KvatlasError, match="Sinks"):
+        options.cell(*arguments, names)

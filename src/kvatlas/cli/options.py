@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError, Setting, policy_name
 from kvatlas.figures.style import FigureOptions
 from kvatlas.text import parse_yaml, read_value, scalar
 
@@ -160,12 +160,23 @@ def joined(*options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def cell(
-    policy: str, kv_budget: str | None, local_window: int | None, ratio: float | None, texts: Sequence[str] | None
+    policy: str,
+    kv_budget: str | None,
+    local_window: int | None,
+    ratio: float | None,
+    texts: Sequence[str] | None,
+    known: Sequence[str] = (),
 ) -> Setting:
-    """Return the setting that `--policy` and its parameters name, each value read by its declared type."""
+    """Return the setting that `--policy` and its parameters name, each value read by its declared type.
+
+    One of the `known` policies may be named as readers see it, `Sinks` for `mine.py:Sinks`.
+    """
     from kvatlas.policies import policies
 
     name, *words = policy.split() or [""]
+    shown = [one for one in known if policy_name(one) == name]
+    if len(shown) == 1:
+        (name,) = shown
     pairs = joined(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_value(owner, "kv_budget", kv_budget)

@@ -377,6 +377,7 @@ def autopsy(
     """
     from kvatlas.figures.autopsies import save_autopsies
     from kvatlas.figures.style import check_figure
+    from kvatlas.results import Store
     from kvatlas.results.export import check_target
     from kvatlas.stats.autopsies import Autopsy, write_labels
     from kvatlas.stats.autopsy_summary import summarise
@@ -392,7 +393,9 @@ def autopsy(
         check_figure(out)
     if export is not None:
         check_target(export)
-    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_))
+    with Store.open(run) as store:
+        known = list(dict.fromkeys(cell.setting.policy for cell in store.manifest().expected))
+    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, known))
     autopsies = perform(cells, run, most, tell)
     if export is not None:
         write_labels(chain.from_iterable(autopsies), export)
