@@ -12,7 +12,7 @@ from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle, packing
 from kvatlas.models.attention import own_attention
-from kvatlas.models.fused import FusedDecoder
+from kvatlas.models.fused import FusedDecoder, FusedLayer
 from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import PackedLinear, pack
 from kvatlas.models.shared_weights import Tables
@@ -132,6 +132,29 @@ def test_a_model_that_rounding_breaks_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(packing, "ROUNDING_SHORT", 1e-5)
     with pytest.raises(KvatlasError, match="The model option weights is 'bfloat16'"):
         pack(build("llama"), Tables(torch.bfloat16))
+
+
+def test_a_model_whose_experts_rounding_breaks_is_not_packed_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts that are undone would keep rounded weights."""
+    linear_layers_then_experts = iter((True, False, False, False))
+    monkeypatch.setattr(packing, "_close", lambda *_: next(linear_layers_then_experts))
+    with pytest.raises(KvatlasError, match="The model option weights is 'bfloat16'"):
+        pack(build("mixtral"), Tables(torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_form_with_other_inputs_of_attention_is_undone(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tokens are within every window, so logits alone would not show that a layer passes another one."""
+
+    class OtherWindow(FusedLayer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.window = 9
+
+    model = build("mistral")
+    monkeypatch.setattr(packing, "FusedLayer", OtherWindow)
+    pack(model, Tables(dtype))
+    assert not fused(model)
 
 
 @pytest.mark.parametrize("kind", ["llama", "ministral", "granite", "qwen3"])

@@ -1,5 +1,6 @@
 """Packed weights in a file: made once, mapped by every process after that, and the originals are not read again."""
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,17 @@ def test_weights_in_bfloat16_lie_in_a_file_of_their_own(random_models: dict[str,
     assert first.stat().st_size < 0.75 * second.stat().st_size
     for model, file in ((short, first), (exact, second)):
         assert model.weight_bytes == pytest.approx(file.stat().st_size, rel=0.1)
+
+
+def test_weights_in_bfloat16_are_never_loaded_in_fp32(tiny_llama: ModelHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker loads what its driver checked on another machine, which may have kernels that this one lacks."""
+    short = replace(tiny_llama, options=replace(tiny_llama.options, weights="bfloat16"))
+    sent = pickle.dumps(short)
+    assert torch.equal(logits(pickle.loads(sent).load()), logits(short.load()))
+    monkeypatch.setattr(native, "_loaded", native._loaded.__wrapped__)
+    monkeypatch.setenv(native.VARIABLE, "off")
+    with pytest.raises(KvatlasError, match=r"The model option weights is 'bfloat16'.*switched off"):
+        pickle.loads(sent).load()
 
 
 def test_other_files_are_packed_anew(random_models: dict[str, ModelHandle], tmp_path: Path, cache: Path) -> None:

@@ -187,7 +187,12 @@ class ModelHandle:
         return notes
 
     def load(self) -> PreTrainedModel:
-        """Load the weights (frozen, evaluation mode, on the device); weights on the hub are fetched first."""
+        """Load the weights (frozen, evaluation mode, on the device); weights on the hub are fetched first.
+
+        Raises KvatlasError if they do not fit, are faulty, or cannot have the type of the option `weights` here.
+        """
+        # Workers on other machines, and callers that check nothing, would take them in fp32.
+        self._check_short_weights()
         folder = self.folder
         weights.check_fits(self.name, self.weight_bytes, self.device)
         if self.repository is not None and not self.files.weight_files():

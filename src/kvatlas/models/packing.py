@@ -245,16 +245,14 @@ def pack(model: PreTrainedModel, tables: Tables | None = None) -> ExitStack:
             step(tables, model, undo)
         return undo
     tables.steps = _try_steps(steps, tables, model, undo)
-    if tables.dtype is not torch.float32 and not tables.steps[0]:
-        raise KvatlasError(
-            "The model option weights is 'bfloat16', with which this model computes other numbers: queries, "
-            f"keys, values or logits of three tokens differ by more than {ROUNDING_SHORT:.0%}; expected auto."
-        )
     return undo
 
 
 def _try_steps(steps: Sequence[Step], tables: Tables, model: PreTrainedModel, undo: ExitStack) -> list[bool]:
-    """Do the steps that leave the numbers of a few tokens as they are; return which were done."""
+    """Do the steps that leave the numbers of a few tokens as they are; return which were done.
+
+    Raises KvatlasError for a step that changes them with weights in bfloat16: undoing it would leave them rounded.
+    """
     tolerance = ROUNDING if tables.dtype is torch.float32 else ROUNDING_SHORT
     before = _numbers(model)
     done = []
@@ -266,6 +264,12 @@ def _try_steps(steps: Sequence[Step], tables: Tables, model: PreTrainedModel, un
             is_close = bool(before) and _close(_numbers(model), before, tolerance)
             if is_close:
                 undo.push(undo_step.pop_all())
+            elif tables.dtype is not torch.float32 and len(tables.used) > noted:
+                raise KvatlasError(
+                    "The model option weights is 'bfloat16', which does not suit this model: queries, keys, values or "
+                    f"logits of three tokens differ by more than {ROUNDING_SHORT:.0%}, or cannot be compared; expected "
+                    "auto."
+                )
             else:
                 del tables.used[noted:]
         done.append(is_close)
@@ -284,7 +288,8 @@ def _numbers(model: PreTrainedModel) -> list[Tensor]:
 
     def probe(_layer: object, *tensors: Any, scaling: float, sliding_window: int = 0, **_: Any) -> tuple[Tensor, None]:
         query, key, value = tensors[:3]
-        numbers.extend((query, key, value, torch.tensor([scaling, sliding_window or 0])))
+        # Layers may share the memory of these.
+        numbers.extend((query.clone(), key.clone(), value.clone(), torch.tensor([scaling, sliding_window or 0])))
         grouped = query.shape[1] != key.shape[1]
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return seen.transpose(1, 2), None
@@ -293,9 +298,10 @@ def _numbers(model: PreTrainedModel) -> list[Tensor]:
     positions = torch.tensor([[0, 2, 5]])
     try:
         with own_attention(model), attention_function(probe):
-            return [*numbers, model(input_ids=tokens, position_ids=positions, use_cache=False).logits]
+            logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
     except Exception:
         return []
+    return [*numbers, logits]
 
 
 def _close(numbers: list[Tensor], others: list[Tensor], tolerance: float) -> bool:
