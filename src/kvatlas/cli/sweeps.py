@@ -394,8 +394,8 @@ def autopsy(
     if export is not None:
         check_target(export)
     with Store.open(run) as store:
-        known = list(dict.fromkeys(cell.setting.policy for cell in store.manifest().expected))
-    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, known))
+        policies = list(dict.fromkeys(cell.setting.policy for cell in store.manifest().expected))
+    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies))
     autopsies = perform(cells, run, most, tell)
     if export is not None:
         write_labels(chain.from_iterable(autopsies), export)
