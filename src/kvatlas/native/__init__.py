@@ -313,6 +313,11 @@ class Native:
         self._largest = library.kvatlas_largest
         self._uniform = library.kvatlas_uniform
 
+    @property
+    def multiplies_pairs(self) -> bool:
+        """True if this processor multiplies pairs of bfloat16 numbers at once."""
+        return bool(self.library.kvatlas_multiplies_pairs())
+
     def linear(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Linear:
         """Return a layer with a packed copy of `weight` [outputs, inputs] in `dtype`: fp32 (None) or bfloat16."""
         return self.packed_linear(pack(weight, dtype or self._float32), bias, weight.shape[0])
