@@ -68,7 +68,7 @@ def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
     # The code that runs is that of the file as it was.
     with pytest.raises(KvatlasError, match="was changed after it was loaded; start again"):
         policy.identity(model)
-    from_file.load.cache_clear()
+    from_file.load_path.cache_clear()
     assert policy.identity(model) != before
 
 
@@ -88,7 +88,7 @@ def test_the_key_of_a_file_follows_the_modules_of_its_folder(tmp_path: Path, mon
     model = models.find("embedded:tiny-llama")
 
     def key() -> dict[str, Any]:
-        from_file.load.cache_clear()
+        from_file.load_path.cache_clear()
         setting = Setting.from_parameters(f"{tmp_path / 'mine.py'}:Newest", kv_budget=150, local_window=8, ratio=0.3)
         return policies.from_setting(setting).identity(model)
 
@@ -145,3 +145,13 @@ def test_a_setting_without_a_choice_is_refused_in_a_run_and_named_in_a_sweep() -
     plan = make_plan(parse_spec({**spec, "baseline": {"policy": "window", **values}}))
     assert any("all policies keep the same tokens" in sentence for sentence in plan.warnings)
     assert plan.spec.sampling.max_new_tokens == 768
+
+
+def test_a_file_of_the_same_name_in_another_folder_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the folder of the process changes, as in a notebook."""
+    for folder, code in (("one", CODE), ("two", CODE.replace("class Newest", "class Other"))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(code)
+        monkeypatch.chdir(tmp_path / folder)
+        kind = "Newest" if folder == "one" else "Other"
+        assert policies.policies.get(f"mine.py:{kind}").__name__ == kind

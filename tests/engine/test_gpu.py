@@ -260,7 +260,8 @@ def test_steps_of_all_sizes_watch_in_the_same_memory(tiny_llama: ModelHandle, gp
 
 def test_a_first_pass_in_decoding_does_not_capture_windows(random_models: dict[str, ModelHandle], gpu: Gpu) -> None:
     """Prompts of one token are decoding; no layer has said yet that it has a window."""
-    handle = random_models["gemma3"]
+    # A copy, since a handle remembers its device.
+    handle = replace(random_models["gemma3"])
     policy = setting("full", SHORT)
     sampling = Sampling(0.8, 20, 0.95, max_new_tokens=6)
     requests = [Request(row, (5 + row,), row, (policy,)) for row in range(3)]

@@ -168,7 +168,7 @@ def test_the_thinking_adapter_fits_the_model_that_it_is_for(tmp_path: Path) -> N
         with pytest.raises(
             KvatlasError, match=r"'smollm2-135m-think' \(.*\) is not installed; install it with pip install"
         ):
-            models.find("smollm2-135m-think")
+            models.find("smollm2-135m-think", cache=str(tmp_path))
     else:
         assert models.find("smollm2-135m-think", cache=str(tmp_path)).opens_thinking
 

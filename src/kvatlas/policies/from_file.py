@@ -15,16 +15,22 @@ from typing import Any
 from kvatlas.core import KvatlasError
 
 
-@cache
 def load(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
     """Run a Python file once; return its module, and the digests of its code by path, its own first.
 
     Raises KvatlasError if it is no Python file, and whatever its code raises.
     """
-    spec = spec_from_file_location(f"kvatlas_policy_{Path(file).stem}", file)
+    # The folder of the process may have changed since another file of this name was loaded.
+    return load_path(Path(file).absolute())
+
+
+@cache
+def load_path(file: Path) -> tuple[ModuleType, Mapping[Path, str]]:
+    """Run a Python file once, as `load` does."""
+    spec = spec_from_file_location(f"kvatlas_policy_{file.stem}", file)
     if spec is None or spec.loader is None:
-        raise KvatlasError(f"{file!r} is not a Python file.")
-    digests = {path: _digest(path) for path in _sources(Path(file))}
+        raise KvatlasError(f"{str(file)!r} is not a Python file.")
+    digests = {path: _digest(path) for path in _sources(file)}
     module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module, digests
@@ -39,7 +45,7 @@ def code_of(file: str) -> dict[str, Any]:
     for path, loaded in digests.items():
         if _digest(path) != loaded:
             raise KvatlasError(f"The file {str(path)!r} of a policy was changed after it was loaded; start again.")
-    folder = Path(file).parent
+    folder = Path(file).absolute().parent
     modules = {path.relative_to(folder).as_posix(): content for path, content in digests.items()}
     code = {"code": modules.pop(Path(file).name)}
     return {**code, "modules": modules} if modules else code
