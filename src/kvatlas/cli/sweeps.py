@@ -354,6 +354,14 @@ def _full_cache(
     return parse_spec(spec, "the options")
 
 
+def policies_of(run: Path) -> list[str]:
+    """Return the policies of a run, each once."""
+    from kvatlas.results import Store
+
+    with Store.open(run) as store:
+        return list(dict.fromkeys(cell.setting.policy for cell in store.manifest().expected))
+
+
 @app.command()
 def autopsy(
     run: options.Run,
@@ -377,7 +385,6 @@ def autopsy(
     """
     from kvatlas.figures.autopsies import save_autopsies
     from kvatlas.figures.style import check_figure
-    from kvatlas.results import Store
     from kvatlas.results.export import check_target
     from kvatlas.stats.autopsies import Autopsy, write_labels
     from kvatlas.stats.autopsy_summary import summarise
@@ -393,9 +400,7 @@ def autopsy(
         check_figure(out)
     if export is not None:
         check_target(export)
-    with Store.open(run) as store:
-        policies = list(dict.fromkeys(cell.setting.policy for cell in store.manifest().expected))
-    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies))
+    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies_of(run)))
     autopsies = perform(cells, run, most, tell)
     if export is not None:
         write_labels(chain.from_iterable(autopsies), export)
