@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -92,6 +93,13 @@ class Models(dict[str, ModelHandle]):
     def __missing__(self, kind: str) -> ModelHandle:
         self[kind] = save_random_model(kind, self.folder / kind)
         return self[kind]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts() -> None:
+    """Let interrupts reach the tests, which a shell's jobs in the background ignore."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
