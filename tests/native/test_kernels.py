@@ -19,6 +19,7 @@ from tests.native.targets import ALL, BEST, FILES, ROOT
 QUICK = settings(max_examples=25, derandomize=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @QUICK
 @given(
     st.integers(0, 2**31),
@@ -27,41 +28,22 @@ QUICK = settings(max_examples=25, derandomize=True)
     st.booleans(),
     st.sampled_from((1, 2, 3, 7, 8, 13, 64)),
 )
-def test_linear(seed: int, inputs: int, outputs: int, biased: bool, rows: int) -> None:
+def test_linear(dtype: torch.dtype, seed: int, words: int, outputs: int, biased: bool, rows: int) -> None:
+    """In bfloat16 numbers are rounded, sums are not: on processors that multiply pairs at once, and on others."""
     source = torch.Generator().manual_seed(seed)
+    inputs = words * 4 // dtype.itemsize
     weight, bias = torch.randn(outputs, inputs, generator=source), torch.randn(outputs, generator=source)
     x = torch.randn(64, inputs, generator=source)
-    layers = [kernels.linear(weight, bias if biased else None) for kernels in ALL]
+    layers = [kernels.linear(weight, bias if biased else None, dtype) for kernels in ALL]
     result = layers[0](x)
-    expected = F.linear(x.double(), weight.double(), bias.double() if biased else None)
+    expected = F.linear(x.to(dtype).double(), weight.to(dtype).double(), bias.double() if biased else None)
     torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-4)
+    if dtype is torch.bfloat16:
+        assert layers[0].kind == (native.PAIRS_AT_ONCE if BEST.multiplies_pairs else native.PAIRS)
+        layers[0].kind = native.PAIRS
     for layer in layers:
         assert torch.equal(layer(x[-rows:]), result[-rows:])
-
-
-@QUICK
-@given(
-    st.integers(0, 2**31),
-    st.integers(1, 45),
-    st.integers(1, 90),
-    st.booleans(),
-    st.sampled_from((1, 2, 3, 7, 8, 13, 64)),
-)
-def test_linear_in_bfloat16(seed: int, pairs: int, outputs: int, biased: bool, rows: int) -> None:
-    """Numbers are rounded, sums are not: on processors that multiply pairs at once, and on others."""
-    source = torch.Generator().manual_seed(seed)
-    weight, bias = torch.randn(outputs, 2 * pairs, generator=source), torch.randn(outputs, generator=source)
-    x = torch.randn(64, 2 * pairs, generator=source)
-    layers = [kernels.linear(weight, bias if biased else None, torch.bfloat16) for kernels in ALL]
-    at_once = BEST.library.kvatlas_multiplies_pairs()
-    assert layers[0].kind == (native.PAIRS_AT_ONCE if at_once else native.PAIRS)
-    result = layers[0](x)
-    expected = F.linear(x.bfloat16().double(), weight.bfloat16().double(), bias.double() if biased else None)
-    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-4)
-    layers[0].kind = native.PAIRS
-    for layer in layers:
-        assert torch.equal(layer(x[-rows:]), result[-rows:])
-    assert torch.equal(native.unpack(layers[0].weight, outputs), weight.bfloat16())
+    assert torch.equal(native.unpack(layers[0].weight, outputs), weight.to(dtype))
 
 
 def test_an_odd_number_of_inputs_stays_in_fp32() -> None:

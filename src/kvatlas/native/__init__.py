@@ -208,7 +208,7 @@ class Linear:
         self.whole = whole
         self.inputs = weight.shape[1]
         self.outputs = outputs
-        #: Whether words of weights and inputs are floats or pairs of bfloat16 numbers.
+        #: Words of weights and inputs are floats, or pairs of bfloat16 numbers.
         self.kind = FLOATS
         if weight.element_size() == 2:
             self.kind = PAIRS_AT_ONCE if library.kvatlas_multiplies_pairs() else PAIRS
