@@ -8,6 +8,7 @@ steps         a decoding step at batch 1, 16 and 64 with 4,096 cached tokens eac
               with its DynamicCache, and the roofline: weights, keys and values read once at the measured rate of a copy
 tokens        greedy tokens in float32 beside those of `generate`
 compressions  one compression of each policy, 5,000 cached tokens in 32 layers
+searches      the search of `rkv` in one layer: a table of similarities, and one kernel without a table
 passes        a prompt beside decoding rows, and steps whose attention policies watch
 sweep         what `kvatlas plan` says of a small sweep beside what the sweep takes
 
@@ -42,7 +43,7 @@ from kvatlas.engine.scheduler import peak
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ENDLESS, ModelHandle, embedded, find
-from kvatlas.policies import Policy
+from kvatlas.policies import Policy, rkv
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.run import Progress
 from kvatlas.sweeps.run import measure as planned_rate
@@ -189,7 +190,8 @@ def _our_step(
 ) -> dict[str, Any]:
     policy = policy_of("full")
     engine = TimedEngine(handle, model, [policy], SAMPLING, batch, "flex")
-    engine.cache.make_room(batch * (cached + 2 * STEPS), cached + 2 * STEPS)
+    planned = peak(handle, [policy], batch, batch, cached, 2 * STEPS)
+    engine.cache.make_room(planned.tokens, planned.longest)
     # Zeros take less power, and so less time.
     for pool in (*engine.cache.keys, *engine.cache.values):
         pool.normal_()
@@ -198,7 +200,6 @@ def _our_step(
     assert engine.graphs is not None
     graphs = [captured.graph for captured in engine.graphs._captured.values() if captured.graph is not None]
     on_device = machine.seconds(graphs[-1].replay, 20) if graphs else None
-    planned = peak(handle, [policy], batch, batch, cached, 2 * STEPS)
     return {
         "by": "kvatlas",
         "ms": _ms(step),
@@ -323,6 +324,21 @@ def _compression(machine: Machine, handle: ModelHandle, policy: Policy, length: 
     return machine.seconds(once, 3)
 
 
+def searches(machine: Machine) -> Iterator[dict[str, Any]]:
+    length = 120 if machine.tiny else 5000
+    for dtype in (torch.float32,) if machine.tiny else (torch.bfloat16, torch.float32):
+        for keys, mean in (("alike", 1.0), ("unlike", 0.0)):
+            key = mean + 0.7 * torch.randn(8, length, 128, device=machine.device)
+            unit = torch.nn.functional.normalize(key.to(dtype), dim=-1)
+            by = {"table": rkv._newest_similar_of_all}
+            if not machine.tiny:
+                from kvatlas.policies import newest_similar_gpu
+
+                by["one kernel"] = newest_similar_gpu.newest_similar
+            taken = {name: _ms(machine.seconds(partial(search, unit, 0.5), 5, 3)) for name, search in by.items()}
+            yield {"keys": keys, "dtype": str(dtype).removeprefix("torch."), "ms": taken}
+
+
 # -- passes ------------------------------------------------------------------------------------------------------------
 
 
@@ -398,7 +414,14 @@ def _share(roofline: float, seconds: float) -> float:
     return round(roofline / seconds, 3)
 
 
-PARTS = {"steps": steps, "tokens": tokens, "compressions": compressions, "passes": passes, "sweep": small_sweep}
+PARTS = {
+    "steps": steps,
+    "tokens": tokens,
+    "compressions": compressions,
+    "searches": searches,
+    "passes": passes,
+    "sweep": small_sweep,
+}
 
 
 def main() -> None:

@@ -1,5 +1,8 @@
 """Every policy against a slow reading of its formula (float64, a token at a time), and against its authors' code."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -307,6 +310,26 @@ def test_similarities_about_the_threshold_are_told_apart(apart: float, monkeypat
     assert torch.equal(rkv.newest_similar(unit[None], 0.5), wanted)
     monkeypatch.setattr(rkv, "BLOCK_OF_ALL", 32)
     assert torch.equal(rkv._newest_similar_of_all(unit[None], 0.5), wanted)
+
+
+def test_the_search_in_one_kernel_finds_the_same() -> None:
+    """Triton's interpreter, which is chosen before Triton is imported, computes it on CPUs."""
+    pytest.importorskip("triton")
+    program = """
+import torch
+from kvatlas.policies import newest_similar_gpu
+from tests.policies.test_formulas import newest_by_matrix
+
+random = torch.Generator().manual_seed(0)
+for heads, length, size in ((2, 300, 128), (3, 130, 80), (1, 5, 16)):
+    for mean in (0.0, 1.0):
+        keys = torch.randn(heads, length, size, generator=random) + mean
+        unit = torch.nn.functional.normalize(keys, dim=-1)
+        for threshold in (0.5, 0.2, -0.1):
+            found = newest_similar_gpu.newest_similar(unit, threshold)
+            assert torch.equal(found, newest_by_matrix(unit, threshold)[1])
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact["name"])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
-from kvatlas.machine import compiled, compiles
+from kvatlas.machine import compiles
 from kvatlas.policies.cache_view import CacheView, Signal
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
@@ -114,6 +112,10 @@ def newest_similar(unit: Tensor, threshold: float) -> Tensor:
 
     if unit.is_cpu:
         return torch.stack([_newest_similar_of_head(head, threshold) for head in unit])
+    if unit.is_cuda and unit.element_size() == 2 and compiles(unit.device):
+        from kvatlas.policies import newest_similar_gpu
+
+        return newest_similar_gpu.newest_similar(unit, threshold)
     return _newest_similar_of_all(unit, threshold)
 
 
@@ -146,25 +148,10 @@ def _newest_similar_of_all(unit: Tensor, threshold: float) -> Tensor:
     """
     import torch
 
-    search = _compiled_search() if unit.is_cuda and compiles(unit.device) else _newest_column
     newest = unit.new_full(unit.shape[:2], -1, dtype=torch.long)
     for start in range(0, unit.shape[1], BLOCK_OF_ALL):
         similarity = unit @ unit[:, start : start + BLOCK_OF_ALL].transpose(1, 2)
         similarity.diagonal(-start, 1, 2).fill_(0.0)
-        column = search(similarity, threshold)
-        newest = torch.where(column >= 0, column + start, newest)
+        columns = torch.arange(start, start + similarity.shape[2], device=unit.device)
+        newest = newest.maximum(torch.where(similarity > threshold, columns, -1).amax(-1))
     return newest
-
-
-def _newest_column(similarity: Tensor, threshold: float) -> Tensor:
-    """Return the last column [KV heads, keys] of `similarity` [KV heads, keys, columns] above a threshold, else -1."""
-    import torch
-
-    columns = torch.arange(similarity.shape[2], device=similarity.device)
-    return torch.where(similarity > threshold, columns, -1).amax(-1)
-
-
-@cache
-def _compiled_search() -> Callable[..., Tensor]:
-    # One pass over the table instead of three.
-    return compiled(_newest_column, dynamic=True)
