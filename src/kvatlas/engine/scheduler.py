@@ -6,7 +6,7 @@ forked into one branch for each setting that compresses.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,7 +73,7 @@ class Scheduler:
         """Start over with a source of requests, which gives None without a request now but perhaps later."""
         self.source: Iterator[Request[Any] | None] | None = iter(requests)
         self.rows: list[Row[Any]] = []
-        self.branches: list[tuple[Snapshot, Row[Any]]] = []
+        self.branches: deque[tuple[Snapshot, Row[Any]]] = deque()
         #: The number of unfinished settings of each started request.
         self.open: Counter[int] = Counter()
         #: The number of passes of prompts alone since the last one in decoding.
@@ -98,7 +98,8 @@ class Scheduler:
     def admit(self) -> bool:
         """Fill free rows: requests while few are open, then branches. Return False after the last request.
 
-        A request's trunk starts before branches of others, so that rows do not wait idle for its fork.
+        A request's trunk starts before branches of others, so that rows do not wait idle for its fork. The branches
+        that waited longest come first, so that requests are whole in about the order in which they started.
         """
         while len(self.rows) < self.batch_size:
             request = self._next_request()
@@ -108,10 +109,10 @@ class Scheduler:
                 if request.start is not None:
                     self.evicted_tokens += compress(self.model, self.cache, row)
             elif self.branches:
-                snapshot, row = self.branches[-1]
+                snapshot, row = self.branches[0]
                 row.cached = self.cache.resume(snapshot)
                 self.rows.append(row)
-                self.branches.pop()
+                self.branches.popleft()
                 self.evicted_tokens += compress(self.model, self.cache, row)
             else:
                 break
@@ -224,7 +225,7 @@ class Scheduler:
         branches = due if rest else due[1:]
         if branches:
             snapshot = self.cache.fork(row.cached, len(branches))
-            for policy in reversed(branches):
+            for policy in branches:
                 self.branches.append((snapshot, self._restrict(row.branch(), (policy,))))
         self._restrict(row, rest or due[:1])
         if not rest:
