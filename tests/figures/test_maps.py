@@ -127,6 +127,17 @@ def test_baselines_notes_and_holes_are_on_the_face(llama, tmp_path):
     assert "40" not in {t.get_text() for t in map_figure([map_]).axes[0].texts}
 
 
+def test_baselines_that_all_panels_share_are_told_once_and_by_their_parameters(llama, tmp_path):
+    cell = Cell(Setting.from_parameters("full"), Estimate(0.97, 0.9, 0.99, 30, 5))
+    names = ("random(ratio=0.3)", "h2o(ratio=0.3)", "random(ratio=0.5)")
+    maps = [replace(map_, baselines=dict.fromkeys(names, cell)) for map_ in llama[:2]]
+    words = " ".join(texts(map_figure(maps, options=FigureOptions(2)), tmp_path))
+    assert words.count("ratio=0.3: random 97, h2o 97; random(ratio=0.5) 97") == 1
+    named = FigureOptions(2, labels={"h2o(ratio=0.3)": "Heavy hitters"})
+    words = " ".join(texts(map_figure(maps, options=named), tmp_path))
+    assert "random(ratio=0.3) 97; Heavy hitters 97; random(ratio=0.5) 97" in words
+
+
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_equal_figures_give_equal_bytes(llama, tmp_path, suffix):
     with pytest.raises(KvatlasError, match=r"'f.jpg'; the name must end in .png, .svg, .pdf"):

@@ -145,20 +145,42 @@ def _problems(panel: Panel) -> int | None:
     return common([cell.estimate.problems for cell in panel.map.cells.values()])
 
 
-def facts_of(panel: Panel, panels: Sequence[Panel], on_bar: Sequence[Baseline], options: FigureOptions) -> list[str]:
-    """Return what stands over a panel: n and ±, where panels do not share them, and baselines that are not on a bar."""
+def facts_of(panel: Panel, panels: Sequence[Panel], options: FigureOptions) -> list[str]:
+    """Return what stands over a panel: n and ±, where panels do not share them."""
     facts = []
     problems = _problems(panel)
     if problems and common([_problems(other) for other in panels]) is None:
         facts.append(f"n {problems}")
     if panel.half_interval and options.intervals is None and not _shared_interval(panels):
         facts.append(f"± {panel.half_interval:.0f}")
-    for baseline in panel.baselines:
-        if baseline in on_bar:
-            continue
-        text = f"{options.named(baseline.name)} {baseline.text}"
-        facts.append(f"{text} ({baseline.interval})" if baseline.interval and options.intervals else text)
     return facts
+
+
+def baselines_of(panel: Panel, on_bar: Sequence[Baseline], options: FigureOptions) -> list[str]:
+    """Return the baselines of a panel that are not on a bar; policies with the same parameters stand together."""
+    by_parameters: dict[str, list[Baseline]] = {}
+    for baseline in panel.baselines:
+        if baseline not in on_bar:
+            by_parameters.setdefault(_parameters(baseline, options), []).append(baseline)
+    texts = []
+    for parameters, baselines in by_parameters.items():
+        if parameters and len(baselines) > 1:
+            policies = [f"{item.name.partition('(')[0]} {_value(item, options)}" for item in baselines]
+            texts.append(f"{parameters}: {', '.join(policies)}")
+        else:
+            texts += [f"{options.named(item.name)} {_value(item, options)}" for item in baselines]
+    return texts
+
+
+def _parameters(baseline: Baseline, options: FigureOptions) -> str:
+    """Return the parameters in the name of a setting, `ratio=0.3` in `random(ratio=0.3)`; none in a label."""
+    if options.named(baseline.name) != baseline.name:
+        return ""
+    return baseline.name.partition("(")[2].removesuffix(")")
+
+
+def _value(baseline: Baseline, options: FigureOptions) -> str:
+    return f"{baseline.text} ({baseline.interval})" if baseline.interval and options.intervals else baseline.text
 
 
 def _shared_interval(panels: Sequence[Panel]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvatlas.core import CellCoord, KvatlasError, Map
 from kvatlas.figures import colours, style
-from kvatlas.figures.arrangement import Arrangement, arranged, facts_of, marks, notes_of, on_bar
+from kvatlas.figures.arrangement import Arrangement, arranged, baselines_of, facts_of, marks, notes_of, on_bar
 from kvatlas.figures.findings import finding
 from kvatlas.figures.heatmap_layout import (
     BAR_GAP,
@@ -86,8 +86,14 @@ def plot(
         layout = heatmap_layout(arrangement, ticks, one_scale and not options.plain, gains, options)
         arrangement = layout.arrangement
         bars = _bars(layout, scales, ticks)
-        layout = layout.with_lines_above(_lines_above(layout, bars, options), options)
+        about_all: Sequence[str] = ()
+        beside = _beside(layout, bars, options)
+        if len(set(beside)) == 1:
+            about_all = beside[0]
+            beside = [()] * len(panels)
+        layout = layout.with_lines_above(_lines_above(layout, beside, options), options)
         about = [*arrangement.about, *marks(panels, bool(layout.value), bool(layout.interval), options)]
+        about += about_all
         if not one_scale:
             about.append("each panel has its own colour scale")
         figure, grid = sheet(
@@ -211,23 +217,35 @@ def _bars(
     return bars
 
 
-def _lines_above(layout: Layout, bars: dict[int, list[Tick]], options: FigureOptions) -> list[list[Line]]:
+def _beside(layout: Layout, bars: dict[int, list[Tick]], options: FigureOptions) -> list[tuple[str, ...]]:
+    """Return for each panel its baselines that no bar has."""
+    if options.plain:
+        return [()] * len(layout.arrangement.panels)
+    beside = []
+    for index, panel in enumerate(layout.arrangement.panels):
+        bar = next(bars[at] for at in sorted(bars) if at >= index)
+        on_its_bar = [tick.baseline for tick in bar if tick.baseline is not None]
+        beside.append(tuple(baselines_of(panel, on_its_bar, options)))
+    return beside
+
+
+def _lines_above(layout: Layout, beside: Sequence[Sequence[str]], options: FigureOptions) -> list[list[Line]]:
     """Return the lines over each panel: its name, in a grid that of its column, and the facts that are its own."""
     panels = layout.arrangement.panels
     above = []
     for index, panel in enumerate(panels):
-        bar = next(bars[at] for at in sorted(bars) if at >= index)
-        baselines = [tick.baseline for tick in bar if tick.baseline is not None]
         lines: list[Line] = []
         if not layout.arrangement.is_grid or index < layout.across:
             name = layout.arrangement.names[index]
             # Names may stand above the bar, too.
             room = layout.inner + layout.margins.between - 0.08
             lines = style.text_lines(name, room, style.NAME_TYPE, options.colours.ink, "bold")
-        facts = [] if options.plain else facts_of(panel, panels, baselines, options)
+        facts = [] if options.plain else [*facts_of(panel, panels, options), *beside[index]]
         # A fact breaks only where it is wider than the panel.
-        unbroken = ", ".join(fact.replace(" ", "\u00a0") for fact in facts)
-        above.append(lines + style.text_lines(unbroken, layout.inner, style.SMALL_TYPE, options.colours.soft))
+        text = ", ".join(
+            fact.replace(" ", "\u00a0") if text_width(fact, style.SMALL_TYPE) < layout.inner else fact for fact in facts
+        )
+        above.append(lines + style.text_lines(text, layout.inner, style.SMALL_TYPE, options.colours.soft))
     return above
 
 
