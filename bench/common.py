@@ -23,7 +23,7 @@ from kvatlas.models import ENDLESS, ModelHandle
 from kvatlas.policies import Policy
 
 if TYPE_CHECKING:
-    from kvatlas.engine.attention import ForwardBatch
+    from kvatlas.engine.batch import ForwardBatch
 
 
 def arguments(text: str | None, *files: str, **options: Any) -> argparse.Namespace:

@@ -314,7 +314,7 @@ def install(patch: pytest.MonkeyPatch, gpu: Gpu) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    """A machine with one GPU, where there is none."""
+    """A machine with one GPU. The test is skipped on a machine that has one."""
     if torch.cuda.is_available():
         pytest.skip("a GPU is here, and torch would use it beside its stand-in")
     made = Gpu()

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from kvatlas import native, policies
 from kvatlas.core import KvatlasError, Setting, Storage
-from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend
+from kvatlas.engine.attention import AttentionBackend
+from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache, Layer
+from kvatlas.engine.cpu import CpuBackend
 from kvatlas.engine.engine import backend_for
 from kvatlas.engine.flex import FlexBackend
+from kvatlas.engine.reference import ReferenceBackend
 from kvatlas.engine.storage import pack, unpack
 from kvatlas.models import ModelHandle, Shape
 from tests.command_line import Call

@@ -15,9 +15,12 @@ from torch import Tensor
 from kvatlas import models, native, policies
 from kvatlas.core import Setting, Storage
 from kvatlas.engine import Request
-from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, ReferenceBackend
+from kvatlas.engine.attention import AttentionBackend
+from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache, Layer
+from kvatlas.engine.cpu import CpuBackend
 from kvatlas.engine.outliers import key_divergences
+from kvatlas.engine.reference import ReferenceBackend
 from kvatlas.engine.storage import turn
 from kvatlas.models import ModelHandle, Shape
 from kvatlas.models.key_biases import KeyBiases, find_key_biases

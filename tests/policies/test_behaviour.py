@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from kvatlas import policies
 from kvatlas.core import Setting
 from kvatlas.engine import Request
-from kvatlas.engine.attention import ForwardBatch
+from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import GROWTH, PAGE, SMALL_GROWTH, pages_for
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Scope, Signal

@@ -25,11 +25,14 @@ import torch
 from torch import Tensor
 
 from kvatlas.core import KvatlasError, Sampling, Storage, reason
-from kvatlas.engine.attention import AttentionBackend, CpuBackend, ForwardBatch, PassAttention, ReferenceBackend
+from kvatlas.engine.attention import AttentionBackend, PassAttention
+from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
+from kvatlas.engine.cpu import CpuBackend
 from kvatlas.engine.flex import FlexBackend
 from kvatlas.engine.graphs import CudaGraphRunner
 from kvatlas.engine.parts import CachedSequence
+from kvatlas.engine.reference import ReferenceBackend
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
 from kvatlas.engine.scheduler import Peak, Scheduler

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
 from kvatlas import machine
-from kvatlas.engine.attention import ForwardBatch, ReferenceBackend
+from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import Layer
+from kvatlas.engine.reference import ReferenceBackend
 
 #: Tokens of a page: the block that the kernel reads at a time.
 BLOCK = 128

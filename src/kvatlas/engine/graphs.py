@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.core import Sampling
-from kvatlas.engine.attention import ForwardBatch
+from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.sampling import UNSAMPLED, sample
 from kvatlas.machine import out_of_memory

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvatlas.engine.attention import ForwardBatch
+from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.models import ModelHandle, Shape
 from kvatlas.policies import CompressingPolicy, Policy, Signal, Step

@@ -87,11 +87,11 @@ def plot(
         arrangement = layout.arrangement
         bars = _bars(layout, scales, ticks)
         about_all: Sequence[str] = ()
-        beside = _beside(layout, bars, options)
-        if len(set(beside)) == 1:
-            about_all = beside[0]
-            beside = [()] * len(panels)
-        layout = layout.with_lines_above(_lines_above(layout, beside, options), options)
+        baseline_texts = _baseline_texts(layout, bars, options)
+        if len(set(baseline_texts)) == 1:
+            about_all = baseline_texts[0]
+            baseline_texts = [()] * len(panels)
+        layout = layout.with_lines_above(_lines_above(layout, baseline_texts, options), options)
         about = [*arrangement.about, *marks(panels, bool(layout.value), bool(layout.interval), options)]
         about += about_all
         if not one_scale:
@@ -217,19 +217,19 @@ def _bars(
     return bars
 
 
-def _beside(layout: Layout, bars: dict[int, list[Tick]], options: FigureOptions) -> list[tuple[str, ...]]:
+def _baseline_texts(layout: Layout, bars: dict[int, list[Tick]], options: FigureOptions) -> list[tuple[str, ...]]:
     """Return for each panel its baselines that no bar has."""
     if options.plain:
         return [()] * len(layout.arrangement.panels)
-    beside = []
+    baseline_texts = []
     for index, panel in enumerate(layout.arrangement.panels):
         bar = next(bars[at] for at in sorted(bars) if at >= index)
         on_its_bar = [tick.baseline for tick in bar if tick.baseline is not None]
-        beside.append(tuple(baselines_of(panel, on_its_bar, options)))
-    return beside
+        baseline_texts.append(tuple(baselines_of(panel, on_its_bar, options)))
+    return baseline_texts
 
 
-def _lines_above(layout: Layout, beside: Sequence[Sequence[str]], options: FigureOptions) -> list[list[Line]]:
+def _lines_above(layout: Layout, baseline_texts: Sequence[Sequence[str]], options: FigureOptions) -> list[list[Line]]:
     """Return the lines over each panel: its name, in a grid that of its column, and the facts that are its own."""
     panels = layout.arrangement.panels
     above = []
@@ -240,13 +240,17 @@ def _lines_above(layout: Layout, beside: Sequence[Sequence[str]], options: Figur
             # Names may stand above the bar, too.
             room = layout.inner + layout.margins.between - 0.08
             lines = style.text_lines(name, room, style.NAME_TYPE, options.colours.ink, "bold")
-        facts = [] if options.plain else [*facts_of(panel, panels, options), *beside[index]]
+        facts = [] if options.plain else [*facts_of(panel, panels, options), *baseline_texts[index]]
         # A fact breaks only where it is wider than the panel.
-        text = ", ".join(
-            fact.replace(" ", "\u00a0") if text_width(fact, style.SMALL_TYPE) < layout.inner else fact for fact in facts
+        unbroken = [_unbroken(fact, layout.inner) for fact in facts]
+        above.append(
+            lines + style.text_lines(", ".join(unbroken), layout.inner, style.SMALL_TYPE, options.colours.soft)
         )
-        above.append(lines + style.text_lines(text, layout.inner, style.SMALL_TYPE, options.colours.soft))
     return above
+
+
+def _unbroken(fact: str, inches: float) -> str:
+    return fact.replace(" ", "\u00a0") if text_width(fact, style.SMALL_TYPE) < inches else fact
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
