@@ -147,6 +147,11 @@ def policy_name(policy: str) -> str:
     return name if file.endswith(".py") else policy
 
 
+def is_of_policy(label: str, policy: str) -> bool:
+    """Return whether the label of a map, a line or a setting is one of a policy: `rkv(ratio=0.3)` is one of `rkv`."""
+    return policy in (label, label.partition("(")[0])
+
+
 @dataclass(frozen=True)
 class Setting:
     """One policy with one value of each of its parameters: a cell of the grid."""

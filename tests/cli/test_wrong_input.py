@@ -1,6 +1,7 @@
 """Wrong input at the command line, and missing extras: one sentence that names what is wrong, soon."""
 
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -218,6 +219,16 @@ def test_code_of_others_that_ends_a_command_does_not_end_it_in_silence(
     monkeypatch.setattr("kvatlas.benchmarks.chain.Chain.problems", lambda *_: sys.exit(code))
     sentence = kvatlas.refuse("run", MODEL, "CHAIN3")
     assert f"Code outside kvatlas ended this command (it called sys.exit({code}))." in sentence
+
+
+def test_a_reader_that_closes_the_pipe_ends_a_command_in_silence() -> None:
+    command = [sys.executable, "-m", "kvatlas", "list", "policies"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_a_policy_of_a_file_may_be_named_as_readers_see_it(tmp_path: Path) -> None:

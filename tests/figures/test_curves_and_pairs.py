@@ -215,7 +215,7 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
     path, data = save(figure, tmp_path / "c.svg", data=data_csv(curves))
     assert "KV Budget" in path.read_text()
     rows = list(csv.DictReader(io.StringIO(data.read_text())))
-    assert len(rows) == 2 * 2 * 3 + 4
+    assert len(rows) == 2 * 2 * 3 + 2
     assert float(rows[0]["value"]) == pytest.approx(100 * curves[0].cells["dynts", 64].estimate.value, abs=1e-3)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import Setting
+from kvatlas.core import KvatlasError, Setting
 from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import Result, analyse
 from kvatlas.report.text import every_map, one_page
@@ -149,3 +149,34 @@ def test_next_steps_are_specs_that_run(tmp_path: Path) -> None:
     assert (
         next_steps(replace(analyse([tmp_path / "lost"]).opened_runs[0].run, manifest=manifest(grid("dynts"))), []) == []
     )
+
+
+def test_a_next_step_names_the_loss_or_the_gain_that_its_number_takes(tmp_path: Path) -> None:
+    plan = replace(manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=3, samples=1), spec=SPEC)
+    result = analyse([store_run(tmp_path / "run", plan, success({"full": 1.0, "dynts": 1.0}))])
+    step = next(step for step in result.next_steps if step.name == "more-problems")
+    required = result.choices[0].required
+    assert required is not None
+    assert required.count is None
+    assert required.low_loss < 0
+    assert f"if it truly gains {-100 * required.low_loss:.1f}." in step.reason
+
+
+def test_the_page_of_a_policy_is_of_its_settings_alone(tmp_path: Path) -> None:
+    settings = [
+        Setting.from_parameters(policy, kv_budget=64, local_window=window, ratio=0.3)
+        for policy in ("rkv", "h2o", "window")
+        for window in (8, 16)
+    ]
+    axes = (("local_window", (8, 16)),)
+    folder = store_run(tmp_path / "run", manifest(settings, problems=3, axes=axes), success({"full": 1.0, "h2o": 0.9}))
+    for policy in ("rkv", "h2o", "window"):
+        result = analyse([folder], policy=policy)
+        (choice,) = result.choices
+        assert choice.required is None or choice.required.setting.policy == policy
+        assert result.comparisons
+        for comparison in result.comparisons:
+            assert f"{policy}(" in f"{comparison.first} {comparison.second}"
+        assert "allowing for all 6 settings" in one_page(result)
+    with pytest.raises(KvatlasError, match="no setting of the policy 'rvk'; there are: rkv, h2o, window, full"):
+        one_page(analyse([folder], policy="rvk"))

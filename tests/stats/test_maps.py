@@ -8,7 +8,7 @@ import pytest
 
 from kvatlas.core import Grade, KvatlasError, Note, NoteKind, Setting, Status
 from kvatlas.results import Store, TraceColumns
-from kvatlas.stats.maps import LOOKED_EARLY, maps_of_run, mean_map, mean_maps
+from kvatlas.stats.maps import LOOKED_EARLY, curves_of_run, maps_of_run, mean_map, mean_maps
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable, check_distinct, missing
 from tests.counting import calls
@@ -228,3 +228,45 @@ def test_traces_of_several_versions_are_told_on_the_map():
     # Traces of older stores, without versions.
     (told,) = notes("", new)
     assert f"{half} traces by kvatlas unknown, torch unknown" in told
+
+
+def test_settings_on_no_map_are_counted_and_shown_with_an_axis_held():
+    alone = [setting("window", 64, ratio) for ratio in (0.1, 0.3)]
+    without_ratio = [Setting.from_parameters("h2o", kv_budget=96, local_window=8, every=32)]
+    axes = (("local_window", (8, 16, 32, 64)), ("ratio", (0.1, 0.3, 0.5)))
+    plan = manifest([*grid("dynts"), *alone, *without_ratio], benchmarks=("CHAIN6",), axes=axes)
+    run = RunData(plan, list(traces(plan)))
+    (only,) = maps_of_run(run)
+    text = (
+        "3 settings of window, h2o on no map, with fewer than two values of local_window or ratio: "
+        "--fix local_window=64 shows such settings"
+    )
+    assert only.notes == (Note(NoteKind.LEFT_OUT, text),)
+    (held,) = curves_of_run(replace(run, fix={"local_window": "64"}))
+    assert set(held.cells) == {("window", 0.1), ("window", 0.3)}
+    (held,) = curves_of_run(replace(run, fix={"local_window": "8"}))
+    # It has no ratio, so that it is the same at each.
+    assert list(held.baselines) == ["h2o", "full"]
+
+
+def test_a_value_that_only_a_setting_fixes_can_be_held():
+    plan = manifest([*grid("dynts"), setting("rkv", 8, 0.9), setting("rkv", 16, 0.9)], benchmarks=("CHAIN6",))
+    run = RunData(plan, list(traces(plan)))
+    (only,) = maps_of_run(run)
+    assert "--fix ratio=0.9" in only.notes[0].text
+    (held,) = curves_of_run(replace(run, fix={"ratio": "0.9"}))
+    assert set(held.cells) == {("rkv", 8), ("rkv", 16)}
+    with pytest.raises(KvatlasError, match=r"ratio cannot be fixed to 0\.8"):
+        maps_of_run(replace(run, fix={"ratio": "0.8"}))
+
+
+def test_settings_of_one_policy_that_differ_beside_the_axis_are_lines_of_their_own():
+    settings = [setting("rkv", window, ratio) for window in (8, 16) for ratio in (0.1, 0.3)]
+    plan = manifest(settings, benchmarks=("CHAIN6",), axes=(("ratio", (0.1, 0.3)),))
+    (curve,) = curves_of_run(RunData(plan, list(traces(plan))))
+    lines = ("rkv(local_window=8)", "rkv(local_window=16)")
+    assert curve.axes == (("policy", lines), ("ratio", (0.1, 0.3)))
+    for (line, ratio), cell in curve.cells.items():
+        assert f"local_window={cell.setting.values['local_window']})" in line
+        assert cell.setting.values["ratio"] == ratio
+    assert len(curve.cells) == 4

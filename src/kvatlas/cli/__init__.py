@@ -81,6 +81,9 @@ def main() -> None:
         # Commands return their code: only completion in a shell and the code of others call sys.exit.
         if "_KVATLAS_COMPLETE" in os.environ:
             raise
+        # Typer ends a command whose reader closed the pipe, as `head` does.
+        if isinstance(error.__context__, BrokenPipeError):
+            sys.exit(error.code)
         _end(f"Code outside kvatlas ended this command ({reason(error)}).")
     except TyperException as error:
         from typer.rich_utils import rich_format_error

@@ -46,6 +46,11 @@ class TimedEngine(Engine):
         The first `prompt` tokens are its prompt. The engine has decoded before. What a first compression prepares is
         left out.
         """
+        if policy.storage != self.storage:
+            # The request gives the engine a cache of the policy's storage, in which it has decoded.
+            request = Request(0, (0,) * prompt, 0, (policy,), sampling=replace(self.sampling, max_new_tokens=2))
+            for _ in self.run([request]):
+                pass
         with torch.inference_mode():
             for _ in range(2):
                 self.scheduler.begin(())

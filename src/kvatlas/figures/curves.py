@@ -457,9 +457,9 @@ def data_csv(curves: Sequence[Map], cost: str | None = None) -> str:
 
 
 def _rows(curve: Map) -> Iterator[tuple[str, Any, Cell]]:
-    """Yield the policy, the value of the axis and the cell of each point, the baselines after each line."""
+    """Yield the policy, the value of the axis and the cell of each point, the baselines last."""
     for policy, line in points(curve).items():
         for value, cell in line.items():
             yield policy, value, cell
-        for name, cell in curve.baselines.items():
-            yield name, "", cell
+    for name, cell in curve.baselines.items():
+        yield name, "", cell

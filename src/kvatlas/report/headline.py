@@ -39,6 +39,12 @@ def margin_text(margin: float) -> str:
     return f"{points} point{'' if points == '1' else 's'}"
 
 
+def loses_text(loss: float) -> str:
+    """Return a loss in points, one below 0 as a gain: `loses 0.6`, `gains 0.6`."""
+    points = percent_text(loss)
+    return f"gains {points[1:]}" if points.startswith("-") else f"loses {points}"
+
+
 def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
     """Return a setting by the parameters that its policy varies among the candidates.
 

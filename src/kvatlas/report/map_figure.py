@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.columns import cost_names
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures.against import against_figure
 from kvatlas.figures.against import data_csv as against_csv
@@ -262,16 +262,17 @@ def _draw_lines(
 
 
 def _curves_of_policy(curves: Sequence[Map], policy: str) -> list[Map]:
-    """Return the curves with the line of one policy alone; raises KvatlasError without one."""
+    """Return the curves with the lines of one policy alone; raises KvatlasError without one."""
     chosen = []
-    policies: dict[str, None] = {}
+    every: dict[str, None] = {}
     for curve in curves:
-        lines = line_charts.points(curve)
-        policies |= dict.fromkeys(lines)
-        if policy in lines:
-            chosen.append(replace(curve, axes=((POLICY, (policy,)), curve.axes[1])))
+        (_, lines), axis = curve.axes
+        every |= dict.fromkeys(lines)
+        names = tuple(name for name in lines if is_of_policy(name, policy))
+        if names:
+            chosen.append(replace(curve, axes=((POLICY, names), axis)))
     if not chosen:
-        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(policies)}.")
+        raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(every)}.")
     return chosen
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.report.headline import margin_text, setting_words
+from kvatlas.report.headline import loses_text, margin_text, setting_words
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import RequiredProblems
 from kvatlas.stats.run_data import RunData
-from kvatlas.text import fixed, model_name
+from kvatlas.text import model_name
 
 #: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.
 _LARGER = 1.25
@@ -110,12 +110,11 @@ def _more_problems(choice: Choice, required: RequiredProblems, spec: Json) -> It
     problems = math.ceil(count * max(sizes) / sum(sizes))
     if not max(sizes) < problems <= _MOST_PROBLEMS:
         return
-    name = setting_words(required.setting, list(choice.settings.values()))
+    setting = _name(choice, required.setting)
     lost = required.loss.value if required.count else required.low_loss
-    condition = f"loses {fixed(100 * lost)}" if lost > 0 else "loses nothing"
     reason = (
-        f"About {count:,} problems in all would prove {name} on {model_name(choice.model)}, if it truly {condition}. "
-        "Traces that are there are not decoded again."
+        f"About {count:,} problems in all would prove {setting} on {model_name(choice.model)}, if it truly "
+        f"{loses_text(lost)}. Traces that are there are not decoded again."
     )
     yield "more-problems", f"{problems:,} problems of each benchmark", reason, {"problems": problems}
 

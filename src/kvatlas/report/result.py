@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, percent
+from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
 from kvatlas.report.as_data import (
     NO_SETTING,
     Json,
@@ -231,10 +231,15 @@ class Result:
 
     @cached_property
     def tables(self) -> tuple[SettingTable, ...]:
-        """The settings of the runs without maps, a table for each model. Raises KvatlasError as `setting_tables`."""
+        """The settings of the runs without maps, a table for each model.
+
+        Raises KvatlasError as `setting_tables` does, and for a policy of which no run has a setting.
+        """
         tables: list[SettingTable] = []
         for run in self._analyses:
             tables += run.tables
+        if tables and self.options.policy is not None:
+            _check_policy(self.opened_runs, self.options.policy)
         return tuple(tables)
 
     @property
@@ -435,15 +440,25 @@ def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
     """Return the maps of a policy, all of them without one; raises KvatlasError if there is no map."""
     if not maps:
         raise KvatlasError("There is no map to describe.")
-    kept = [map_ for map_ in maps if policy is None or map_.policy == policy]
+    kept = [map_ for map_ in maps if policy is None or is_of_policy(map_.policy, policy)]
     if not kept:
         policies = ", ".join(dict.fromkeys(map_.policy or "none named" for map_ in maps))
         raise KvatlasError(f"There is no map of the policy {policy!r}; there are: {policies}.")
     return kept
 
 
+def _check_policy(runs: Sequence[RunAnalysis], policy: str) -> None:
+    """Raise KvatlasError if no setting of the runs is of a policy."""
+    settings = []
+    for run in runs:
+        settings += [cell.setting for cell in run.run.cells]
+    if not any(setting.is_of(policy.partition("(")[0]) for setting in settings):
+        policies = ", ".join(dict.fromkeys(setting.policy_name for setting in settings))
+        raise KvatlasError(f"There is no setting of the policy {policy!r}; there are: {policies}.")
+
+
 def _is_about(comparison: Comparison, policy: str) -> bool:
-    return policy in comparison.first or policy in comparison.second
+    return is_of_policy(comparison.first, policy) or is_of_policy(comparison.second, policy)
 
 
 def _check_distinct(maps: Sequence[Map]) -> None:

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Cell, CellCoord, Setting, grouped
-from kvatlas.report.headline import setting_words
+from kvatlas.report.headline import loses_text, setting_words
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
@@ -116,12 +116,6 @@ def p_text(p: float) -> str:
 def brief(share: float) -> str:
     """Return a share as points without more places than needed: 0.03 is `3`."""
     return f"{round(100 * share, 4):g}"
-
-
-def loses_text(loss: float) -> str:
-    """Return a loss in points, one below 0 as a gain: `loses 0.6`, `gains 0.6`."""
-    points = percent_text(loss)
-    return f"gains {points[1:]}" if points.startswith("-") else f"loses {points}"
 
 
 def count(quantity: int, noun: str) -> str:

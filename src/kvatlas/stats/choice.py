@@ -110,7 +110,7 @@ class Choice:
     @property
     def required(self) -> RequiredProblems | None:
         """The fewest problems that prove one more setting; None if no more would decide one that is measured."""
-        return None if self.family is None else self.family.required
+        return None if self.family is None else self.family.required_among(self.settings)
 
 
 def choices(run: RunData, lost: GridLosses) -> list[Choice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -100,15 +100,19 @@ class LossFamily:
         strata = np.unique(self.paired.strata[chosen], return_inverse=True)[1]
         return mean_difference(-values[chosen], strata)
 
-    @cached_property
-    def required(self) -> RequiredProblems | None:
-        """The setting at which a sequence stopped; of several the one that takes the fewest problems.
+    def required_among(self, settings: Container[str]) -> RequiredProblems | None:
+        """Return the one of these settings, at which a sequence stopped, that takes the fewest problems.
 
         None where all settings are proven, and where each setting at which a sequence stopped is proven to lose more
         than the margin, or has no loss.
         """
-        found = [required for setting in self._stops() if (required := self._required(setting)) is not None]
+        found = [required for setting, required in self._required_at_stops.items() if setting in settings]
         return min(found, key=_problems_for_order, default=None)
+
+    @cached_property
+    def _required_at_stops(self) -> dict[str, RequiredProblems]:
+        required = {setting: self._required(setting) for setting in self._stops()}
+        return {setting: problems for setting, problems in required.items() if problems is not None}
 
     def _stops(self) -> Iterator[str]:
         """Yield the first setting of each sequence that is not proven to keep the margin."""

@@ -7,12 +7,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from kvatlas.core import BudgetAudit, Cell, KvatlasError, Map, MapName, Note, NoteKind, differing, grouped, mean_of
+from kvatlas.core import (
+    BudgetAudit,
+    Cell,
+    CellCoord,
+    KvatlasError,
+    Map,
+    MapName,
+    Note,
+    NoteKind,
+    Setting,
+    differing,
+    grouped,
+    mean_of,
+)
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.run_data import RunData, short_names, shown_policies
+from kvatlas.stats.run_data import RunData, short_names
 from kvatlas.stats.table import CellTraces, missing, select
 from kvatlas.stats.validity import merge_validity, validity
 
@@ -160,6 +173,33 @@ def _notes(run: RunData, group: Sequence[CellTraces], baselines: Sequence[CellTr
     if any(cell.screened for cell in group):
         yield SCREEN_NOTE
     yield from unmeasured_notes(group, run.metric)
+    yield from _off_map_notes(run, select(run.off_maps, model=group[0].model, benchmark=group[0].benchmark))
+
+
+def _off_map_notes(run: RunData, cells: Sequence[CellTraces]) -> Iterator[Note]:
+    """Yield a note on the settings of the map's model and benchmark that no map shows."""
+    if not cells:
+        return
+    settings = "1 setting" if len(cells) == 1 else f"{len(cells):,} settings"
+    policies = ", ".join(dict.fromkeys(cell.setting.policy_name for cell in cells))
+    axis, value = _fixed_axis(run, cells)
+    yield Note(
+        NoteKind.LEFT_OUT,
+        f"{settings} of {policies} on no map, with fewer than two values of {run.axes[0]} or {run.axes[1]}: "
+        f"--fix {axis}={value} shows such settings",
+    )
+
+
+def _fixed_axis(run: RunData, cells: Sequence[CellTraces]) -> tuple[str, Any]:
+    """Return an axis of which the settings like the first one have a single value, and that value."""
+    alike = [cell for cell in cells if run.without_axes(cell) == run.without_axes(cells[0])]
+    for axis in run.axes:
+        values = {cell.setting.on_axes.get(axis) for cell in alike}
+        if len(values) == 1:
+            break
+    (value,) = values
+    # A setting without the parameter stands beside those of any value.
+    return axis, dict(run.manifest.axes)[axis][0] if value is None else value
 
 
 def _fixed_notes(run: RunData, group: Sequence[CellTraces]) -> Iterator[Note]:
@@ -313,14 +353,31 @@ def curves_of_run(run: RunData) -> list[Map]:
     if len(run.varied) != 1:
         groups = grouped(measured, lambda cell: (cell.model, cell.benchmark))
         return [_points(run.metric, group, notes) for group in groups.values()]
+    return _lines(run, measured, notes)
+
+
+def _lines(run: RunData, cells: Sequence[CellTraces], notes: Sequence[Note]) -> list[Map]:
+    """Return the curves of each model and benchmark over the one axis of a run."""
     axis = run.varied[0]
-    baselines = select(measured, baseline=True)
-    on_axis = [cell for cell in measured if not cell.baseline and axis in cell.setting.on_axes]
+    on_axis = [cell for cell in cells if not cell.baseline and axis in cell.setting.on_axes]
+    # Settings without the parameter are the same at each of its values, as baselines are.
+    constant = [cell for cell in cells if cell.baseline or axis not in cell.setting.on_axes]
+    line_settings = [_without_axis(cell.setting, axis) for cell in on_axis]
+    names = short_names([*line_settings, *(cell.setting for cell in constant)])
     curves = []
     for (model, benchmark), group in grouped(on_axis, lambda cell: (cell.model, cell.benchmark)).items():
-        beside_grid = select(baselines, model=model, benchmark=benchmark)
-        curves.append(_curves(run.metric, axis, group, beside_grid, notes))
+        lines = grouped(group, lambda cell: names[_without_axis(cell.setting, axis).id])
+        beside_grid = select(constant, model=model, benchmark=benchmark)
+        baselines = {names[cell.setting.id]: cell.cell for cell in beside_grid}
+        curves.append(_curves(run.metric, axis, lines, baselines, notes))
     return curves
+
+
+def _without_axis(setting: Setting, axis: str) -> Setting:
+    """Return the setting without its value on the axis: equal for the points of a line."""
+    return Setting.from_parameters(
+        setting.policy, **{name: value for name, value in setting.parameters if name != axis}
+    )
 
 
 def run_notes(run: RunData, cells: Sequence[CellTraces]) -> list[Note]:
@@ -333,22 +390,27 @@ def run_notes(run: RunData, cells: Sequence[CellTraces]) -> list[Note]:
 
 
 def _curves(
-    metric: str, axis: str, group: Sequence[CellTraces], baselines: Sequence[CellTraces], notes: Sequence[Note]
+    metric: str,
+    axis: str,
+    lines: Mapping[str, Sequence[CellTraces]],
+    baselines: Mapping[str, Cell],
+    notes: Sequence[Note],
 ) -> Map:
-    """Return the curves of a model on a benchmark over the values of an axis."""
-    shown = shown_policies(cell.setting.policy for cell in group)
-    policies = grouped(group, lambda cell: shown[cell.setting.policy])
-    by_coord = {(shown[cell.setting.policy], cell.setting.on_axes[axis]): cell for cell in group}
+    """Return the curves of a model on a benchmark over the values of an axis, from the cells of each line."""
+    by_coord: dict[CellCoord, CellTraces] = {}
+    for name, line in lines.items():
+        by_coord |= {(name, cell.setting.on_axes[axis]): cell for cell in line}
     values = ascending(value for _, value in by_coord)
+    first = next(iter(by_coord.values()))
     return Map(
-        group[0].model,
-        group[0].benchmark,
+        first.model,
+        first.benchmark,
         metric,
         "",
-        ((POLICY, tuple(policies)), (axis, values)),
-        {coord: by_coord[coord].cell for coord in product(policies, values) if coord in by_coord},
-        _by_short_name(baselines),
-        _notes_of_curves(metric, list(policies.values()), notes),
+        ((POLICY, tuple(lines)), (axis, values)),
+        {coord: by_coord[coord].cell for coord in product(lines, values) if coord in by_coord},
+        baselines,
+        _notes_of_curves(metric, list(lines.values()), notes),
     )
 
 

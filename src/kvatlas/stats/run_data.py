@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,16 @@ class RunData:
 
     def check_fixed(self) -> None:
         """Raise KvatlasError if `fix` names an axis or a value that the run does not have."""
-        values = dict(self.manifest.axes)
+        values = {axis: self._values_of(axis, levels) for axis, levels in self.manifest.axes}
         for name, value in self.fix.items():
             if value not in values.get(name, ()):
                 axes = "; ".join(f"{axis}: {', '.join(map(str, levels))}" for axis, levels in values.items())
                 raise KvatlasError(f"{name} cannot be fixed to {value!r}; the run has: {axes or 'no axes'}.")
+
+    def _values_of(self, axis: str, levels: Iterable[Any]) -> list[Any]:
+        """Return the levels of an axis, and the other values that settings fix."""
+        fixed = [cell.setting.on_axes[axis] for cell in self.cells if axis in cell.setting.on_axes]
+        return list(dict.fromkeys([*levels, *fixed]))
 
     @cached_property
     def axes(self) -> Axes:
@@ -155,7 +161,7 @@ class RunData:
         cells = self.cells
         axes = set(self.axes)
         on_grid = [cell for cell in cells if not cell.baseline and axes <= cell.setting.on_axes.keys()]
-        by_rest = grouped(filter(self.fits, on_grid), self._without_axes)
+        by_rest = grouped(filter(self.fits, on_grid), self.without_axes)
         settings = grouped(by_rest, lambda key: key[0])
         names = {model: short_names(map(itemgetter(2), keys)) for model, keys in settings.items()}
         groups = {}
@@ -165,7 +171,14 @@ class RunData:
                 groups[MapName(model, benchmark, names[model][setting.id])] = group
         return groups
 
-    def _without_axes(self, cell: CellTraces) -> tuple[str, str, Setting]:
+    @cached_property
+    def off_maps(self) -> list[CellTraces]:
+        """The cells of a run with maps that stand on none: of settings with fewer than two values of an axis."""
+        on_maps = {cell.expected.name for cell in chain.from_iterable(self._grids.values())}
+        settings = [cell for cell in self.cells if not cell.baseline and self.fits(cell)]
+        return [cell for cell in settings if cell.expected.name not in on_maps]
+
+    def without_axes(self, cell: CellTraces) -> tuple[str, str, Setting]:
         """Return model, benchmark, and the setting without its values on the axes: equal for the cells of a map."""
         others = {name: value for name, value in cell.setting.parameters if name not in self.axes}
         return cell.model, cell.benchmark, Setting.from_parameters(cell.setting.policy, **others)
