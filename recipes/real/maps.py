@@ -30,6 +30,8 @@ from typing import Any
 
 import kvatlas
 from kvatlas import benchmarks, models
+from kvatlas.core import Storage
+from kvatlas.models.shape import Shape
 from kvatlas.sweeps import Progress
 
 BUDGET = 192
@@ -39,9 +41,11 @@ RATIOS = [0.1, 0.2, 0.3, 0.4, 0.5]
 SETTINGS = ((64, 0.3), (32, 0.5))
 RIVALS = ("h2o", "random", "window")
 OVER = {"ratio_over": "thinking", "budget_over": "thinking"}
-#: Prompt included; the bits of the same memory in KiB for each sequence hold 1, 1.8 and 3.2 times as many tokens.
+#: Tokens at 16 bits, prompt included; their memory holds 1.7 and 3 times as many at 8 and 4 bits.
 MEMORY_TOKENS = 288
 BITS = (16, 8, 4)
+#: Newest tokens that are read unpacked.
+RESIDUAL = 16
 #: Tokens that stay after a compression, the prompt included, and the new ones until the next one.
 KEPT = 128
 EVERY = 64
@@ -64,13 +68,19 @@ def mapped(head: str) -> Iterator[dict[str, Any]]:
         yield {"policy": "snapkv", "kv_budget": BUDGET, **OVER}
 
 
-def equal_bytes(memory: str) -> Iterator[dict[str, Any]]:
+def equal_bytes(shape: Shape) -> Iterator[dict[str, Any]]:
+    """Yield settings with budgets in tokens: one in bytes would count 32 bits where a CPU computes in float32."""
+    memory = MEMORY_TOKENS * shape.kv_bytes_per_token(bytes_per_value=2)
     for bits in BITS:
-        packed = {"kv_bits": bits, "residual": 16} if bits < 16 else {}
-        if packed:
+        tokens = MEMORY_TOKENS
+        packed = {}
+        if bits < 16:
+            packed = {"kv_bits": bits, "residual": RESIDUAL}
+            token_bytes, sequence_bytes = shape.kv_bytes(Storage(bits, bits, residual=RESIDUAL), bytes_per_value=2)
+            tokens = (memory - sequence_bytes) // token_bytes
             yield {"policy": "full", **packed}
         for policy in ("rkv", "random", "window"):
-            yield {"policy": policy, "kv_budget": memory, "local_window": 64, "ratio": 0.3, **packed}
+            yield {"policy": policy, "kv_budget": tokens, "local_window": 64, "ratio": 0.3, **packed}
 
 
 def prompts(policies: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -105,8 +115,7 @@ def spec(part: str, options: argparse.Namespace) -> dict[str, Any]:
         settings = list(mapped(options.head))
         axes = {"local_window": WINDOWS, "ratio": RATIOS}
     elif part == "bytes":
-        token_bytes = models.find(options.model).kv_bytes_per_token
-        settings = list(equal_bytes(f"{MEMORY_TOKENS * token_bytes // 1024}KiB"))
+        settings = list(equal_bytes(models.find(options.model).shape))
     else:
         settings = list(prompts(options.policies))
     sampling = {"temperature": 0.0, "max_new_tokens": options.max_new_tokens}
