@@ -18,11 +18,11 @@ from kvatlas.benchmarks.check import notes_on
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
-from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, narrow_sentence, no_choice_sentence, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
+from kvatlas.sweeps.plan_notes import byte_notes, device_notes
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -338,7 +338,11 @@ def make_plan(spec: Spec) -> Plan:
     _check_names("benchmark", [benchmark.name for benchmark in found_benchmarks])
     cells = _find_policies(spec)
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
-    notes = _device_notes(found_models) + _benchmark_notes(spec, found_benchmarks, problems)
+    notes = [
+        *device_notes(found_models),
+        *byte_notes(found_models, [policy for policy, _ in cells]),
+        *_benchmark_notes(spec, found_benchmarks, problems),
+    ]
     prompts = {}
     contents = {}
     for model in found_models:
@@ -394,12 +398,6 @@ def _find_policies(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = (policy, baseline)
     return tuple(cells.values())
-
-
-def _device_notes(found_models: Sequence[ModelHandle]) -> list[str]:
-    """Return a sentence on kernels that this machine lacks, if any."""
-    slow = why_not() if any(model.device == "cpu" for model in found_models) else None
-    return [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
 
 
 def _benchmark_notes(
