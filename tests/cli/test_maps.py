@@ -144,6 +144,11 @@ def test_a_report_of_the_command_line_says_what_it_wrote(
     assert "holds up to 1 traces of each cell; --out FOLDER writes all" in err
 
 
+def test_traces_of_each_cell_are_for_a_page_alone(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    assert "--traces is for a page" in kvatlas.refuse("view", run, "--out", tmp_path / "site", "--traces", 1)
+    assert not (tmp_path / "site").exists()
+
+
 # Metrics as people name them: every command that takes `--metric` knows those of a run, also of one cell.
 
 NAMES = "pass@1, progress, pass@K, maj@K (K up to 2)"

@@ -214,6 +214,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> AppRun:
     return opened
 
 
+def test_the_metric_and_the_margin_of_the_command_line_are_those_of_the_app(run: AppRun) -> None:
+    (usual,) = open_runs([run.folder], {})
+    (other,) = open_runs([run.folder], {}, "progress", 7.0)
+    with Store.open(run.folder) as store:
+        usual.refresh(store)
+        other.refresh(store)
+    assert (usual.document["metric"], other.document["metric"]) == ("Pass@1", "Progress Ratio")
+    assert (usual.result.margin, other.result.margin) == (0.03, 0.07)
+
+
 @pytest.fixture
 def get(run: AppRun) -> Iterator[Get]:
     server = Server([run], token="right-token")

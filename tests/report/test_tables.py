@@ -1,5 +1,6 @@
 """Runs without maps: tables of settings, what they lose, and comparisons in pairs; findings as titles."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,12 @@ from typing import Any
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
+from kvatlas.figures.loss_memory import data_csv as losses_csv
+from kvatlas.figures.pairwise import names_of
 from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import Result, analyse
 from kvatlas.report.text import every_map, one_page
+from kvatlas.stats.systems import choose, systems_of
 from tests.stats.synthetic import grid, manifest
 from tests.stored import store_run
 
@@ -180,3 +184,20 @@ def test_the_page_of_a_policy_is_of_its_settings_alone(tmp_path: Path) -> None:
         assert "allowing for all 6 settings" in one_page(result)
     with pytest.raises(KvatlasError, match="no setting of the policy 'rvk'; there are: rkv, h2o, window, full"):
         one_page(analyse([folder], policy="rvk"))
+
+
+def test_classes_of_one_name_in_two_files_are_never_called_alike(tmp_path: Path) -> None:
+    settings = [replace(one, policy=f"{file}.py:Sinks") for file in ("one", "two") for one in grid("dynts")]
+    result = described(tmp_path, settings, {"full": 1.0}, problems=6)
+    page = one_page(result)
+    assert re.search(r"(one|two)\.py:Sinks local_window", page)
+    assert not re.search(r"(?<!one\.py:)(?<!two\.py:)Sinks", page)
+    names = [row.split('"')[1] for row in losses_csv(result.choices).splitlines()[1:]]
+    assert len(set(names)) == len(names) == len(settings)
+    (run,) = result.runs
+    systems = systems_of([run], "pass@1")
+    with pytest.raises(KvatlasError, match=r"must fit one: one\.py:Sinks.*; two\.py:Sinks"):
+        choose(systems, ["Sinks local_window=8 ratio=0.1"])
+    chosen = choose(systems, [f"{file}.py:Sinks local_window=8 ratio=0.1" for file in ("one", "two")])
+    assert names_of(chosen) == ["one.py:Sinks", "two.py:Sinks"]
+    assert {row["policy"] for row in result.to_dict()["per_right_answer"]} == {"one.py:Sinks", "two.py:Sinks", "full"}

@@ -60,8 +60,10 @@ def view(
         Path | None, typer.Option(metavar="FILE.html|FOLDER", help="Write one page, or files for a web server.")
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port on this machine; 0 takes a free one.")] = 0,
-    metric: options.Metric = "pass@1",
-    traces: Annotated[int, typer.Option(min=0, help="Traces of each cell in a page that cannot hold all.")] = 2,
+    metric: Annotated[str | None, typer.Option(help="As in describe; default: pass@1, of a screen its own.")] = None,
+    traces: Annotated[
+        int | None, typer.Option(min=0, help="Traces of each cell in a page that cannot hold all; default: 2.")
+    ] = None,
     partial: options.Partial = False,
     fix: options.Fix = None,
     lose_at_most: options.LoseAtMost = None,
@@ -77,9 +79,12 @@ def view(
 
     fixed_values = options.assignments("--fix", fix)
     if out is not None and out.suffix in (".html", ".htm"):
-        _write_page(runs, out, ReadOptions(metric, partial, fixed_values, lose_at_most=lose_at_most), traces)
+        read_options = ReadOptions(metric, partial, fixed_values, lose_at_most=lose_at_most)
+        _write_page(runs, out, read_options, 2 if traces is None else traces)
         return
-    opened = open_runs([run.absolute() for run in runs], fixed_values)
+    if traces is not None:
+        raise KvatlasError("--traces is for a page that cannot hold all traces; name one with --out FILE.html.")
+    opened = open_runs([run.absolute() for run in runs], fixed_values, metric, lose_at_most)
     if out is None:
         serve(opened, port)
     else:

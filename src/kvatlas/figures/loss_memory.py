@@ -14,7 +14,7 @@ from kvatlas.figures.panels import margin_text
 from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import SettingLoss
-from kvatlas.stats.run_data import shown_policies
+from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.text import axis_label, guarded, model_name, percent_text
 
 if TYPE_CHECKING:
@@ -301,7 +301,8 @@ def _setting_text(setting: Setting, marks: Sequence[_Mark]) -> str:
     parameters = differing(mark.setting.values for mark in marks)
     # A value stays with its name.
     values = [f"{name}\u00a0{value}" for name, value in setting.parameters if name in parameters and value != ""]
-    return ", ".join([setting.policy_name, *values])
+    policies = shown_policies(mark.setting.policy for mark in marks)
+    return ", ".join([policies[setting.policy], *values])
 
 
 def _write_beside(
@@ -365,8 +366,10 @@ def data_csv(choices: Sequence[Choice]) -> str:
     header = ["model", "benchmark", "setting", "memory_saved", "lost", "low", "high", "within_margin", "loses_more"]
     rows: list[list[Any]] = [header]
     for choice in choices:
-        for mark in _marks(choice):
-            names = map(guarded, (choice.model, choice.benchmark, str(mark.setting)))
+        marks = _marks(choice)
+        settings = whole_names(mark.setting for mark in marks)
+        for mark in marks:
+            names = map(guarded, (choice.model, choice.benchmark, settings[mark.setting.id]))
             loss = mark.loss
             numbers = [round(value, 4) for value in (mark.saved, mark.lost, 100 * loss.low, 100 * loss.high)]
             rows.append([*names, *numbers, int(loss.is_kept), int(loss.is_broken)])

@@ -20,6 +20,7 @@ from kvatlas.figures.density import BAR_ROOM, density_marks, draw_densities, dra
 from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, save, settle, sheet, wrapped, write_above
 from kvatlas.stats.numerics.arrays import LEVEL, Floats
 from kvatlas.stats.numerics.multiple import holm
+from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
 from kvatlas.text import axis_label, guarded, model_name, percent_text, signed
 
@@ -55,7 +56,13 @@ def names_of(systems: Sequence[ModelSetting]) -> list[str]:
     names = [_name(system, systems, len(models) > 1) for system in systems]
     if len(set(names)) == len(names):
         return names
-    return [f"{system.model} {system.setting}" for system in systems]
+    return _long_names(systems)
+
+
+def _long_names(systems: Sequence[ModelSetting]) -> list[str]:
+    """Return the names of the systems with the model and all parameters."""
+    settings = whole_names(system.setting for system in systems)
+    return [f"{system.model} {settings[system.setting.id]}" for system in systems]
 
 
 def _name(system: ModelSetting, systems: Sequence[ModelSetting], with_model: bool) -> str:
@@ -63,14 +70,14 @@ def _name(system: ModelSetting, systems: Sequence[ModelSetting], with_model: boo
     setting = system.setting
     if setting == SERVED:
         return model_name(system.model)
-    policies = {other.setting.policy for other in systems}
+    policies = shown_policies(other.setting.policy for other in systems)
     parameters = differing(other.setting.values for other in systems if other.setting.policy == setting.policy)
     values = [f"{name}={value}" for name, value in setting.parameters if name in parameters]
     words = []
     if with_model:
         words.append(model_name(system.model))
     if len(policies) > 1 or not values:
-        words.append(setting.policy_name)
+        words.append(policies[setting.policy])
     return " ".join([*words, ", ".join(values)]).strip()
 
 
@@ -383,7 +390,7 @@ def pair_text(pair: Pair, first: str, second: str) -> str:
 def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str) -> list[Path]:
     """Write the figure, and next to it `NAME.data.csv`: a row for every problem, a column for every system."""
     means = [system.means() for system in systems]
-    columns = [f"{metric}: {system.model} {system.setting}" for system in systems]
+    columns = [f"{metric}: {name}" for name in _long_names(systems)]
     rows: list[list[Any]] = [["benchmark", "problem", "L", *columns]]
     for key in dict.fromkeys(chain.from_iterable(means)):
         values = [round(of_system[key], 6) if key in of_system else "" for of_system in means]

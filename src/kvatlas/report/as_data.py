@@ -48,6 +48,7 @@ def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamil
     among = None if family is None else family.among_compressed(setting.id)
     return {
         "setting": str(setting),
+        "policy": setting.policy,
         **loss_values(loss),
         "p": p_value(loss.p),
         "shown": loss.is_kept,
@@ -63,6 +64,7 @@ def required_document(required: RequiredProblems) -> Json:
     """Return how many problems would prove the margin."""
     return {
         "setting": str(required.setting),
+        "policy": required.setting.policy,
         "problems": required.problems,
         "needed": required.count,
         "low_loss": percent(required.low_loss),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kvatlas.core import differing, grouped
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
+from kvatlas.stats.run_data import shown_policies
 from kvatlas.text import fixed, model_name, percent_text
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
         return str(setting)
     parameters = differing(candidate.values for candidate in candidates if candidate.policy == setting.policy)
     names = [f"{name} {value}" for name, value in setting.parameters if value != "" and name in parameters]
-    return f"{setting.policy_name} {', '.join(names)}".strip()
+    shown = shown_policies(candidate.policy for candidate in (*candidates, setting))
+    return f"{shown[setting.policy]} {', '.join(names)}".strip()
 
 
 def _sentence(*clauses: str) -> str:
@@ -82,7 +85,9 @@ def _kept(choices: Sequence[Choice]) -> str:
 def _policies(kept: Sequence[Choice]) -> str:
     # The settings of several models differ; they stand below the title.
     cheapest = [choice.by_memory for choice in kept if choice.by_memory is not None]
-    return " and ".join(dict.fromkeys(each.setting.policy_name for each in cheapest))
+    candidates = chain.from_iterable(choice.settings.values() for choice in kept)
+    shown = shown_policies(setting.policy for setting in candidates)
+    return " and ".join(dict.fromkeys(shown[each.setting.policy] for each in cheapest))
 
 
 def _saving(kept: Sequence[Choice]) -> str:

@@ -35,7 +35,7 @@ from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjusted
 from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_analysis import RunAnalysis, grids, group_by_axes, with_regions
-from kvatlas.stats.run_data import RunData
+from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Limitation, findings
@@ -400,7 +400,9 @@ class Result:
             "comparisons": self.comparison_documents(),
             "recommendation": {**first_choice, "all": choices},
             "effects": [pooled_document(effect) for effect in self.effects],
-            "per_right_answer": [{**vars(price), "setting": str(price.setting)} for price in self.prices],
+            "per_right_answer": [
+                {**vars(price), "setting": str(price.setting), "policy": price.setting.policy} for price in self.prices
+            ],
             "next_steps": [step.to_dict() for step in self.next_steps],
             "notes": [note.text for note in self.notes],
         }
@@ -453,7 +455,7 @@ def _check_policy(runs: Sequence[RunAnalysis], policy: str) -> None:
     for run in runs:
         settings += [cell.setting for cell in run.run.cells]
     if not any(setting.is_of(policy.partition("(")[0]) for setting in settings):
-        policies = ", ".join(dict.fromkeys(setting.policy_name for setting in settings))
+        policies = ", ".join(shown_policies(setting.policy for setting in settings).values())
         raise KvatlasError(f"There is no setting of the policy {policy!r}; there are: {policies}.")
 
 

@@ -25,7 +25,7 @@ from kvatlas.core import (
 )
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.run_data import RunData, short_names
+from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, missing, select
 from kvatlas.stats.validity import merge_validity, validity
 
@@ -181,7 +181,8 @@ def _off_map_notes(run: RunData, cells: Sequence[CellTraces]) -> Iterator[Note]:
     if not cells:
         return
     settings = "1 setting" if len(cells) == 1 else f"{len(cells):,} settings"
-    policies = ", ".join(dict.fromkeys(cell.setting.policy_name for cell in cells))
+    shown = shown_policies(cell.setting.policy for cell in run.cells)
+    policies = ", ".join(dict.fromkeys(shown[cell.setting.policy] for cell in cells))
     axis, value = _fixed_axis(run, cells)
     yield Note(
         NoteKind.LEFT_OUT,

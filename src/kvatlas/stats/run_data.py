@@ -44,6 +44,13 @@ def shown_policies(policies: Iterable[str]) -> dict[str, str]:
     return {policy: policy_name(policy) if count[policy_name(policy)] == 1 else policy for policy in distinct}
 
 
+def whole_names(settings: Iterable[Setting]) -> dict[str, str]:
+    """Return names by id: the policy as readers see it beside the others, with all parameters."""
+    distinct = {setting.id: setting for setting in settings}
+    shown = shown_policies(setting.policy for setting in distinct.values())
+    return {id_: setting.shown_as(shown[setting.policy]) for id_, setting in distinct.items()}
+
+
 @dataclass(frozen=True)
 class RunData:
     """A run's promises and traces, and how to look at them.

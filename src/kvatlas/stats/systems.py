@@ -17,7 +17,7 @@ from kvatlas.core import KvatlasError, Setting, differing, grouped
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.paired import Outcomes, strata_of
-from kvatlas.stats.run_data import RunData
+from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_pairs, check_same_problems
 
 #: Systems that a sentence names before it only counts them.
@@ -138,7 +138,7 @@ def _ambiguous(name: str, fits: Sequence[ModelSetting], systems: Sequence[ModelS
     """Return a sentence on a name that fits no system, or several."""
     if not fits:
         models = ", ".join(dict.fromkeys(system.model for system in systems))
-        policies = ", ".join(dict.fromkeys(system.setting.policy_name for system in systems))
+        policies = ", ".join(shown_policies(system.setting.policy for system in systems).values())
         return f"{name!r} fits none of the systems; there are the policies {policies} and the models {models}."
     listed = "; ".join(_short_names(fits)[:_NAMED])
     more = f"; and {len(fits) - _NAMED} more" if len(fits) > _NAMED else ""
@@ -148,12 +148,16 @@ def _ambiguous(name: str, fits: Sequence[ModelSetting], systems: Sequence[ModelS
 def _short_names(systems: Sequence[ModelSetting]) -> list[str]:
     """Return the systems as names for `choose`, with the values alone that tell them apart."""
     values = differing(system.setting.values for system in systems)
+    shown = shown_policies(system.setting.policy for system in systems)
     with_model = len({system.model for system in systems}) > 1
     names = []
     for system in systems:
         own_values = system.setting.values
         words = [system.model] if with_model else []
-        words += [system.setting.policy_name, *(f"{name}={own_values[name]}" for name in values if name in own_values)]
+        words += [
+            shown[system.setting.policy],
+            *(f"{name}={own_values[name]}" for name in values if name in own_values),
+        ]
         names.append(" ".join(words))
     return names
 

@@ -19,7 +19,7 @@ from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
-from kvatlas.stats.run_data import short_names
+from kvatlas.stats.run_data import short_names, shown_policies, whole_names
 from kvatlas.stats.setting_tables import SettingRow, SettingTable
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.verdicts import Verdict
@@ -42,6 +42,8 @@ class Cells:
 
     def __init__(self, promised: Sequence[Expected]) -> None:
         self.short = short_names(expected.setting for expected in promised)
+        self.whole = whole_names(expected.setting for expected in promised)
+        self.policies = shown_policies(expected.setting.policy for expected in promised)
         self.numbers: dict[tuple[str, str, str], int] = {}
         self.documents: list[Json] = []
         for expected in promised:
@@ -52,8 +54,8 @@ class Cells:
         self.numbers[model, benchmark, setting.id] = index
         self.documents.append(
             {
-                "name": str(setting),
-                "policy": setting.policy_name,
+                "name": self.whole.get(setting.id, str(setting)),
+                "policy": self.policies.get(setting.policy, setting.policy_name),
                 "model": model,
                 "benchmark": benchmark,
                 "short": self.short.get(setting.id, str(setting)),

@@ -81,10 +81,24 @@ class AppRun:
         self._publish(result is not None)
 
     @classmethod
-    def open(cls, folder: Path, name: str, fix: Mapping[str, Any] | None = None) -> AppRun:
-        """Open the run in a folder, without its traces yet. Raises KvatlasError for a folder without a run."""
+    def open(
+        cls,
+        folder: Path,
+        name: str,
+        fix: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        lose_at_most: float | None = None,
+    ) -> AppRun:
+        """Open the run in a folder, without its traces yet; without a metric with its usual one.
+
+        Raises KvatlasError for a folder without a run.
+        """
         with Store.open(folder) as store:
-            return cls(_without_traces(store.manifest(), folder, fix or {}), name)
+            manifest = store.manifest()
+        metric = metric or usual_metric(manifest)
+        table = TraceTable(manifest)
+        data = RunData(manifest, table, metric, True, fix or {}, folder=folder, lose_at_most=lose_at_most)
+        return cls(data, name)
 
     def _begin(self, data: RunData) -> None:
         self.data = data
@@ -111,7 +125,7 @@ class AppRun:
         if version == self._seen:
             return False
         if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
-            self._begin(_without_traces(manifest, self.folder, self.data.fix))
+            self._begin(replace(self.data, manifest=manifest, traces=TraceTable(manifest)))
         before = self._row
         added = ROWS
         while added == ROWS:
@@ -357,7 +371,9 @@ def _sentences(result: Result) -> Json:
     }
 
 
-def open_runs(folders: Sequence[Path], fix: Mapping[str, str]) -> list[AppRun]:
+def open_runs(
+    folders: Sequence[Path], fix: Mapping[str, str], metric: str | None = None, lose_at_most: float | None = None
+) -> list[AppRun]:
     """Open runs under the names of their folders in characters that an address can have, no two alike."""
     runs: list[AppRun] = []
     for folder in folders:
@@ -366,7 +382,7 @@ def open_runs(folders: Sequence[Path], fix: Mapping[str, str]) -> list[AppRun]:
         while name in {run.name for run in runs}:
             count += 1
             name = f"{base}-{count}"
-        runs.append(AppRun.open(folder, name, fix))
+        runs.append(AppRun.open(folder, name, fix, metric, lose_at_most))
     return runs
 
 
@@ -378,10 +394,6 @@ def address_name(folder: Path) -> str:
 def trace_address(place: Place) -> str:
     """Return the address of a trace within its run."""
     return "/".join(("trace", *map(str, place)))
-
-
-def _without_traces(manifest: Manifest, folder: Path, fix: Mapping[str, Any]) -> RunData:
-    return RunData(manifest, TraceTable(manifest), usual_metric(manifest), True, fix, folder=folder)
 
 
 def _order(setting: Setting) -> tuple[bool, list[str | float]]:
