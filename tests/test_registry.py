@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kvatlas import registry
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, Setting
+from kvatlas.policies import from_setting
 from kvatlas.registry import Registry
 from tests.command_line import run_apart
 
@@ -125,3 +126,11 @@ def test_an_unknown_name_is_answered_with_those_that_can_be_used(done: dict[str,
     assert (code, "Unknown " in sentence) == (2, True), sentence
     named = set(sentence.partition("; ")[2].replace(".", " ").replace(",", " ").split())
     assert (there - named, not_there & named) == (set(), set()), sentence
+
+
+def test_a_class_of_a_file_without_a_name_is_told_to_have_one(tmp_path: Path) -> None:
+    code = "from kvatlas.policies import CompressingPolicy\n\n\nclass Mine(CompressingPolicy):\n    pass\n"
+    (tmp_path / "nameless.py").write_text(code)
+    setting = Setting.from_parameters(f"{tmp_path / 'nameless.py'}:Mine", kv_budget=64, local_window=8, ratio=0.3)
+    with pytest.raises(KvatlasError, match="its name is None; expected a text in the class, as in name = 'mine'"):
+        from_setting(setting)

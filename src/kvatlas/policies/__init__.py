@@ -99,8 +99,11 @@ def _fault(name: str, value: object) -> str:
     """Return why a plug-in's object cannot be a policy; empty if it can."""
     if not (isinstance(value, type) and issubclass(value, Policy)):
         return f"it is {value!r}; expected subclasses of kvatlas.policies.CompressingPolicy"
-    if getattr(value, "name", None) != name:
-        return f"its name is {getattr(value, 'name', None)!r}; expected that of its entry point, {name!r}"
+    own_name = getattr(value, "name", None)
+    if not (isinstance(own_name, str) and own_name):
+        return f"its name is {own_name!r}; expected a text in the class, as in name = 'mine'"
+    if own_name != name:
+        return f"its name is {own_name!r}; expected that of its entry point, {name!r}"
     if not isinstance(getattr(value, "summary", None), str):
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
