@@ -58,6 +58,11 @@ def fixed(value: float, digits: int = 1) -> str:
     return f"{rounded or abs(rounded):f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: `1 problem`, `2,000 problems`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def percent_text(share: float, digits: int = 1) -> str:
     """Return a share in [0, 1] as a percentage without the sign: 0.4933 is `49.3`."""
     return fixed(100 * share, digits)

@@ -16,6 +16,7 @@ from kvatlas.benchmarks import normal, tables
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.public import SOURCES, Questions, Source
 from kvatlas.core import Check, Finding, KvatlasError, Problem, canonical, digest
+from kvatlas.text import counted
 
 Problems = Sequence[Problem]
 
@@ -39,7 +40,7 @@ def check(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
         yield _references(problems)
         yield _own_answers(benchmark, problems)
     else:
-        yield Finding("problems", Check.OK, f"{len(problems)} problems (digest {_digest(problems)})")
+        yield Finding("problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_digest(problems)})")
     yield _duplicates(problems)
     lengths = [len(benchmark.prompt(problem)) for problem in problems]
     message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
@@ -75,7 +76,7 @@ def _digest(problems: Problems) -> str:
 
 
 def _fault(name: str, affected: Problems, problems: Problems, fault: str, advice: str = "") -> Finding:
-    message = f"{len(affected)} of {len(problems)} problems {fault} (first {affected[0].id})"
+    message = f"{len(affected)} of {counted(len(problems), 'problem')} {fault} (first {affected[0].id})"
     return Finding(name, Check.WARNING, message, advice)
 
 
@@ -89,7 +90,7 @@ def _columns(benchmark: Questions, row: tables.Row) -> Finding:
 def _published(benchmark: Questions, read: tables.ProblemFile) -> Finding:
     """Report the number of problems; of a published set compare number and answers with it."""
     name = "problems"
-    message = f"{len(read.problems)} problems with a reference answer (digest {_digest(read.problems)})"
+    message = f"{counted(len(read.problems), 'problem')} with a reference answer (digest {_digest(read.problems)})"
     if not read.whole:
         return Finding(name, Check.OK, f"{message}, the first of more")
     source = SOURCES.get(benchmark.name)
@@ -111,7 +112,8 @@ def _difference(benchmark_name: str, source: Source, read: tables.ProblemFile, m
     if other != benchmark_name:
         return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
     if source.size != len(read.problems):
-        message = f"{len(read.problems)} problems with a reference answer, where the published set has {source.size}"
+        with_reference = counted(len(read.problems), "problem")
+        message = f"{with_reference} with a reference answer, where the published set has {source.size}"
         return Finding(name, Check.WARNING, message, _left_out(read) or "the file is not the published set")
     return None
 

@@ -23,6 +23,7 @@ from kvatlas.stats.paired import Equivalence, length_shift, verified
 from kvatlas.stats.table import ProblemKey
 from kvatlas.sweeps.plan import run_key
 from kvatlas.sweeps.spec import parse_spec
+from kvatlas.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +81,8 @@ def as_text(report: dict[str, Any], name: str) -> str:
             more = f"; about {loss['needed']:,} problems would decide it" if loss["needed"] else ""
             lines.append(
                 f"{name} against {other}: {verdicts[loss['verdict']]}; it scores {-loss['loses']:+.1f} points (95 % CI "
-                f"{-loss['loses_high']:+.1f} to {-loss['loses_low']:+.1f}) on {loss['problems']:,} problems{more}."
+                f"{-loss['loses_high']:+.1f} to {-loss['loses_low']:+.1f}) on "
+                f"{counted(loss['problems'], 'problem')}{more}."
             )
     lines += [f"{'ok' if check['good'] else 'NOT AS IN THE RUN'}: {check['sentence']}" for check in report["checks"]]
     return "\n".join(lines)

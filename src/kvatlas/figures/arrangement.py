@@ -10,7 +10,7 @@ from kvatlas.core import Note, NoteKind
 from kvatlas.figures.panels import BEST, Baseline, Panel
 from kvatlas.figures.style import FigureOptions
 from kvatlas.stats.estimates import common
-from kvatlas.text import model_name
+from kvatlas.text import counted, model_name
 
 #: Points by which the intervals of panels may differ and still be told together.
 _LIKE_INTERVALS = 2.0
@@ -137,7 +137,7 @@ def _about(panels: Sequence[Panel], by_panel: Sequence[Names], options: FigureOp
         about.append(options.named(first.benchmark))
     problems = common([_problems(panel) for panel in panels])
     if problems is not None:
-        about.append(f"{problems:,} problems")
+        about.append(counted(problems, "problem"))
     return about
 
 

@@ -15,7 +15,7 @@ from kvatlas.figures.panels import Unit, cost_of
 from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
 from kvatlas.stats.estimates import common
 from kvatlas.stats.maps import POLICY
-from kvatlas.text import axis_label, guarded, model_name
+from kvatlas.text import axis_label, counted, guarded, model_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -236,7 +236,7 @@ def _about(curves: Sequence[Map], measure: _Measure, options: FigureOptions) -> 
         about.append(options.named(first.benchmark))
     problems = common([_problems(curve) for curve in curves])
     if problems is not None:
-        about.append(f"{problems:,} problems")
+        about.append(counted(problems, "problem"))
     if first.baselines:
         about.append("dashed: baselines")
     if options.intervals is not False and measure.cost is None:

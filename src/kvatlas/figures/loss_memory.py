@@ -15,7 +15,7 @@ from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, she
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.run_data import shown_policies, whole_names
-from kvatlas.text import axis_label, guarded, model_name, percent_text
+from kvatlas.text import axis_label, counted, guarded, model_name, percent_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +165,7 @@ def _about(choices: Sequence[Choice], metric: str, options: FigureOptions) -> li
         about.append(f"{benchmark} benchmarks" if is_mean else options.named(benchmark))
     problems = {sum(choice.family.sizes) for choice in choices if choice.family and choice.family.sizes}
     if len(problems) == 1:
-        about.append(f"{problems.pop():,} problems")
+        about.append(counted(problems.pop(), "problem"))
     about.append(f"filled: proven to stay within {margin_text(choices[0].margin)}")
     about.append("lines join the least losses")
     if options.intervals is not False:

@@ -22,7 +22,7 @@ from kvatlas.stats.numerics.arrays import LEVEL, Floats
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.run_data import shown_policies, whole_names
 from kvatlas.stats.systems import ModelSetting, Pair
-from kvatlas.text import axis_label, guarded, model_name, percent_text, signed
+from kvatlas.text import axis_label, counted, guarded, model_name, percent_text, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -241,7 +241,7 @@ def _about(
     problems = {len(pair.places) for _, _, pair in pairs}
     if len(problems) == 1:
         each = " in each panel" if len(pairs) > 1 else ""
-        about.append(f"{problems.pop():,} problems{each}")
+        about.append(f"{counted(problems.pop(), 'problem')}{each}")
     if options.kind == DENSITY:
         return [*about, *density_marks(label)]
     about.append("numbers: problems at these values")
@@ -383,7 +383,8 @@ def pair_text(pair: Pair, first: str, second: str) -> str:
     mean, low, high = points
     return (
         f"x: {first} vs y: {second}: x ahead on {100 * pair.below:.1f} %, equal on {100 * pair.on:.1f} %, y ahead on "
-        f"{100 * pair.above:.1f} % of {len(pair.places)} problems; mean of x - y {mean} points ({low} to {high})"
+        f"{100 * pair.above:.1f} % of {counted(len(pair.places), 'problem')}; "
+        f"mean of x - y {mean} points ({low} to {high})"
     )
 
 

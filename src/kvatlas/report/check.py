@@ -12,7 +12,7 @@ from kvatlas.core import CellCoord, KvatlasError, Map, percent
 from kvatlas.report.text import markdown_table
 from kvatlas.results import Store
 from kvatlas.results.manifest import changed_problems
-from kvatlas.text import fixed, signed
+from kvatlas.text import counted, fixed, signed
 
 #: Half a unit of the last digit of maps in percent with one decimal, as a share, and the rounding of floats.
 ROUNDING = 0.0005 + 1e-9
@@ -186,7 +186,7 @@ def runs_as_text(compared: Mapping[str, Any]) -> str:
         problems = ", ".join(cell["problems"][:_NAMED])
         if len(cell["problems"]) > _NAMED:
             problems += " ..."
-        lines.append(f"- {cell['cell']}: other tokens on {len(cell['problems'])} problems ({problems})")
+        lines.append(f"- {cell['cell']}: other tokens on {counted(len(cell['problems']), 'problem')} ({problems})")
     for name, count in zip((compared["first"], compared["second"]), compared["only"], strict=True):
         if count:
             lines.append(f"{count:,} traces are in {name} alone.")
