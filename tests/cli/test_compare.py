@@ -165,4 +165,4 @@ def test_runs_are_compared_token_by_token(tmp_path: Path, kvatlas: Call) -> None
     assert (code, document["same"], document["common"], document["only"]) == (1, False, 9, [3, 0])
     (cell,) = document["differing"]
     assert cell["problems"] == [trace.problem]
-    assert f"other tokens on 1 problems ({trace.problem})" in kvatlas("compare", first, tmp_path / "changed")[1]
+    assert f"other tokens on 1 problem ({trace.problem})" in kvatlas("compare", first, tmp_path / "changed")[1]

@@ -50,6 +50,8 @@ def served(model: ModelHandle, policy: str = "full", **values: Any) -> Iterator[
     service = Service(model, find_policy(model, policy, values), Sampling(), batch_size=16).start()
     config = uvicorn.Config(application(service, "tiny"), port=0, log_level="warning")
     socket = config.bind_socket()
+    # Whoever connects before the thread has begun waits for it.
+    socket.listen()
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([socket],))
     thread.start()
