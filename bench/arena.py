@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common import arguments, keep
+from common import arguments, keep, part_of
 from kvatlas.core import Setting, grouped
 from kvatlas.results import Store
 from kvatlas.stats.against import AgainstTable, against_policy
@@ -116,9 +115,7 @@ def prompt_of(run: RunData, model: str) -> list[dict[str, Any]]:
 def opened(folder: str, skip: int) -> RunData:
     """Return the run of a folder without the first problems of each benchmark."""
     with Store.open(Path(folder)) as store:
-        promise = store.manifest()
-        cells = [replace(cell, problems=cell.problems[skip:]) for cell in promise.expected]
-        manifest = replace(promise, expected=tuple(cells))
+        manifest = part_of(store.manifest(), slice(skip, None))
         return RunData(manifest, TraceTable(manifest, store.columns()), folder=Path(folder))
 
 

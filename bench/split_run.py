@@ -10,20 +10,14 @@ each setting in percent in both, `correlation` that of these numbers without the
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import kvatlas
-from common import arguments, keep
-from kvatlas.results import Manifest, Store
-
-
-def part(manifest: Manifest, problems: slice) -> Manifest:
-    cells = [replace(cell, problems=cell.problems[problems]) for cell in manifest.expected]
-    return replace(manifest, expected=tuple(cells))
+from common import arguments, keep, part_of
+from kvatlas.results import Store
 
 
 def values_of(folder: Path) -> dict[str, tuple[float, bool]]:
@@ -43,7 +37,7 @@ def main() -> None:
         for name, folder in folders.items():
             whole.copy(folder)
             with Store.open(folder) as store:
-                store.put_manifest(part(whole.manifest(), problems[name]))
+                store.put_manifest(part_of(whole.manifest(), problems[name]))
     first, later = (values_of(folder) for folder in folders.values())
     pairs = [(first[name][0], later[name][0]) for name in first if not first[name][1]]
     correlation = float(np.corrcoef(np.array(pairs).T)[0, 1])

@@ -135,7 +135,7 @@ def test_a_step_that_cannot_be_captured_is_decoded_all_the_same(
     assert sizes == {2, 4}
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU every batch would be captured, and fail")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for captures on a GPU, which succeed there")
 def test_memory_that_runs_out_in_a_capture_leads_to_a_smaller_batch(
     random_models: dict[str, ModelHandle], monkeypatch: pytest.MonkeyPatch
 ) -> None:

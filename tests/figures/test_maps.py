@@ -265,6 +265,7 @@ def test_the_data_of_a_panel_is_what_it_prints(maps):
     assert len(rows) == 18
     assert list(rows[0]) == [
         "model", "benchmark", "policy", "local_window", "ratio", "shows", "value", "text", "small", "outlined",
+        "loses_more",
     ]  # fmt: skip
     assert [row["outlined"] for row in rows].count("1") == 1
     for row in rows:
@@ -281,6 +282,19 @@ def test_numbers_that_would_not_be_legible_are_in_the_data_alone(tmp_path):
     words = texts(map_figure([dense(60)]), tmp_path)
     assert words.count("50") <= 1
     assert "The numbers are in the data next to the figure." in words
+
+
+def test_cells_that_are_proven_to_lose_more_are_marked(llama, tmp_path):
+    """The title counts them, so the picture shows which they are."""
+    map_ = replace(llama[0], keeps=frozenset(), breaks=frozenset({(500, 0.1)}), margin=0.03)
+    (panel,) = metric_panels([map_])
+    assert finding([panel]).startswith("1 of 20 settings is proven to lose more than 3 points")
+    words = texts(map_figure([map_]), tmp_path)
+    assert [word for word in words if word.endswith("!")] == [f"{panel.cells[500, 0.1].text}!"]
+    assert "!: proven to lose more than 3 points" in " ".join(words)
+    rows = list(csv.DictReader(io.StringIO(data_csv([panel]))))
+    assert [(row["local_window"], row["ratio"]) for row in rows if row["loses_more"] == "1"] == [("500", "0.1")]
+    assert not any("!" in word for word in texts(map_figure([map_], options=FigureOptions(plain=True)), tmp_path))
 
 
 def test_the_margin_is_framed_before_the_plateau(llama):

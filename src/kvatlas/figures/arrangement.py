@@ -7,7 +7,7 @@ from itertools import chain, product
 from typing import NamedTuple
 
 from kvatlas.core import Note, NoteKind
-from kvatlas.figures.panels import BEST, Baseline, Panel
+from kvatlas.figures.panels import BEST, LOSES, Baseline, Panel
 from kvatlas.figures.style import FigureOptions
 from kvatlas.stats.estimates import common
 from kvatlas.text import counted, model_name
@@ -196,7 +196,7 @@ def marks(panels: Sequence[Panel], has_values: bool, has_intervals: bool, option
     """Return what the marks and the small type of panels stand for."""
     found: list[str] = list(chain.from_iterable(panel.about for panel in panels))
     if not has_values:
-        found = [mark for mark in found if mark != BEST]
+        found = [mark for mark in found if mark != BEST and not mark.startswith(LOSES)]
     found.append(_interval_mark(panels, has_intervals, options))
     if any(panel.memory for panel in panels):
         found.append("dotted: equal mean KV memory")

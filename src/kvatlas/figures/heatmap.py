@@ -293,7 +293,8 @@ def _write_cell(axes: Axes, corner: tuple[int, int], cell: CellText, layout: Lay
     if layout.value:
         height = 0.62 if has_interval else 0.5
         weight = "bold" if cell.bold and not options.plain else "normal"
-        axes.text(x + 0.5, y + height, cell.text, fontsize=layout.value, fontweight=weight, **ink)
+        text = cell.text if options.plain else cell.text + cell.mark
+        axes.text(x + 0.5, y + height, text, fontsize=layout.value, fontweight=weight, **ink)
     if has_interval:
         axes.text(x + 0.5, y + 0.25, cell.small, fontsize=layout.interval, **ink)
 

@@ -167,7 +167,7 @@ class _Sizes:
         panels = arrangement.panels
         cells = list(chain.from_iterable(panel.cells.values() for panel in panels))
         self.columns = max(len(panel.map.axes[1][1]) for panel in panels)
-        self.values = [cell.text for cell in cells]
+        self.values = [cell.text + cell.mark for cell in cells]
         self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
         self.high = _panel_height(panels, bool(self.intervals))
         labels = _vertical_labels(panels, options)

@@ -24,15 +24,18 @@ NARROWEST = 1.0
 #: Points of half an interval from which on tenths of a point say nothing.
 _WHOLE_FROM = 2.0
 BEST = "bold: highest"
+#: The mark of a cell that is proven to lose more than the margin, as in the tables of `describe`.
+LOSES = "!"
 
 
 class CellText(NamedTuple):
-    """A cell as it is printed: `value` places it on the colour scale, `small` is its second line."""
+    """A cell as printed: `value` places it on the colour scale, `small` is its second line, `mark` follows `text`."""
 
     value: float
     text: str
     small: str = ""
     bold: bool = False
+    mark: str = ""
 
 
 class Baseline(NamedTuple):
@@ -146,9 +149,12 @@ def _metric_panel(map_: Map, widths: Sequence[float], digits: int) -> Panel:
     about = [BEST]
     if outlined:
         about.append(f"framed: {common_claim}")
+    texts = _estimate_texts(map_, digits)
+    if map_.margin is not None and any(cell.mark for cell in texts.values()):
+        about.append(f"{LOSES}: proven to lose more than {margin_text(map_.margin)}")
     return Panel(
         map_,
-        _estimate_texts(map_, digits),
+        texts,
         axis_label(map_.metric),
         "in %",
         tuple(about),
@@ -175,14 +181,16 @@ def _half(widths: Sequence[float]) -> float | None:
 
 
 def _estimate_texts(map_: Map, digits: int) -> dict[CellCoord, CellText]:
-    """Return the cells of a map in percent with their intervals, the highest in bold."""
+    """Return the cells of a map in percent with their intervals, the highest in bold, and the losing ones marked."""
     best = max((cell.estimate.value for cell in map_.cells.values()), default=0.0)
+    breaks = map_.breaks or frozenset()
     texts = {}
     for coord, cell in map_.cells.items():
         estimate = cell.estimate
         text = percent_text(estimate.value, digits)
         is_best = estimate.value > best - 1e-9
-        texts[coord] = CellText(100 * estimate.value, text, interval_text(estimate), is_best)
+        mark = LOSES if coord in breaks else ""
+        texts[coord] = CellText(100 * estimate.value, text, interval_text(estimate), is_best, mark)
     return texts
 
 
@@ -408,12 +416,14 @@ def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None, d
 
 
 def data_csv(panels: Sequence[Panel]) -> str:
-    """Return the numbers of the panels, one row per cell: what is printed, and if the cell is outlined."""
+    """Return the numbers of the panels, one row per cell: what is printed, and if the cell is outlined or marked."""
     axes = [name for name, _ in panels[0].map.axes]
-    rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", "value", "text", "small", "outlined"]]
+    names_of_numbers = ["value", "text", "small", "outlined", "loses_more"]
+    rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", *names_of_numbers]]
     for panel in panels:
         for coord, cell in panel.cells.items():
             names = map(guarded, (*panel.map.name, *coord))
-            numbers = [round(cell.value, 4), cell.text, cell.small, int(coord in panel.outlined)]
+            is_outlined = coord in panel.outlined
+            numbers = [round(cell.value, 4), cell.text, cell.small, int(is_outlined), int(cell.mark == LOSES)]
             rows.append([*names, f"{panel.label} {panel.unit}", *numbers])
     return style.rows_csv(rows)
