@@ -85,6 +85,8 @@ KINDS: dict[str, tuple[dict[str, Any], Any, Any]] = {
 SAMPLING = Sampling(0.6, 20, 0.95, max_new_tokens=16_384)
 COMPRESSING = ("window", "random", "snapkv", "keydiff", "h2o", "dynts", "rkv", "vase")
 STEPS = 32
+#: With `--tiny`, where FlexAttention is not compiled.
+TINY_STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ class Machine:
     @property
     def dtype(self) -> torch.dtype:
         return torch.float32 if self.tiny else torch.bfloat16
+
+    @property
+    def steps(self) -> int:
+        return TINY_STEPS if self.tiny else STEPS
 
     def wait(self) -> None:
         if not self.tiny:
@@ -190,12 +196,12 @@ def _our_step(
 ) -> dict[str, Any]:
     policy = policy_of("full")
     engine = TimedEngine(handle, model, [policy], SAMPLING, batch, "flex")
-    planned = peak(handle, [policy], batch, batch, cached, 2 * STEPS)
+    planned = peak(handle, [policy], batch, batch, cached, 2 * machine.steps)
     engine.cache.make_room(planned.tokens, planned.longest)
     # Zeros take less power, and so less time.
     for pool in (*engine.cache.keys, *engine.cache.values):
         pool.normal_()
-    seconds, tokens = engine.time_steps([policy], cached, STEPS)
+    seconds, tokens = engine.time_steps([policy], cached, machine.steps)
     step = seconds / tokens * batch
     assert engine.graphs is not None
     graphs = [captured.graph for captured in engine.graphs._captured.values() if captured.graph is not None]
@@ -350,7 +356,7 @@ def passes(machine: Machine) -> Iterator[dict[str, Any]]:
             machine.forget()
             policy = policy_of(name, budget=100_000)
             engine = TimedEngine(handle, model, [policy], SAMPLING, batch, "flex")
-            seconds, count = engine.time_steps([policy], 100 if machine.tiny else 4096, STEPS)
+            seconds, count = engine.time_steps([policy], 100 if machine.tiny else 4096, machine.steps)
             yield {"batch": batch, "layers": layers, "policy": name, "ms": _ms(seconds / count * batch)}
 
 

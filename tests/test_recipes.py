@@ -139,7 +139,7 @@ def test_one_file_and_one_command_add_a_policy_to_the_table_of_the_arena(
     (tmp_path / "mine.py").write_text(OLDEST)
 
     def sweep(*changes: str) -> None:
-        common = [f"models=[{', '.join(models)}]", "benchmarks=[CHAIN10-17]", "sampling.max_new_tokens=260"]
+        common = [f"models=[{', '.join(models)}]", "benchmarks=[CHAIN10-17]", "sampling.max_new_tokens=180"]
         words = [word for change in (*common, *changes) for word in ("--set", change)]
         succeed("sweep", "arena", "--problems", 1, *words, "--out", "run", "--workers", "1", "--quiet")
 
