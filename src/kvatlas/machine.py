@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,31 @@ def cache_folder() -> Path:
     import platformdirs
 
     return platformdirs.user_cache_path("kvatlas", appauthor=False)
+
+
+@contextmanager
+def being_made(path: Path) -> Iterator[Path]:
+    """Lock a file or folder of a cache, and give the path under which to make it; whoever waited may find it made.
+
+    What is under that path afterwards, or was left there by a process that was killed, is removed.
+    """
+    from filelock import FileLock
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    with FileLock(f"{path}.lock"):
+        _remove(part)
+        try:
+            yield part
+        finally:
+            _remove(part)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -76,7 +76,7 @@ def test_a_gguf_runs_as_transformers_runs_it(file: Path, tmp_path: Path, capsys:
 
     model = models.find(f"hf:{file}", cache=str(tmp_path))
     said = capsys.readouterr().err.splitlines()[0]
-    (folder,) = (path for path in tmp_path.iterdir() if path.name.startswith("gguf-"))
+    folder = model.folder
     assert said.endswith(f" in {folder}; delete that folder to free them.")
     # The size that is announced is that of the weights.
     size = sum(weights.numel() * 4 for weights in load_file(folder / "model.safetensors").values())
@@ -102,7 +102,7 @@ def test_what_is_no_gguf_is_refused(content: bytes | None, file: Path, tmp_path:
     bad.write_bytes(file.read_bytes()[:9000] if content is None else content)
     with pytest.raises(KvatlasError, match=r"The GGUF .*bad\.gguf' cannot be read"):
         models.find(f"hf:{bad}", cache=str(tmp_path / "cache"))
-    assert not any((tmp_path / "cache").iterdir())
+    assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
     with pytest.raises(KvatlasError, match="No such file"):
         models.find(f"hf:{tmp_path}/missing.gguf")
 
@@ -138,9 +138,12 @@ def test_a_model_in_parts_is_joined_and_converted_once(
     assert "7 MB, MIT; not installed: pip install a-part1 a-part2" in kvatlas.succeed("list", "models", "--json")
     monkeypatch.syspath_prepend(tmp_path)
     cache = tmp_path / "cache"
+    left = cache / f"gguf-{sha256(file)[:32]}.part"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"of a process that was killed")
     model = models.find("joined", cache=str(cache))
     assert model.weights_digest == models.find(f"hf:{file}", cache=str(tmp_path / "other")).weights_digest
-    assert [path.name for path in cache.iterdir()] == [model.folder.name]
+    assert [path.name for path in cache.iterdir() if path.suffix != ".lock"] == [model.folder.name]
     # The packages are no longer needed.
     monkeypatch.setattr(PackagedModel, "paths", lambda _: None)
     assert models.find("joined", cache=str(cache)).weights_digest == model.weights_digest

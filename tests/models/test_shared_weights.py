@@ -111,6 +111,25 @@ def test_a_file_that_was_cut_off_is_made_anew(random_models: dict[str, ModelHand
     assert torch.equal(logits(model.load()), expected)
 
 
+def test_what_a_killed_process_left_is_removed(random_models: dict[str, ModelHandle], cache: Path) -> None:
+    model = random_models["llama"]
+    expected = logits(model.load())
+    (file,) = files(cache)
+    file.rename(cache / f"{file.name}.part")
+    assert torch.equal(logits(model.load()), expected)
+    assert files(cache) == [file]
+    assert not [*cache.glob("*.part")]
+
+
+def test_a_cache_that_cannot_be_written_is_read(
+    random_models: dict[str, ModelHandle], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_models["llama"]
+    expected = logits(model.load())
+    monkeypatch.setattr("kvatlas.models.shared_weights.being_made", None)
+    assert torch.equal(logits(model.load()), expected)
+
+
 def test_a_folder_that_takes_no_file_is_done_without(
     random_models: dict[str, ModelHandle], cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

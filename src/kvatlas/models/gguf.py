@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kvatlas.core import KvatlasError, refusal
-from kvatlas.machine import cache_folder
+from kvatlas.machine import being_made, cache_folder
 from kvatlas.models.weights import sha256
 from kvatlas.text import bytes_text
 
@@ -101,15 +100,16 @@ def packaged(name: str, cache: str = "") -> Path:
     paths = model.paths()
     if paths is None:
         raise KvatlasError(f"The model {name!r} ({model}) is not installed; install it with {model.command}.")
-    with _kept(folder), tempfile.TemporaryDirectory(dir=folder.parent, prefix="joining-") as scratch:
-        whole = paths[0]
-        if len(paths) > 1:
-            whole = Path(scratch) / f"{name}.gguf"
-            _join(paths, whole)
-        if sha256(whole) != model.digest:
-            where = str(paths[0].parent)
-            raise KvatlasError(f"The files in {where!r} are not those that {name!r} stands for: install them anew.")
-        _keep(whole, folder)
+    with _kept(folder) as scratch:
+        if not _is_there(folder):
+            whole = paths[0]
+            if len(paths) > 1:
+                whole = scratch / f"{name}.gguf"
+                _join(paths, whole)
+            if sha256(whole) != model.digest:
+                where = str(paths[0].parent)
+                raise KvatlasError(f"The files in {where!r} are not those that {name!r} stands for: install them anew.")
+            _keep(whole, folder, scratch)
     return folder
 
 
@@ -130,8 +130,9 @@ def converted(file: Path, cache: str = "") -> Path:
     except OSError as error:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
     if not _is_there(folder):
-        with _kept(folder):
-            _keep(file, folder)
+        with _kept(folder) as scratch:
+            if not _is_there(folder):
+                _keep(file, folder, scratch)
     return folder
 
 
@@ -146,29 +147,30 @@ def _is_there(folder: Path) -> bool:
 
 
 @contextmanager
-def _kept(folder: Path) -> Iterator[None]:
-    """Make the folder's parent, and turn errors of the disk into a sentence."""
+def _kept(folder: Path) -> Iterator[Path]:
+    """Lock a folder of the cache, give a folder for files on the way, and turn errors of the disk into a sentence."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        yield
+        with being_made(folder) as scratch:
+            scratch.mkdir()
+            yield scratch
     except OSError as error:
         raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
 
 
-def _keep(file: Path, folder: Path) -> None:
-    """Write the model of a GGUF to a folder. Raises KvatlasError for an unreadable file."""
+def _keep(file: Path, folder: Path, scratch: Path) -> None:
+    """Write the model of a GGUF to a folder, first to one in `scratch`. Raises KvatlasError for an unreadable file."""
     # transformers needs both to read one.
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
     size = bytes_text(_converted_bytes(file))
     sentence = f"{file.name} is converted once, to {size} in {folder}; delete that folder to free them."
     print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="converting-") as scratch:
-        result = Path(scratch) / "model"
-        _convert(file, result)
-        # If another process was faster, its result stays.
-        if not folder.exists():
-            result.rename(folder)
+    result = scratch / "model"
+    _convert(file, result)
+    # A folder without a model is no longer whole.
+    if folder.exists():
+        shutil.rmtree(folder)
+    result.rename(folder)
 
 
 def _converted_bytes(file: Path) -> int:

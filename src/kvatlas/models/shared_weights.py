@@ -14,7 +14,6 @@ import json
 import mmap
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from kvatlas.core import digest
+from kvatlas.machine import being_made
 from kvatlas.native import LANES, Linear, Native, load
 from kvatlas.text import bytes_text
 
@@ -127,19 +126,21 @@ class WeightsFile:
         self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, Tables], Any]
     ) -> Stored:
         """Return the content of the file, which is made unless it is there; one process makes it, others wait."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock"):
-            stored = self._read()
-            if stored is None:
-                self._make(load(True), pack)
+        stored = self._read()
+        if stored is not None:
+            return stored
+        with being_made(self.path) as part:
+            # Another process may have been faster.
+            if self._read() is None:
+                self._make(part, load(True), pack)
                 _give_back()
-                stored = self._read()
+        stored = self._read()
         if stored is None:
             raise OSError(f"the file {str(self.path)!r} cannot be read")
         return stored
 
-    def _make(self, model: PreTrainedModel, pack: Callable[[PreTrainedModel, Tables], Any]) -> None:
-        """Pack a model and write its weights."""
+    def _make(self, part: Path, model: PreTrainedModel, pack: Callable[[PreTrainedModel, Tables], Any]) -> None:
+        """Pack a model and write its weights, first to the file `part`."""
         parameters = dict(model.named_parameters())
         tables = Tables(self.dtype)
         pack(model, tables)
@@ -148,9 +149,10 @@ class WeightsFile:
         size = sum(tensor.numel() * tensor.element_size() for tensor in (*tables.used, *left.values()))
         sentence = f"weights are packed once, to {bytes_text(size)} in {self.path}; delete that file to free them."
         print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
-        self._write(tables, left)
+        self._write(part, tables, left)
+        part.replace(self.path)
 
-    def _write(self, tables: Tables, parameters: Mapping[str, Tensor]) -> None:
+    def _write(self, part: Path, tables: Tables, parameters: Mapping[str, Tensor]) -> None:
         tensors = [*tables.used, *parameters.values()]
         offsets = list(_offsets(tensors))
         entries = [
@@ -167,18 +169,12 @@ class WeightsFile:
         }
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % ALIGNMENT)
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix="packing-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(len(text).to_bytes(8, "little"))
-                file.write(text)
-                for offset, tensor in zip(offsets, tensors, strict=True):
-                    file.seek(8 + len(text) + offset)
-                    tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tofile(file)
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        with part.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little"))
+            file.write(text)
+            for offset, tensor in zip(offsets, tensors, strict=True):
+                file.seek(8 + len(text) + offset)
+                tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tofile(file)
 
     def _read(self) -> Stored | None:
         """Return the content of the file, mapped; None without one for these files."""
