@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 import resource
@@ -12,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvatlas import __version__
-from kvatlas.core import Status
+from kvatlas import __version__, open_run
+from kvatlas.core import Setting, Status
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, policies
 from kvatlas.predictor.labels import query_statistics
@@ -216,12 +217,22 @@ def test_runs_that_mean_other_problems_by_the_same_names_are_not_compared(kvatla
 def test_an_export_goes_to_standard_output_or_is_a_run(kvatlas: Call, finished: Path, tmp_path: Path) -> None:
     out = kvatlas.succeed("export", finished, "--format", "run", "--out", tmp_path / "copy")
     assert (out, kvatlas("compare", finished, tmp_path / "copy")[0]) == (f"{tmp_path / 'copy'}: 108 traces\n", 0)
-    for format_ in ("csv", "jsonl"):
+    for format_ in ("csv", "cells", "jsonl"):
         file = tmp_path / format_
         kvatlas.succeed("export", finished, "--format", format_, "--out", file)
         assert kvatlas("export", finished, "--format", format_) == (0, file.read_text(), "")
     assert (tmp_path / "jsonl").read_text().count("\n") == 108
     kvatlas.succeed("export", finished, "--format", "parquet", "--out", tmp_path / "out.parquet")
+
+
+def test_settings_without_two_axes_are_exported_as_a_table(kvatlas: Call, tmp_path: Path) -> None:
+    settings = [Setting.from_parameters("random", kv_budget=budget) for budget in (64, 96)]
+    store_run(tmp_path / "run", manifest(settings, axes=(), benchmarks=["CHAIN6"]))
+    assert "no map of two axes; --format cells writes" in kvatlas.refuse("export", tmp_path / "run")
+    rows = list(csv.DictReader(kvatlas.succeed("export", tmp_path / "run", "--format", "cells").splitlines()))
+    assert [(row["policy"], row["kv_budget"]) for row in rows] == [("random", "64"), ("random", "96"), ("full", "")]
+    frame = open_run(tmp_path / "run").cells()
+    assert [float(row["value"]) for row in rows] == frame["value"].tolist()
 
 
 MAP = "model,benchmark,local_window,ratio,pass_at_1\n" + "".join(

@@ -110,15 +110,16 @@ def export(
     run: options.Run,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; for a run a new folder.")] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="csv (maps), jsonl or parquet (traces), run (a copy of all).")
+        str, typer.Option("--format", help="csv (maps), cells (settings, as CSV), jsonl, parquet (traces), run (all).")
     ] = "csv",
     metric: options.Metric = "pass@1",
     partial: options.Partial = False,
     fix: options.Fix = None,
 ) -> None:
-    """Export a run: its maps as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
+    """Export a run: its maps or its settings as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
+    from kvatlas.report.options import ReadOptions
     from kvatlas.results import Store
-    from kvatlas.results.export import check_format, check_target
+    from kvatlas.results.export import check_format, check_target, write_text
 
     if out is None and format_ in ("run", "parquet"):
         raise KvatlasError(f"--format {format_} cannot go to standard output; name it with --out.")
@@ -130,25 +131,31 @@ def export(
     check_format(format_)
     if out is not None:
         check_target(out)
-    if format_ == "csv":
-        _export_maps(run, out, metric, partial, options.assignments("--fix", fix))
+    if format_ in ("csv", "cells"):
+        text = _csv_text(format_, run, ReadOptions(metric, partial, options.assignments("--fix", fix)))
+        if out is None:
+            typer.echo(text, nl=False, file=unfiltered(sys.stdout))
+        else:
+            write_text(text, out)
     else:
         _export_traces(run, out, format_)
     if out is not None:
         typer.echo(out)
 
 
-def _export_maps(run: Path, out: Path | None, metric: str, partial: bool, fix: dict[str, str]) -> None:
-    """Write the maps of a run to a file, or to standard output."""
-    from kvatlas.report.options import ReadOptions
-    from kvatlas.results.export import csv_text, write_maps
-    from kvatlas.stats.maps import maps_of_run
+def _csv_text(kind: str, run: Path, read_options: ReadOptions) -> str:
+    """Return the maps of a run, or its settings."""
+    from kvatlas.api import Run
+    from kvatlas.results.export import csv_text, table_text
+    from kvatlas.stats.maps import check_complete, maps_of_run
 
-    maps = maps_of_run(ReadOptions(metric, partial, fix).open_run(run))
-    if out is None:
-        typer.echo(csv_text(maps), nl=False, file=unfiltered(sys.stdout))
-    else:
-        write_maps(maps, out)
+    data = read_options.open_run(run)
+    if kind == "cells":
+        check_complete(data.cells, data.partial, "table")
+        return table_text(Run(data).cells())
+    if not data.has_maps:
+        raise KvatlasError("The run has no map of two axes; --format cells writes a row for each setting.")
+    return csv_text(maps_of_run(data))
 
 
 def _export_traces(run: Path, out: Path | None, format_: str) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from kvatlas.columns import VALUE, csv_columns
@@ -19,7 +19,10 @@ from kvatlas.results.csv_maps import value_column
 from kvatlas.results.store import Store
 from kvatlas.text import guarded
 
-FORMATS = ("csv", "jsonl", "parquet")
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = ("csv", "cells", "jsonl", "parquet")
 _BATCH = 2_000
 
 
@@ -45,9 +48,22 @@ def write_traces(run: Path, kind: str, out: Path) -> None:
 
 def write_maps(maps: Sequence[Map], out: Path) -> None:
     """Write maps as one CSV map with intervals and costs (see `csv_text`)."""
-    text = csv_text(maps)
+    write_text(csv_text(maps), out)
+
+
+def write_text(text: str, out: Path) -> None:
+    """Write a text to a file, whole or not at all. Raises KvatlasError if it cannot be written."""
     with replacing(out) as partial_file:
         partial_file.write_text(text, "utf-8", newline="")
+
+
+def table_text(table: pd.DataFrame) -> str:
+    """Return a table of plain values as CSV for spreadsheets."""
+    guarded_names = [guarded(name) for name in table.columns]
+    # Whole numbers are written as such beside empty fields.
+    whole = table.convert_dtypes()
+    text: str = whole.map(guarded, na_action="ignore").to_csv(index=False, header=guarded_names, lineterminator="\n")
+    return text
 
 
 def csv_text(maps: Sequence[Map]) -> str:
