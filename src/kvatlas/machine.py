@@ -41,13 +41,13 @@ def being_made(path: Path) -> Iterator[Path]:
     from filelock import FileLock
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    unfinished = path.with_name(f"{path.name}.part")
     with FileLock(f"{path}.lock"):
-        _remove(part)
+        _remove(unfinished)
         try:
-            yield part
+            yield unfinished
         finally:
-            _remove(part)
+            _remove(unfinished)
 
 
 def _remove(path: Path) -> None:

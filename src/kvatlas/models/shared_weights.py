@@ -129,18 +129,18 @@ class WeightsFile:
         stored = self._read()
         if stored is not None:
             return stored
-        with being_made(self.path) as part:
+        with being_made(self.path) as unfinished:
             # Another process may have been faster.
             if self._read() is None:
-                self._make(part, load(True), pack)
+                self._make(unfinished, load(True), pack)
                 _give_back()
         stored = self._read()
         if stored is None:
             raise OSError(f"the file {str(self.path)!r} cannot be read")
         return stored
 
-    def _make(self, part: Path, model: PreTrainedModel, pack: Callable[[PreTrainedModel, Tables], Any]) -> None:
-        """Pack a model and write its weights, first to the file `part`."""
+    def _make(self, unfinished: Path, model: PreTrainedModel, pack: Callable[[PreTrainedModel, Tables], Any]) -> None:
+        """Pack a model and write its weights, first to the file `unfinished`."""
         parameters = dict(model.named_parameters())
         tables = Tables(self.dtype)
         pack(model, tables)
@@ -149,10 +149,10 @@ class WeightsFile:
         size = sum(tensor.numel() * tensor.element_size() for tensor in (*tables.used, *left.values()))
         sentence = f"weights are packed once, to {bytes_text(size)} in {self.path}; delete that file to free them."
         print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
-        self._write(part, tables, left)
-        part.replace(self.path)
+        self._write(unfinished, tables, left)
+        unfinished.replace(self.path)
 
-    def _write(self, part: Path, tables: Tables, parameters: Mapping[str, Tensor]) -> None:
+    def _write(self, unfinished: Path, tables: Tables, parameters: Mapping[str, Tensor]) -> None:
         tensors = [*tables.used, *parameters.values()]
         offsets = list(_offsets(tensors))
         entries = [
@@ -169,7 +169,7 @@ class WeightsFile:
         }
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % ALIGNMENT)
-        with part.open("wb") as file:
+        with unfinished.open("wb") as file:
             file.write(len(text).to_bytes(8, "little"))
             file.write(text)
             for offset, tensor in zip(offsets, tensors, strict=True):
