@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from kvatlas.predictor.training import new_head
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
-from kvatlas.sweeps.executors import WorkerPool, useful_workers
+from kvatlas.sweeps.executors import WorkerPool, take_worker, useful_workers
 from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.worker import Job
 from tests.sweeps.conftest import Build, contents
@@ -77,6 +78,22 @@ def test_workers_stay_for_the_next_sweep_and_end_with_their_pool(
             moved.rename(weights)
     assert contents(tmp_path / "run") == contents(finished)
     assert not any(process.is_alive() for process in now)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_worker_ends_with_its_pool_though_it_catches_signals() -> None:
+    """Libraries that a policy imports install handlers: Ray does."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        line, process = take_worker(WorkerPool())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    end = threading.Thread(target=WorkerPool(idle={line: process}).__exit__, daemon=True)
+    end.start()
+    end.join(20)
+    ended = not process.is_alive()
+    process.kill()
+    assert ended
 
 
 def test_a_second_start_does_only_what_is_missing(finished: Path, spec_data: Build, tmp_path: Path) -> None:

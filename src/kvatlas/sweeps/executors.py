@@ -198,7 +198,8 @@ def take_worker(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
 def _end(processes: dict[Connection, BaseProcess]) -> None:
     while processes:
         _, process = processes.popitem()
-        process.terminate()
+        # A library that a policy imports may catch other signals.
+        process.kill()
         process.join()
 
 
