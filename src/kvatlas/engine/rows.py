@@ -307,53 +307,19 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     checkpoints = row.request.checkpoints
     if checkpoints is not None:
         checkpoints[row.position] = Checkpoint.of(cache, row)
-    length = row.cached.length
-    prompt_length = len(row.request.prompt)
-    layers, heads = policy.scope.width(model.shape)
-    fresh = torch.arange(row.since, row.position, device=cache.device).expand(layers, heads, -1)
-    positions = fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
-    names = {name: state_name(policy, name) for name in policy.columns}
-
-    def recent_queries(layer: int) -> Tensor:
-        recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
-        return cache.queries[layer][row.cached.row][:, recent % cache.query_window]
-
-    slots = cache.slots(row.cached) if row.cached.spare is None else None
-    # Copies: a score may work in place.
-    columns = {name: cache.token_state[state][row.cached.row, ..., :length].clone() for name, state in names.items()}
-    states = list(names.values())
+    positions = _cached_positions(model, cache, row, policy)
+    states = [state_name(policy, name) for name in policy.columns]
     memory = None
     if policy.remembers:
         states.append(score_state(policy))
-        memory = ScoreMemory(cache.token_state[states[-1]][row.cached.row, ..., :length], row.scored_at)
-    kept = select_tokens(
-        policy,
-        CacheView(
-            model=model,
-            positions=positions.clone(),
-            prompt_length=prompt_length,
-            thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
-            length=row.position,
-            stream=row.request.stream,
-            columns=columns,
-            key=lambda layer: cache.read_sequence(0, layer, row.cached, slots),
-            value=lambda layer: cache.read_sequence(1, layer, row.cached, slots),
-            query=recent_queries,
-            window=lambda layer: cache.layers[layer].window,
-            scaling=lambda layer: cache.layers[layer].scaling,
-            softcap=lambda layer: cache.layers[layer].softcap,
-            sinks=lambda layer: cache.layers[layer].sinks,
-            tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=cache.device),
-            reference=row.request.reference,
-            memory=memory,
-        ),
-        put_back,
-    )
+        scores = cache.token_state[states[-1]][row.cached.row, ..., : row.cached.length]
+        memory = ScoreMemory(scores, row.scored_at)
+    kept = select_tokens(policy, _view(model, cache, row, policy, positions, memory), put_back)
     if memory is not None:
         row.scored_at = memory.length
     is_kept = kept >= 0
     # Where all heads keep as many tokens nothing is read back.
-    count = kept.shape[-1] if policy.budgets == "equal" else int(is_kept.sum()) // (layers * heads)
+    count = kept.shape[-1] if policy.budgets == "equal" else int(is_kept.sum()) // kept.shape[:-1].numel()
     evicted = row.cached.tokens - count
     if not evicted:
         if checkpoints is not None:
@@ -365,3 +331,52 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         cache.compact_unequally(row.cached, kept, states)
     row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), policy.local_window)
     return evicted
+
+
+def _cached_positions(model: ModelHandle, cache: KVCache, row: Row[K], policy: CompressingPolicy) -> Tensor:
+    """Return the positions [layers, heads, tokens] of the tokens that the row has in the cache."""
+    layers, heads = policy.scope.width(model.shape)
+    fresh = torch.arange(row.since, row.position, device=cache.device).expand(layers, heads, -1)
+    return fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
+
+
+def _view(
+    model: ModelHandle,
+    cache: KVCache,
+    row: Row[K],
+    policy: CompressingPolicy,
+    positions: Tensor,
+    memory: ScoreMemory | None,
+) -> CacheView:
+    """Return what a policy may see of a row when it selects."""
+
+    def recent_queries(layer: int) -> Tensor:
+        recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
+        return cache.queries[layer][row.cached.row][:, recent % cache.query_window]
+
+    prompt_length = len(row.request.prompt)
+    slots = cache.slots(row.cached) if row.cached.spare is None else None
+    # Copies: a score may work in place.
+    columns = {
+        name: cache.token_state[state_name(policy, name)][row.cached.row, ..., : row.cached.length].clone()
+        for name in policy.columns
+    }
+    return CacheView(
+        model=model,
+        positions=positions.clone(),
+        prompt_length=prompt_length,
+        thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
+        length=row.position,
+        stream=row.request.stream,
+        columns=columns,
+        key=lambda layer: cache.read_sequence(0, layer, row.cached, slots),
+        value=lambda layer: cache.read_sequence(1, layer, row.cached, slots),
+        query=recent_queries,
+        window=lambda layer: cache.layers[layer].window,
+        scaling=lambda layer: cache.layers[layer].scaling,
+        softcap=lambda layer: cache.layers[layer].softcap,
+        sinks=lambda layer: cache.layers[layer].sinks,
+        tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=cache.device),
+        reference=row.request.reference,
+        memory=memory,
+    )
