@@ -176,11 +176,6 @@ class Setting:
         return dict(self.parameters)
 
     @property
-    def on_axes(self) -> dict[str, Any]:
-        """The parameters with the bits of cached numbers, which a setting of 16 bits does not name."""
-        return {"kv_bits": 16, **self.values}
-
-    @property
     def policy_name(self) -> str:
         """The policy as readers see it."""
         return policy_name(self.policy)

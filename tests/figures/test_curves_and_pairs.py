@@ -15,6 +15,7 @@ from kvatlas.figures.density import reflected_density
 from kvatlas.figures.difficulty import decay_text, depth_figure, depth_text, told_difficulty
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
 from kvatlas.figures.style import FigureOptions, save
+from kvatlas.policies import all_values
 from kvatlas.stats.decay import PUBLISHED_L0, Decay
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
@@ -198,7 +199,7 @@ def test_bits_that_are_held_leave_out_settings_of_other_bits():
     plan = manifest(settings, axes=(("kv_bits", (4, 16)), ("local_window", (8, 16))), problems=2)
     for bits in (4, 16):
         curve, _ = curves_of_run(RunData(plan, list(traces(plan)), fix={"kv_bits": bits}))
-        assert {cell.setting.on_axes["kv_bits"] for cell in curve.cells.values()} == {bits}
+        assert {all_values(cell.setting)["kv_bits"] for cell in curve.cells.values()} == {bits}
         assert list(curve.baselines) == ["full"]
 
 

@@ -13,11 +13,11 @@ RATIOS = (0.1, 0.3, 0.5)
 AXES = (("local_window", WINDOWS), ("ratio", RATIOS))
 
 
-def setting(policy: str, window: int, ratio: float, **fixed: str) -> Setting:
+def setting(policy: str, window: int, ratio: float, **fixed: object) -> Setting:
     return Setting.from_parameters(policy, kv_budget=96, local_window=window, ratio=ratio, **fixed)
 
 
-def grid(*policies: str, **fixed: str) -> list[Setting]:
+def grid(*policies: str, **fixed: object) -> list[Setting]:
     return [setting(policy, window, ratio, **fixed) for policy in policies for window in WINDOWS for ratio in RATIOS]
 
 

@@ -260,6 +260,22 @@ def test_a_value_that_only_a_setting_fixes_can_be_held():
         maps_of_run(replace(run, fix={"ratio": "0.8"}))
 
 
+@pytest.mark.parametrize(
+    ("policy", "axis", "values"), [("snapkv", "refresh", (1, 2, 4)), ("snapkv", "scope", ("head", "layer", "global"))]
+)
+def test_a_value_that_settings_do_not_name_is_on_its_axis(policy, axis, values):
+    named = {values[0]: {}, **{value: {axis: value} for value in values[1:]}}
+    settings = [setting(policy, 8, ratio, **others) for others in named.values() for ratio in (0.1, 0.3)]
+    plan = manifest(settings, benchmarks=("CHAIN6",), axes=(("ratio", (0.1, 0.3)), (axis, values)))
+    run = RunData(plan, list(traces(plan)))
+    (whole,) = maps_of_run(run)
+    assert {column for _, column in whole.cells} == set(values)
+    assert not whole.notes
+    for value in values:
+        (held,) = curves_of_run(replace(run, fix={axis: value}))
+        assert {cell.setting.values.get(axis, values[0]) for cell in held.cells.values()} == {value}
+
+
 def test_settings_of_one_policy_that_differ_beside_the_axis_are_lines_of_their_own():
     settings = [setting("rkv", window, ratio) for window in (8, 16) for ratio in (0.1, 0.3)]
     plan = manifest(settings, benchmarks=("CHAIN6",), axes=(("ratio", (0.1, 0.3)),))

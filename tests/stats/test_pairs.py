@@ -63,6 +63,26 @@ def test_models_meet_policy_by_policy():
     assert all(c.difference.low < 0 < c.difference.high for c in between)
 
 
+def test_policies_meet_at_equal_bits():
+    bits = ({}, {"kv_bits": 4})
+    settings = [
+        Setting.from_parameters(policy, kv_budget=96, local_window=window, **of_bits)
+        for policy in ("snapkv", "rkv")
+        for window in (8, 16)
+        for of_bits in bits
+    ]
+    plan = manifest(settings, benchmarks=("CHAIN6",), axes=(("kv_bits", (4, 16)), ("local_window", (8, 16))))
+    (between,) = comparisons(RunData(plan, traces(plan)))
+    assert between.cells == 4
+
+
+def test_policies_meet_whatever_their_own_parameters_are():
+    settings = [*grid("snapkv", queries=32), *grid("rkv", queries=8)]
+    plan = manifest(settings, benchmarks=("CHAIN6",))
+    (between,) = comparisons(RunData(plan, traces(plan)))
+    assert between.cells == 9
+
+
 def drawn(rng: np.random.Generator, problems: int) -> np.ndarray:
     """Return costs by problem and outcome; the first setting writes 20 % more and is right less often."""
     level = rng.normal(0, 1, problems)

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path
@@ -12,9 +13,10 @@ from kvatlas.core import KvatlasError, Setting, refusal
 from kvatlas.former_names import former_names
 from kvatlas.policies import from_file
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy, Policy, has_unequal_budgets, parameters
+from kvatlas.policies.contract import CompressingPolicy, Policy, has_unequal_budgets, parameters, usual_values
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import (
+    UNNAMED,
     Scope,
     budget_in_tokens,
     choice_param,
@@ -211,6 +213,19 @@ def from_setting(setting: Setting) -> Policy:
     )
 
 
+def all_values(setting: Setting) -> dict[str, Any]:
+    """Return the parameters of a setting, with the usual values of those that it does not name.
+
+    Of policies that are not known, and of a file, which is not run, those are the values that all policies share.
+    """
+    if file_of(setting.policy) is None:
+        with suppress(KvatlasError):
+            return {**usual_values(policies.get(setting.policy)), **setting.values}
+    if "kv_budget" in setting.values:
+        return {**UNNAMED, **setting.values}
+    return {"kv_bits": UNNAMED["kv_bits"], **setting.values}
+
+
 def of_engine(setting: Setting) -> Policy:
     """Return the policy of a run's setting for another engine, which has none of a file: such a file is not run."""
     if file_of(setting.policy) is not None:
@@ -258,6 +273,7 @@ __all__ = [
     "Signal",
     "Step",
     "about",
+    "all_values",
     "budget_in_tokens",
     "choice_param",
     "file_of",

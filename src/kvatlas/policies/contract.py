@@ -152,7 +152,7 @@ class Policy:
         the method's paper and the published rule.
         """
         policy = self.canonical()
-        usual = {**UNNAMED, **self.unnamed, "scope": type(self).scope}
+        usual = usual_values(type(self))
         values = {}
         for item in parameters(policy):
             value = getattr(policy, item.name)
@@ -209,6 +209,12 @@ def parameters(policy: Policy | type[Policy]) -> list[Field[Any]]:
     shared = [item.name for item in fields(Policy)]
     settable = (item for item in fields(policy) if item.name not in ("preset", "tokens_held"))
     return sorted(settable, key=lambda item: item.name in shared)
+
+
+def usual_values(policy: type[Policy]) -> Mapping[str, Any]:
+    """Return the parameters that a setting of a policy names only if they have other values than these."""
+    usual = {**UNNAMED, **policy.unnamed, "scope": str(policy.scope)}
+    return {item.name: usual[item.name] for item in parameters(policy) if item.name in usual}
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def _fixed_axis(run: RunData, cells: Sequence[CellTraces]) -> tuple[str, Any]:
     """Return an axis of which the settings like the first one have a single value, and that value."""
     alike = [cell for cell in cells if run.without_axes(cell) == run.without_axes(cells[0])]
     for axis in run.axes:
-        values = {cell.setting.on_axes.get(axis) for cell in alike}
+        values = {cell.all_values.get(axis) for cell in alike}
         if len(values) == 1:
             break
     (value,) = values
@@ -360,9 +360,9 @@ def curves_of_run(run: RunData) -> list[Map]:
 def _lines(run: RunData, cells: Sequence[CellTraces], notes: Sequence[Note]) -> list[Map]:
     """Return the curves of each model and benchmark over the one axis of a run."""
     axis = run.varied[0]
-    on_axis = [cell for cell in cells if not cell.baseline and axis in cell.setting.on_axes]
+    on_axis = [cell for cell in cells if not cell.baseline and axis in cell.all_values]
     # Settings without the parameter are the same at each of its values, as baselines are.
-    constant = [cell for cell in cells if cell.baseline or axis not in cell.setting.on_axes]
+    constant = [cell for cell in cells if cell.baseline or axis not in cell.all_values]
     line_settings = [_without_axis(cell.setting, axis) for cell in on_axis]
     names = short_names([*line_settings, *(cell.setting for cell in constant)])
     curves = []
@@ -400,7 +400,7 @@ def _curves(
     """Return the curves of a model on a benchmark over the values of an axis, from the cells of each line."""
     by_coord: dict[CellCoord, CellTraces] = {}
     for name, line in lines.items():
-        by_coord |= {(name, cell.setting.on_axes[axis]): cell for cell in line}
+        by_coord |= {(name, cell.all_values[axis]): cell for cell in line}
     values = ascending(value for _, value in by_coord)
     first = next(iter(by_coord.values()))
     return Map(

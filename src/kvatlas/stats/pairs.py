@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
 import numpy as np
 
 from kvatlas.core import CellCoord, MapName, grouped
+from kvatlas.policies import CompressingPolicy, parameters
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.bounded import mean_difference
@@ -18,6 +19,8 @@ from kvatlas.stats.paired import CellPair, Difference, paired_values, strata_of
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, aligned, select
 
+#: The parameters of every policy that compresses.
+SHARED = frozenset(item.name for item in parameters(CompressingPolicy))
 #: A model under the settings of a policy.
 ModelPolicy = tuple[str, str]
 
@@ -44,10 +47,10 @@ class Comparison:
 def comparisons(run: RunData) -> list[Comparison]:
     """Return all paired comparisons that the cells of a run support, on the problems and samples of both sides.
 
-    For each model and each pair of grid policies: all pairs of cells that agree in every parameter that both policies
-    have, pooled by problem over cells, benchmarks of equal weight. The same for each policy and each pair of models. In
-    a run without maps every setting is compared with every other one. None for the cells of adaptive sweeps. Raises
-    KvatlasError as `maps_of_run` does for axes and metric.
+    For each model and each pair of grid policies: all pairs of cells that agree on the axes and in the parameters that
+    all policies share, pooled by problem over cells, benchmarks of equal weight. The same for each policy and each pair
+    of models. In a run without maps every setting is compared with every other one. None for the cells of adaptive
+    sweeps. Raises KvatlasError as `maps_of_run` does for axes and metric.
     """
     fixed = _fixed(run)
     sides = _policies(fixed) if run.has_maps else _settings(fixed)
@@ -56,7 +59,10 @@ def comparisons(run: RunData) -> list[Comparison]:
         same_model = first[0] == second[0]
         same_name = first[1] == second[1]
         if same_model != same_name:
-            pairs = _pairs_of_cells(sides[first], sides[second], all_parameters=run.has_maps)
+            pairs = _pairs_of_cells(sides[first], sides[second])
+            if run.has_maps:
+                axes = [name for name, _ in run.manifest.axes]
+                pairs = [pair for pair in pairs if _agree(*pair, axes)]
             found.append(_over_cells(run.metric, first, second, pairs))
     return [comparison for comparison in found if comparison is not None]
 
@@ -68,12 +74,9 @@ def _settings(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     return grouped(shown, lambda cell: (cell.model, names[cell.setting.id]))
 
 
-def _pairs_of_cells(
-    first: Sequence[CellTraces], second: Sequence[CellTraces], *, all_parameters: bool
-) -> list[tuple[CellTraces, CellTraces]]:
-    """Return the pairs of cells of one benchmark; with `all_parameters` those that agree in what both have."""
-    pairs = [(cell, other) for cell, other in product(first, second) if cell.benchmark == other.benchmark]
-    return [pair for pair in pairs if _agree(*pair)] if all_parameters else pairs
+def _pairs_of_cells(first: Sequence[CellTraces], second: Sequence[CellTraces]) -> list[tuple[CellTraces, CellTraces]]:
+    """Return the pairs of cells of one benchmark."""
+    return [(cell, other) for cell, other in product(first, second) if cell.benchmark == other.benchmark]
 
 
 def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
@@ -85,7 +88,7 @@ def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     mapped = set(map(id, chain.from_iterable(policies.values())))
     for cell in run.cells:
         is_alone = not cell.baseline and id(cell) not in mapped
-        if is_alone and run.fits(cell) and set(run.axes) & set(cell.setting.values):
+        if is_alone and run.fits(cell) and set(run.axes) & set(cell.all_values):
             policies.setdefault((cell.model, shown[cell.setting.policy]), []).append(cell)
     return policies
 
@@ -116,10 +119,14 @@ def _over_cells(
     return Comparison(f"{first[0]}, {second[0]}", on, metric, first[0], second[0], len(pairs), difference, first[1])
 
 
-def _agree(cell: CellTraces, other: CellTraces) -> bool:
-    """Return whether two cells have equal values of the parameters of both."""
-    values = other.setting.values
-    return all(values.get(name, value) == value for name, value in cell.setting.values.items())
+def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str]) -> bool:
+    """Return whether two cells have equal values on the axes, and of the shared parameters that both settings name.
+
+    A parameter of a method itself, such as the number of queries that it observes, belongs to the policy compared.
+    """
+    named = cell.setting.values.keys() & other.setting.values.keys() & SHARED
+    on_axes = cell.all_values.keys() & other.all_values.keys() & set(axes)
+    return all(cell.all_values[name] == other.all_values[name] for name in named | on_axes)
 
 
 def adjusted(comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import LOSE_AT_MOST, KvatlasError, MapName, Setting, Trace, differing, grouped, policy_name
+from kvatlas.policies import all_values
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.table import CellTraces, TraceTable
@@ -78,12 +79,18 @@ class RunData:
         fix: Mapping[str, Any] | None = None,
         lose_at_most: float | None = None,
     ) -> RunData:
-        """Open the run in a folder; without a metric with its usual one. KvatlasError for a folder without a run."""
+        """Open the run in a folder; without a metric with its usual one.
+
+        Raises KvatlasError for a folder without a run, and if `fix` names an axis or a value that the run does not
+        have.
+        """
         with Store.open(Path(folder)) as store:
             manifest = store.manifest()
             table = TraceTable(manifest, store.columns())
         metric = metric or usual_metric(manifest)
-        return cls(manifest, table, metric, partial, fix or {}, None, Path(folder), lose_at_most)
+        run = cls(manifest, table, metric, partial, fix or {}, None, Path(folder), lose_at_most)
+        run.check_fixed()
+        return run
 
     def __post_init__(self) -> None:
         values = dict(self.manifest.axes)
@@ -128,7 +135,10 @@ class RunData:
 
     def _values_of(self, axis: str, levels: Iterable[Any]) -> list[Any]:
         """Return the levels of an axis, and the other values that settings fix."""
-        fixed = [cell.setting.on_axes[axis] for cell in self.cells if axis in cell.setting.on_axes]
+        cells = self.manifest.expected if self.chosen is None else self.chosen
+        settings = dict.fromkeys(cell.setting for cell in cells)
+        of_settings = map(all_values, settings)
+        fixed = [values[axis] for values in of_settings if axis in values]
         return list(dict.fromkeys([*levels, *fixed]))
 
     @cached_property
@@ -167,7 +177,7 @@ class RunData:
         # An unknown metric is refused before axes are.
         cells = self.cells
         axes = set(self.axes)
-        on_grid = [cell for cell in cells if not cell.baseline and axes <= cell.setting.on_axes.keys()]
+        on_grid = [cell for cell in cells if not cell.baseline and axes <= cell.all_values.keys()]
         by_rest = grouped(filter(self.fits, on_grid), self.without_axes)
         settings = grouped(by_rest, lambda key: key[0])
         names = {model: short_names(map(itemgetter(2), keys)) for model, keys in settings.items()}
@@ -209,7 +219,7 @@ class RunData:
     def fits(self, cell: CellTraces) -> bool:
         """Return whether the cell has the values that `fix` holds."""
         # A baseline that names no bits stands beside settings of any.
-        values = cell.setting.values if cell.baseline else cell.setting.on_axes
+        values = cell.setting.values if cell.baseline else cell.all_values
         return all(values.get(name, value) == value for name, value in self.fix.items())
 
     def with_cells(self, cells: Sequence[CellTraces]) -> RunData:

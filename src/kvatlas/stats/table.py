@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from kvatlas.columns import cost_names
 from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, grouped
+from kvatlas.policies import all_values
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Expected, Key, Manifest, TraceColumns
 from kvatlas.results.manifest import changed_problems
@@ -271,6 +272,11 @@ class CellTraces:
         lengths = np.nan_to_num(self.traces["prompt_tokens"], nan=-1).max(1).tolist()
         return {problem: int(length) for problem, length in zip(self.place, lengths, strict=True) if length >= 0}
 
+    @cached_property
+    def all_values(self) -> Mapping[str, Any]:
+        """The parameters of its setting, those included that the setting does not name."""
+        return all_values(self.setting)
+
     def key(self, problem: str, sample: int) -> Key:
         """Return the key of a trace in the store."""
         return self.expected.run_key, self.setting.id, self.benchmark, problem, sample
@@ -282,7 +288,7 @@ class CellTraces:
 
     def coord(self, axes: tuple[str, str]) -> CellCoord:
         """Return its values on the vertical and the horizontal axis."""
-        values = self.setting.on_axes
+        values = self.all_values
         return values[axes[0]], values[axes[1]]
 
     @cached_property
