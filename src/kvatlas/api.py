@@ -129,7 +129,8 @@ class Run:
         """
         import pandas as pd
 
-        return pd.DataFrame([_row(cell.expected, cell.cell) for cell in self.data.cells if cell.measured])
+        cells = [cell for cell in self.data.cells if cell.measured and self.data.fits(cell)]
+        return pd.DataFrame([_row(cell.expected, cell.cell) for cell in cells])
 
     def traces(self, *, texts: bool = True) -> Iterator[Trace]:
         """Yield the traces of the run's cells; without their tokens and texts if `texts` is false."""

@@ -235,6 +235,19 @@ def test_settings_without_two_axes_are_exported_as_a_table(kvatlas: Call, tmp_pa
     assert [float(row["value"]) for row in rows] == frame["value"].tolist()
 
 
+def test_an_axis_that_is_held_is_held_in_every_output(kvatlas: Call, tmp_path: Path) -> None:
+    run = store_run(tmp_path / "run", manifest(grid("window"), benchmarks=["CHAIN6"], problems=2))
+    text = kvatlas.succeed("export", run, "--format", "cells", "--fix", "local_window=8")
+    rows = list(csv.DictReader(text.splitlines()))
+    assert [row["local_window"] for row in rows] == ["8", "8", "8", ""]
+    assert len(open_run(run, fix={"local_window": 8}).cells()) == 4
+    # Also where the value that is not there would leave no map.
+    for command in (("describe",), ("export", "--format", "cells")):
+        assert "cannot be fixed to 9" in kvatlas.refuse(*command, run, "--fix", "local_window=9")
+    for option in ("--fix=local_window=8", "--metric=progress"):
+        assert "is for --format csv and cells" in kvatlas.refuse("export", run, "--format", "jsonl", option)
+
+
 MAP = "model,benchmark,local_window,ratio,pass_at_1\n" + "".join(
     f"M,AIME24,{window},{ratio},{40 + number}\n"
     for number, (window, ratio) in enumerate((w, r) for w in (500, 1000) for r in (0.1, 0.2))

@@ -123,12 +123,15 @@ def export(
 
     if out is None and format_ in ("run", "parquet"):
         raise KvatlasError(f"--format {format_} cannot go to standard output; name it with --out.")
+    if format_ != "run":
+        check_format(format_)
+    if format_ not in ("csv", "cells"):
+        _check_all_traces(format_, metric, fix)
     if format_ == "run" and out is not None:
         with Store.open(run) as source:
             copied = source.copy(out)
         typer.echo(f"{out}: {copied:,} traces")
         return
-    check_format(format_)
     if out is not None:
         check_target(out)
     if format_ in ("csv", "cells"):
@@ -143,6 +146,13 @@ def export(
         typer.echo(out)
 
 
+def _check_all_traces(kind: str, metric: str, fix: list[str] | None) -> None:
+    """Raise KvatlasError for options of values by settings, which an export of all traces cannot take."""
+    for option, is_given in (("--metric", metric != "pass@1"), ("--fix", bool(fix))):
+        if is_given:
+            raise KvatlasError(f"{option} is for --format csv and cells; {kind} has all traces.")
+
+
 def _csv_text(kind: str, run: Path, read_options: ReadOptions) -> str:
     """Return the maps of a run, or its settings."""
     from kvatlas.api import Run
@@ -151,7 +161,7 @@ def _csv_text(kind: str, run: Path, read_options: ReadOptions) -> str:
 
     data = read_options.open_run(run)
     if kind == "cells":
-        check_complete(data.cells, data.partial, "table")
+        check_complete(list(filter(data.fits, data.cells)), data.partial, "table")
         return table_text(Run(data).cells())
     if not data.has_maps:
         raise KvatlasError("The run has no map of two axes; --format cells writes a row for each setting.")

@@ -238,7 +238,6 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     _check_heatmap_options(show, f"the settings of a run against {show.against}")
     runs = [analysis.run for analysis in result.opened_runs]
     for run in runs:
-        run.check_fixed()
         cells = list(filter(run.fits, run.cells))
         check_complete(cells, run.partial, "figure")
     tables = list(chain.from_iterable(against_policy(run, show.against) for run in runs))
@@ -251,7 +250,6 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
 def _draw_lines(
     run: RunData, out: Path, cost: str | None, policy: str | None, options: FigureOptions | None
 ) -> list[Path]:
-    run.check_fixed()
     curves = curves_of_run(run)
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
