@@ -220,10 +220,15 @@ def all_values(setting: Setting) -> dict[str, Any]:
     """
     if file_of(setting.policy) is None:
         with suppress(KvatlasError):
-            return {**usual_values(policies.get(setting.policy)), **setting.values}
+            return {**_usual_values_of(setting.policy), **setting.values}
     if "kv_budget" in setting.values:
         return {**UNNAMED, **setting.values}
     return {"kv_bits": UNNAMED["kv_bits"], **setting.values}
+
+
+@cache
+def _usual_values_of(policy: str) -> Mapping[str, Any]:
+    return usual_values(policies.get(policy))
 
 
 def of_engine(setting: Setting) -> Policy:
