@@ -276,6 +276,23 @@ def test_a_value_that_settings_do_not_name_is_on_its_axis(policy, axis, values):
         assert {cell.setting.values.get(axis, values[0]) for cell in held.cells.values()} == {value}
 
 
+def test_bits_of_keys_and_values_are_axes():
+    """Equal ones are stored as `kv_bits`."""
+    bits = [{}, {"key_bits": 16, "value_bits": 4}, {"key_bits": 4, "value_bits": 16}, {"kv_bits": 4}]
+    settings = [Setting.from_parameters("snapkv", kv_budget=96, local_window=32, **of_bits) for of_bits in bits]
+    axes = (("key_bits", (4, 16)), ("value_bits", (4, 16)))
+    plan = manifest(settings, benchmarks=("CHAIN6",), axes=axes)
+    run = RunData(plan, list(traces(plan)))
+    (whole,) = maps_of_run(run)
+    assert whole.axes == axes
+    assert whole.policy == "snapkv"
+    assert len(whole.cells) == 4
+    assert whole.cells[4, 4].setting.values["kv_bits"] == 4
+    assert not whole.notes
+    (held,) = curves_of_run(replace(run, fix={"value_bits": 4}))
+    assert list(held.cells) == [("snapkv", 4), ("snapkv", 16)]
+
+
 def test_settings_of_one_policy_that_differ_beside_the_axis_are_lines_of_their_own():
     settings = [setting("rkv", window, ratio) for window in (8, 16) for ratio in (0.1, 0.3)]
     plan = manifest(settings, benchmarks=("CHAIN6",), axes=(("ratio", (0.1, 0.3)),))

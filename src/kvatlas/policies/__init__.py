@@ -167,6 +167,8 @@ def register(policy: type[Policy]) -> type[Policy]:
     return policy
 
 
+#: The parameters of the bits of keys and of values.
+BITS = ("key_bits", "value_bits")
 #: The addresses of our policies, MODULE:CLASS, by name; a class is imported when it is used.
 _OURS = {
     "full": "kvatlas.policies.contract:Full",
@@ -218,12 +220,16 @@ def all_values(setting: Setting) -> dict[str, Any]:
 
     Of policies that are not known, and of a file, which is not run, those are the values that all policies share.
     """
+    usual: Mapping[str, Any] = UNNAMED if "kv_budget" in setting.values else {"kv_bits": UNNAMED["kv_bits"]}
     if file_of(setting.policy) is None:
         with suppress(KvatlasError):
-            return {**_usual_values_of(setting.policy), **setting.values}
-    if "kv_budget" in setting.values:
-        return {**UNNAMED, **setting.values}
-    return {"kv_bits": UNNAMED["kv_bits"], **setting.values}
+            usual = _usual_values_of(setting.policy)
+    values = {**usual, **setting.values}
+    # Equal bits of keys and values are named as one.
+    for name in BITS:
+        if name in values:
+            values[name] = values[name] or values["kv_bits"]
+    return values
 
 
 @cache

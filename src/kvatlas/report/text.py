@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Cell, CellCoord, Setting, grouped
+from kvatlas.policies import all_values
 from kvatlas.report.headline import loses_text, setting_words
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
@@ -140,8 +141,10 @@ def memory_text(cell: Cell) -> str:
 
 def price_parameters(result: Result, setting: Setting) -> str:
     """Return the parameters of a setting that its name needs in a table of prices: those on the axes, else all."""
+    # The full cache has no parameters.
+    values = all_values(setting) if setting.values else {}
     names = result.grids[0].axes if result.grids else list(setting.values)
-    return "".join(f" {name}={setting.values[name]}" for name in names if name in setting.values)
+    return "".join(f" {name}={values[name]}" for name in names if name in values)
 
 
 def price_text(price: Price) -> str:

@@ -18,14 +18,13 @@ from kvatlas.core import (
     MapName,
     Note,
     NoteKind,
-    Setting,
     differing,
     grouped,
     mean_of,
 )
 from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.estimates import mean_over_benchmarks
-from kvatlas.stats.run_data import RunData, short_names, shown_policies
+from kvatlas.stats.run_data import RunData, short_names, shown_policies, without
 from kvatlas.stats.table import CellTraces, missing, select
 from kvatlas.stats.validity import merge_validity, validity
 
@@ -363,22 +362,15 @@ def _lines(run: RunData, cells: Sequence[CellTraces], notes: Sequence[Note]) -> 
     on_axis = [cell for cell in cells if not cell.baseline and axis in cell.all_values]
     # Settings without the parameter are the same at each of its values, as baselines are.
     constant = [cell for cell in cells if cell.baseline or axis not in cell.all_values]
-    line_settings = [_without_axis(cell.setting, axis) for cell in on_axis]
+    line_settings = [without(cell, (axis,)) for cell in on_axis]
     names = short_names([*line_settings, *(cell.setting for cell in constant)])
     curves = []
     for (model, benchmark), group in grouped(on_axis, lambda cell: (cell.model, cell.benchmark)).items():
-        lines = grouped(group, lambda cell: names[_without_axis(cell.setting, axis).id])
+        lines = grouped(group, lambda cell: names[without(cell, (axis,)).id])
         beside_grid = select(constant, model=model, benchmark=benchmark)
         baselines = {names[cell.setting.id]: cell.cell for cell in beside_grid}
         curves.append(_curves(run.metric, axis, lines, baselines, notes))
     return curves
-
-
-def _without_axis(setting: Setting, axis: str) -> Setting:
-    """Return the setting without its value on the axis: equal for the points of a line."""
-    return Setting.from_parameters(
-        setting.policy, **{name: value for name, value in setting.parameters if name != axis}
-    )
 
 
 def run_notes(run: RunData, cells: Sequence[CellTraces]) -> list[Note]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import LOSE_AT_MOST, KvatlasError, MapName, Setting, Trace, differing, grouped, policy_name
-from kvatlas.policies import all_values
+from kvatlas.policies import BITS, all_values
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.table import CellTraces, TraceTable
@@ -197,8 +197,7 @@ class RunData:
 
     def without_axes(self, cell: CellTraces) -> tuple[str, str, Setting]:
         """Return model, benchmark, and the setting without its values on the axes: equal for the cells of a map."""
-        others = {name: value for name, value in cell.setting.parameters if name not in self.axes}
-        return cell.model, cell.benchmark, Setting.from_parameters(cell.setting.policy, **others)
+        return cell.model, cell.benchmark, without(cell, self.axes)
 
     @property
     def margin(self) -> float:
@@ -225,6 +224,16 @@ class RunData:
     def with_cells(self, cells: Sequence[CellTraces]) -> RunData:
         """Return the same of these cells alone; they may come from other runs with the same axes."""
         return replace(self, chosen=cells)
+
+
+def without(cell: CellTraces, axes: Sequence[str]) -> Setting:
+    """Return a cell's setting without its values on axes: equal for the cells of a map, or the points of a line."""
+    others = {name: value for name, value in cell.setting.parameters if name not in axes}
+    if not set(BITS).isdisjoint(axes):
+        # Equal bits of keys and values are named as one, others as two.
+        others.pop("kv_bits", None)
+        others |= {name: cell.all_values[name] for name in BITS if name in cell.all_values and name not in axes}
+    return Setting.from_parameters(cell.setting.policy, **others)
 
 
 def margin_from_points(lose_at_most: Any) -> float:
