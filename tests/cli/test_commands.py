@@ -284,6 +284,18 @@ def test_poor_data_are_described_without_a_warning_or_a_nan(
     assert [str(item.message) for item in recwarn] == []
 
 
+def test_options_that_no_source_can_take_are_refused(kvatlas: Call, tmp_path: Path) -> None:
+    path = tmp_path / "map.csv"
+    path.write_text(MAP)
+    assert "shows pass@1 and no 'progress'" in kvatlas.refuse("describe", path, "--metric", "progress")
+    figure = ("--out", tmp_path / "map.png")
+    for command in (("describe", path), ("map", path, *figure)):
+        assert "only maps were given" in kvatlas.refuse(*command, "--fix", "ratio=0.1")
+    run = store_run(tmp_path / "run", manifest(grid("window"), benchmarks=["CHAIN6"], problems=2))
+    assert "only runs were given" in kvatlas.refuse("describe", run, "--problems", "1")
+    kvatlas.succeed("describe", run, path, "--problems", "30", "--fix", "local_window=8")
+
+
 def test_no_space_ends_in_one_sentence_and_the_next_start_goes_on(
     write_spec: Callable[..., Path], tmp_path: Path, kvatlas: Call
 ) -> None:

@@ -61,6 +61,13 @@ def test_compare_writes_the_figure_and_says_the_numbers(kvatlas: Call, run: Path
     assert json.loads(said)["metric"] == "recall"
 
 
+def test_options_of_another_comparison_are_refused(kvatlas: Call, run: Path, tmp_path: Path) -> None:
+    for option in ("--metric=progress", "--policy=full", "--benchmark=CHAIN6", "--look=columns=2"):
+        assert "is for a figure of systems, and none is asked for" in kvatlas.refuse("compare", run, run, option)
+    for output in ((run,), ("--out", tmp_path / "pairs.svg")):
+        assert "is for a comparison of two maps" in kvatlas.refuse("compare", run, *output, "--published", "mean.csv")
+
+
 def test_curves_writes_the_figure_and_says_the_depths(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     out = tmp_path / "curves.png"
     said = kvatlas.succeed("draw", "curves", run, "--out", out)

@@ -77,9 +77,14 @@ def compare(
     With --out every two systems of the runs are drawn against each other. Without it two maps are compared with each
     other and with a published mean; exit code 1 if two runs do not hold the same tokens.
     """
+    of_figure = {"--metric": metric != "pass@1", "--policy": policy, "--benchmark": benchmark, "--look": look}
+    for option, is_given in of_figure.items():
+        if is_given and out is None:
+            raise KvatlasError(f"{option} is for a figure of systems, and none is asked for; name it with --out.")
     if out is None:
         _check(inputs, published, partial, as_json)
         return
+    _check_no_mean(published, "a figure of systems")
     from kvatlas.figures.pairwise import check_panels, names_of, pair_text, pairwise_figure, save_pairwise
     from kvatlas.figures.style import check_figure
     from kvatlas.stats.systems import pairs_of
@@ -109,6 +114,7 @@ def _check(inputs: list[str], published: str | None, partial: bool, as_json: boo
         raise KvatlasError(f"compare: expected two runs or maps, or --out for a figure of systems, got {len(inputs)}.")
     first, second = inputs
     if Path(first).is_dir() and Path(second).is_dir():
+        _check_no_mean(published, "a comparison of the tokens of two runs")
         compared = compare_runs(Path(first), Path(second))
         typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
         raise typer.Exit(0 if compared["same"] else 1)
@@ -119,6 +125,12 @@ def _check(inputs: list[str], published: str | None, partial: bool, as_json: boo
     means = bare_maps(ReadOptions(partial=True).open_source(published)) if published else None
     compared = compare_maps(maps, means)
     typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
+
+
+def _check_no_mean(published: str | None, output: str) -> None:
+    """Raise KvatlasError for a published mean beside an output that does not read it."""
+    if published is not None:
+        raise KvatlasError(f"--published {published} is for a comparison of two maps, and this is {output}.")
 
 
 def _systems(

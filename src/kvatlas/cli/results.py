@@ -160,8 +160,10 @@ def _csv_text(kind: str, run: Path, read_options: ReadOptions) -> str:
     from kvatlas.stats.maps import check_complete, maps_of_run
 
     data = read_options.open_run(run)
+    # An unknown metric is refused first.
+    cells = data.cells
     if kind == "cells":
-        check_complete(list(filter(data.fits, data.cells)), data.partial, "table")
+        check_complete(list(filter(data.fits, cells)), data.partial, "table")
         return table_text(Run(data).cells())
     if not data.has_maps:
         raise KvatlasError("The run has no map of two axes; --format cells writes a row for each setting.")

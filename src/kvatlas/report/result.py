@@ -411,7 +411,7 @@ class Result:
 def open_result(sources: Sequence[str | Path | RunAnalysis | Map], options: ReadOptions | None = None) -> Result:
     """Return the result of runs (or their folders), CSV maps, `published:NAME`, and single maps.
 
-    Raises KvatlasError for a source that cannot be read.
+    Raises KvatlasError for a source that cannot be read, and for options that apply to none of the sources.
     """
     options = options or ReadOptions()
     opened: list[Source] = []
@@ -422,7 +422,28 @@ def open_result(sources: Sequence[str | Path | RunAnalysis | Map], options: Read
             opened.append(source)
         else:
             opened.append(options.open_source(source))
+    _check_options(opened, options)
     return Result(tuple(opened), options)
+
+
+def _check_options(opened: Sequence[Source], options: ReadOptions) -> None:
+    """Raise KvatlasError for options that apply to none of the sources, and for CSV maps of another metric."""
+    runs = [source for source in opened if isinstance(source, RunAnalysis)]
+    if options.fix and opened and not runs:
+        raise KvatlasError(f"fix is {dict(options.fix)}; expected a run whose axis it holds, only maps were given.")
+    if options.problems is not None and len(runs) == len(opened):
+        raise KvatlasError(
+            f"problems is {options.problems}; expected a CSV map that lacks them, only runs were given, of which all "
+            "problems count."
+        )
+    for source in opened:
+        maps = [] if isinstance(source, RunAnalysis) else source
+        for map_ in maps:
+            # The default stands for the metric of the map.
+            if options.metric not in (None, "pass@1", map_.metric):
+                raise KvatlasError(
+                    f"The map of {map_.model} on {map_.benchmark} shows {map_.metric} and no {options.metric!r}."
+                )
 
 
 def analyse(

@@ -19,7 +19,7 @@ from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.verdicts import Basis, Effect, Test, TestMethod, Verdict, levels_of
 
 #: For a CSV map that does not tell its samples.
-ONE_SAMPLE = Note(NoteKind.INTERVAL, "the number of samples is not known, so 1 is taken; give it with --samples")
+ONE_SAMPLE = Note(NoteKind.INTERVAL, "the number of samples is not known, so 1 is taken; give it in a column samples")
 
 
 def variance(map_: Map) -> float | None:
