@@ -107,6 +107,15 @@ def test_names_fit_one_system_in_the_order_given(run: RunData) -> None:
         choose(result, ["B", "B full"])
 
 
+def test_a_setting_is_chosen_by_a_value_that_it_does_not_name() -> None:
+    settings = [Setting.from_parameters("snapkv", ratio=0.3, **others) for others in ({}, {"refresh": 2})]
+    plan = manifest(settings, benchmarks=("CHAIN6",), problems=2)
+    usual, other, _ = systems_of([RunData(plan, traces(plan))])
+    assert choose([usual, other], ["snapkv refresh=2", "snapkv refresh=1"]) == [other, usual]
+    with pytest.raises(KvatlasError, match=r"must fit one: snapkv refresh=1; snapkv refresh=2\."):
+        choose([usual, other], ["snapkv"])
+
+
 def test_a_policy_of_a_file_is_chosen_by_its_class(run: RunData) -> None:
     (first, *others) = systems_of([run])
     of_file = replace(first, setting=Setting.from_parameters("sinks.py:Sinks", ratio=0.3))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import KvatlasError, Setting, differing, grouped
+from kvatlas.policies import all_values
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.paired import Outcomes, strata_of
@@ -152,7 +153,8 @@ def _short_names(systems: Sequence[ModelSetting]) -> list[str]:
     with_model = len({system.model for system in systems}) > 1
     names = []
     for system in systems:
-        own_values = system.setting.values
+        # The full cache has no parameters.
+        own_values = all_values(system.setting) if system.setting.values else {}
         words = [system.model] if with_model else []
         words += [
             shown[system.setting.policy],
@@ -182,7 +184,8 @@ def _fits(word: str, system: ModelSetting) -> bool:
     """Return whether a word of a name fits: a value of the setting, or the pattern of a policy or model."""
     parameter, equals, value = word.partition("=")
     if equals:
-        return parameter in system.setting.values and str(system.setting.values[parameter]) == value
+        values = all_values(system.setting)
+        return parameter in values and str(values[parameter]) == value
     # Models are `embedded:NAME` or `OWNER/NAME` and may be given by the last part alone.
     policy = system.setting.policy
     # A policy FILE.py:CLASS may be given by its class, also in small letters, as policies are named.
