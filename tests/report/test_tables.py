@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.figures.loss_memory import data_csv as losses_csv
 from kvatlas.figures.pairwise import names_of
 from kvatlas.report.next_steps import next_steps
@@ -153,6 +153,26 @@ def test_next_steps_are_specs_that_run(tmp_path: Path) -> None:
     assert (
         next_steps(replace(analyse([tmp_path / "lost"]).opened_runs[0].run, manifest=manifest(grid("dynts"))), []) == []
     )
+
+
+@pytest.mark.parametrize("is_cheaper", [True, False])
+def test_a_ratio_between_two_is_a_next_step_only_where_the_lower_one_is_not_proven(
+    tmp_path: Path, is_cheaper: bool
+) -> None:
+    """Where texts become longer under lower ratios, the cheapest setting does not have the lowest proven one."""
+
+    def with_memory(trace: Trace) -> Trace:
+        values = trace.setting.values
+        more = values.get("local_window", 0) + 100 * values.get("ratio", 0)
+        return replace(trace, usage=replace(trace.usage, mean_kv_tokens=150 + more if is_cheaper else 150 - more))
+
+    plan = replace(manifest(grid("dynts"), benchmarks=("CHAIN6",), problems=60, samples=1), spec=SPEC)
+    run = store_run(tmp_path / "run", plan, lambda setting: float(setting.values.get("ratio") != 0.1), with_memory)
+    result = analyse([run], lose_at_most=20)
+    kept = {ratio for ratio in (0.1, 0.3, 0.5) if result.maps[0].losses[32, ratio].is_kept}
+    assert kept == {0.3, 0.5}
+    titles = [step.title for step in result.next_steps if step.name == "between"]
+    assert titles == (["ratio 0.2"] if is_cheaper else [])
 
 
 def test_a_next_step_names_the_loss_or_the_gain_that_its_number_takes(tmp_path: Path) -> None:

@@ -161,6 +161,11 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_Change]:
     lower = [value for value in ratios if value < ratio]
     if not lower:
         return
+    beside = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": lower[-1]})
+    loss = (choice.losses or {}).get(beside.id)
+    # Under a lower ratio texts may become longer, so that the cheapest setting is not that of the lowest proven ratio.
+    if loss is None or loss.is_kept:
+        return
     between = round((lower[-1] + ratio) / 2, 3)
     reason = (
         f"On {model_name(choice.model)} {_name(choice, chosen)} is proven within {_margin(choice)}, ratio "
