@@ -161,8 +161,8 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_Change]:
     lower = [value for value in ratios if value < ratio]
     if not lower:
         return
-    beside = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": lower[-1]})
-    loss = (choice.losses or {}).get(beside.id)
+    lower_setting = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": lower[-1]})
+    loss = (choice.losses or {}).get(lower_setting.id)
     # Under a lower ratio texts may become longer, so that the cheapest setting is not that of the lowest proven ratio.
     if loss is None or loss.is_kept:
         return
