@@ -88,6 +88,11 @@ def test_a_head_in_the_authors_layout_is_trained_judged_and_used(
         (("--head", "theirs"), "layout is 'theirs'; expected ours, authors."),
         (("--loss", "mse"), "loss is 'mse'; expected ranked, scaled, power."),
         (("--max-new-tokens", 5), "no traces for training: of 2 traces 2 without a closing think tag."),
+        (
+            ("--max-new-tokens", 5, "--target", "kv_head"),
+            "heads have no traces for training: of 2 traces 2 without a closing think tag.",
+        ),
+        (("--model-option", "think_close="), "has no think tags, so that a head has no thinking tokens to rank"),
         (("--held-out", 3), "none without the first 0 and the last 3 (held out)"),
     ],
 )
@@ -96,6 +101,24 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     base = ("predictor", "train", tmp_path / "head.safetensors", MODEL, "CHAIN3", "--problems", 3)
     assert sentence in kvatlas.refuse(*base, "--max-new-tokens", 60, *words)
+
+
+def test_heads_of_a_model_without_think_tags_learn_from_its_whole_texts(tmp_path: Path, kvatlas: Call) -> None:
+    words = (
+        "predictor",
+        "train",
+        tmp_path / "heads.safetensors",
+        MODEL,
+        "CHAIN3",
+        "--problems",
+        3,
+        "--target",
+        "kv_head",
+    )
+    small = ("--max-new-tokens", 100, "--steps", 20, "--held-out", 1)
+    made = json.loads(kvatlas.succeed(*words, *small, "--model-option", "think_close="))
+    assert made["traces"] == 2
+    assert not any(made["left_out"].values())
 
 
 def test_a_head_is_judged_on_other_problems(trained: Path, kvatlas: Call) -> None:

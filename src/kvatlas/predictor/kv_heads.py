@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvatlas.core import KvatlasError
 from kvatlas.engine.cache import Layer
 from kvatlas.models import ModelHandle
 from kvatlas.models.rotation import frequencies, turn_back
@@ -83,8 +82,6 @@ def future_attention(layer: Layer, query: Tensor, key: Tensor) -> Tensor:
 
 def train_heads(examples: Sequence[HeadExamples], *, steps: int, seed: int, batch: int = 512) -> dict[str, Tensor]:
     """Return the tensors of the policy's file, trained by mean squared error with AdamW and a cosine schedule."""
-    if not examples:
-        raise KvatlasError("The scorer has no traces for training; expected correct ones with thinking tokens.")
     keys, values, target = (torch.cat(parts, 2) for parts in zip(*examples, strict=True))
     inputs = torch.cat([keys, values], -1)
     middle = inputs.mean(2, keepdim=True)

@@ -189,14 +189,15 @@ def query_statistics(
 def left_out(model: ModelHandle, trace: Trace) -> str:
     """Return the reason to exclude a full-cache trace from learning, one of `REASONS`; empty for a suitable one."""
     span = read_tokens(model, trace.tokens).span
-    if span is None:
+    if span is None and model.thinking.close:
         return "no_closing_tag"
-    end, start = span
-    if start == len(trace.tokens) or not trace.grade.status.answered:
+    has_answer = span is None or span[1] < len(trace.tokens)
+    if not has_answer or not trace.grade.status.answered:
         return "no_answer"
     if not trace.grade.correct:
         return "wrong"
-    return "" if end else "no_thinking"
+    has_thinking = span is not None and span[0] > 0
+    return "" if has_thinking else "no_thinking"
 
 
 def label_trace(

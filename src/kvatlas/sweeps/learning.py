@@ -85,6 +85,7 @@ def learn(
     head_loss = _member_named(HeadLoss, "loss", loss or usual_loss)
     plan = training_data.plan()
     (model,) = plan.models
+    _check_thinks(model)
     sweep(plan, work / "run", replace=True, **options)
     examples, left_out = _examples(training_data, plan, work, held_out=False)
     # Before the training, which takes minutes: this refuses held-out traces that cannot be used.
@@ -126,6 +127,9 @@ def learn_kv_heads(training_data: TrainingData, work: Path, out: Path, *, steps:
     seed = training_data.spec.seed
     training = _chosen_problems(training_data, plan, held_out=False)
     examples = list(_head_examples(plan, work, training, tokens, seed, left_out))
+    if not examples:
+        count = sum(left_out.values())
+        raise KvatlasError(f"The heads have no traces for training: of {count} traces {left_out_as_text(left_out)}.")
     scorer = train_heads(examples, steps=steps, seed=seed)
     quality = None
     if training_data.held_out:
@@ -160,7 +164,8 @@ def _head_examples(
     model = handle.load()
     generator = torch.Generator().manual_seed(seed)
     for prompt, trace, why_left_out in _traces(plan, work, handle, chosen):
-        if why_left_out:
+        # All tokens of a text are labelled, so one without thinking tells as much.
+        if why_left_out not in ("", "no_thinking"):
             left_out[why_left_out] += 1
             continue
         examples = examples_of(handle, model, [*prompt, *trace.tokens])
@@ -182,10 +187,20 @@ def evaluate_head(head: Path, training_data: TrainingData, work: Path, **options
 
     weights = load_head(str(head))
     plan = training_data.plan()
+    _check_thinks(plan.models[0])
     sweep(plan, work / "run", replace=True, **options)
     whole_traces = replace(training_data, tokens_per_trace=0)
     examples, left_out = _examples(whole_traces, plan, work, held_out=False)
     return _quality(weights, examples, left_out)
+
+
+def _check_thinks(model: ModelHandle) -> None:
+    """Raise KvatlasError for a model without think tags: labels are the answer's attention to the thinking."""
+    if not model.thinking.close:
+        raise KvatlasError(
+            f"The model {model.name!r} has no think tags, so that a head has no thinking tokens to rank; --target "
+            "kv_head trains heads of the policy 'learned', or name the end of its thinking with think_close."
+        )
 
 
 def _quality(head: dict[str, Tensor], examples: Examples, left_out: dict[str, int]) -> dict[str, Any]:
