@@ -59,10 +59,7 @@ def comparisons(run: RunData) -> list[Comparison]:
         same_model = first[0] == second[0]
         same_name = first[1] == second[1]
         if same_model != same_name:
-            pairs = _pairs_of_cells(sides[first], sides[second])
-            if run.has_maps:
-                axes = [name for name, _ in run.manifest.axes]
-                pairs = [pair for pair in pairs if _agree(*pair, axes)]
+            pairs = _pairs_of_cells(run, sides[first], sides[second])
             found.append(_over_cells(run.metric, first, second, pairs))
     return [comparison for comparison in found if comparison is not None]
 
@@ -74,9 +71,15 @@ def _settings(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     return grouped(shown, lambda cell: (cell.model, names[cell.setting.id]))
 
 
-def _pairs_of_cells(first: Sequence[CellTraces], second: Sequence[CellTraces]) -> list[tuple[CellTraces, CellTraces]]:
-    """Return the pairs of cells of one benchmark."""
-    return [(cell, other) for cell, other in product(first, second) if cell.benchmark == other.benchmark]
+def _pairs_of_cells(
+    run: RunData, first: Sequence[CellTraces], second: Sequence[CellTraces]
+) -> list[tuple[CellTraces, CellTraces]]:
+    """Return the pairs of cells of one benchmark, in a run with maps those that agree."""
+    pairs = [(cell, other) for cell, other in product(first, second) if cell.benchmark == other.benchmark]
+    if not run.has_maps:
+        return pairs
+    axes = [name for name, _ in run.manifest.axes]
+    return [pair for pair in pairs if _agree(*pair, axes)]
 
 
 def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
