@@ -116,7 +116,9 @@ def test_heads_of_a_model_without_think_tags_learn_from_its_whole_texts(tmp_path
         "kv_head",
     )
     small = ("--max-new-tokens", 100, "--steps", 20, "--held-out", 1)
-    made = json.loads(kvatlas.succeed(*words, *small, "--model-option", "think_close="))
+    _, out, err = kvatlas(*words, *small, "--model-option", "think_close=")
+    assert "training: 20 of 20 steps" in err
+    made = json.loads(out)
     assert made["traces"] == 2
     assert not any(made["left_out"].values())
 

@@ -419,14 +419,14 @@ class _ProgressBar:
             atexit.unregister(self._display.stop)
 
 
-def answers_display(name: str) -> Callable[[int, int], None]:
-    """Return the function that is called after each answer of an endpoint; it prints ten lines."""
+def count_display(name: str, unit: str) -> Callable[[int, int], None]:
+    """Return the function that is called with the units that are done and all; it prints ten lines."""
 
-    def on_answer(done: int, total: int) -> None:
+    def on_done(done: int, total: int) -> None:
         if done == total or done % max(1, total // 10) == 0:
-            note(f"{name}: {done:,} of {total:,} answers")
+            note(f"{name}: {done:,} of {total:,} {unit}")
 
-    return on_answer
+    return on_done
 
 
 def print_autopsies(cells: Sequence[Mapping[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import answers_display, note
+from kvatlas.cli.output import count_display, note
 from kvatlas.core import KvatlasError, Sampling
 
 #: The environment variable with the key of the server.
@@ -117,9 +117,9 @@ def verify(
     margin = reference.run.margin if lose_at_most is None else margin_from_points(lose_at_most)
     read = None
     if texts:
-        display = answers_display(f"{endpoint.url}, temperature 0")
+        display = count_display(f"{endpoint.url}, temperature 0", "answers")
         read = read_texts(endpoint, reference, out / "texts", texts, concurrency=concurrency, on_trace=display)
-    display = answers_display(endpoint.url)
+    display = count_display(endpoint.url, "answers")
     answers = ask(
         endpoint,
         reference,

@@ -14,6 +14,7 @@ import typer
 
 from kvatlas.cli import options
 from kvatlas.cli.output import (
+    count_display,
     logging_to,
     message_display,
     note,
@@ -464,10 +465,11 @@ def train(
         held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
     material = TrainingData(spec, skip, held_out, tokens_per_trace)
     folder = work or out.with_suffix(".work")
+    shown: dict[str, Any] = {"on_trace": progress_display(), "on_step": count_display("training", "steps")}
     if target == "kv_head":
-        provenance = learn_kv_heads(material, folder, out, steps=steps, on_trace=progress_display())
+        provenance = learn_kv_heads(material, folder, out, steps=steps, **shown)
     else:
-        provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, on_trace=progress_display())
+        provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, **shown)
     note(f"learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
     typer.echo(json.dumps(provenance, indent=2))
 

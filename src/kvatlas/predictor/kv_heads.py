@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -80,8 +80,18 @@ def future_attention(layer: Layer, query: Tensor, key: Tensor) -> Tensor:
     return mass
 
 
-def train_heads(examples: Sequence[HeadExamples], *, steps: int, seed: int, batch: int = 512) -> dict[str, Tensor]:
-    """Return the tensors of the policy's file, trained by mean squared error with AdamW and a cosine schedule."""
+def train_heads(
+    examples: Sequence[HeadExamples],
+    *,
+    steps: int,
+    seed: int,
+    batch: int = 512,
+    on_step: Callable[[int, int], None] = lambda *_: None,
+) -> dict[str, Tensor]:
+    """Return the tensors of the policy's file, trained by mean squared error with AdamW and a cosine schedule.
+
+    `on_step` is called after each step with the steps that are done, and all.
+    """
     keys, values, target = (torch.cat(parts, 2) for parts in zip(*examples, strict=True))
     inputs = torch.cat([keys, values], -1)
     middle = inputs.mean(2, keepdim=True)
@@ -97,7 +107,7 @@ def train_heads(examples: Sequence[HeadExamples], *, steps: int, seed: int, batc
     weights = {"first": first, "first_bias": first_bias, "second": second, "second_bias": second_bias}
     optimizer = torch.optim.AdamW(weights.values(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in range(steps):
+    for step in range(steps):
         index = torch.randint(tokens, (batch,), generator=generator)
         standard = (inputs[:, :, index] - middle) / spread
         predicted = predict(weights, standard[..., : keys.shape[-1]], standard[..., keys.shape[-1] :])
@@ -106,6 +116,7 @@ def train_heads(examples: Sequence[HeadExamples], *, steps: int, seed: int, batc
         error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
+        on_step(step + 1, steps)
     with torch.no_grad():
         # The heads take numbers as they are cached, and give logarithms of attention, alike in all heads.
         scaled = first / spread.transpose(-1, -2)

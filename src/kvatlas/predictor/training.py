@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -78,9 +78,11 @@ def train(  # noqa: PLR0913
     rate: float = 1e-3,
     seed: int = 0,
     device: str = "cpu",
+    on_step: Callable[[int, int], None] = lambda *_: None,
 ) -> dict[str, Tensor]:
     """Return the weights of a head trained on the target of `loss`, with AdamW and a cosine schedule, on the CPU.
 
+    `on_step` is called after each step with the steps that are done, and all.
     Hidden states may be float16 and stay on their device; batches of random tokens of all traces go to `device`.
     """
     if data.label.numel() == 0:
@@ -93,7 +95,7 @@ def train(  # noqa: PLR0913
     target = loss.target(data)
     lengths = torch.bincount(data.trace)
     starts = lengths.cumsum(0) - lengths
-    for _ in range(steps):
+    for step in range(steps):
         index = torch.randint(len(target), (batch,), generator=generator)
         if loss is HeadLoss.RANKED:
             trace = data.trace[index]
@@ -114,6 +116,7 @@ def train(  # noqa: PLR0913
         error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
+        on_step(step + 1, steps)
     return {name: value.detach().cpu().clone() for name, value in head.state_dict().items()}
 
 

@@ -6,7 +6,7 @@ A work folder keeps the traces as a resumable run, and the hidden states for the
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.metadata import version
@@ -70,12 +70,14 @@ def learn(
     steps: int,
     layout: str = "ours",
     loss: str = "",
+    on_step: Callable[[int, int], None] = lambda *_: None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train a head, evaluate it on the held-out problems, write it, and return its provenance.
 
     `layout` is ours or authors, `loss` ranked, scaled or power (empty: ranked for ours, scaled for the authors').
-    `options` are those of the sweep of the traces.
+    `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
+    traces.
     """
     from kvatlas.policies.dynts import Layout
     from kvatlas.predictor import HeadLoss, save_head, train
@@ -97,6 +99,7 @@ def learn(
         steps=steps,
         seed=training_data.spec.seed,
         device=model.device,
+        on_step=on_step,
     )
     quality = None if held_out is None else _quality(head, *held_out)
     provenance = _provenance(training_data, plan) | {
@@ -112,9 +115,21 @@ def learn(
     return provenance
 
 
-def learn_kv_heads(training_data: TrainingData, work: Path, out: Path, *, steps: int, **options: Any) -> dict[str, Any]:
+def learn_kv_heads(
+    training_data: TrainingData,
+    work: Path,
+    out: Path,
+    *,
+    steps: int,
+    on_step: Callable[[int, int], None] = lambda *_: None,
+    **options: Any,
+) -> dict[str, Any]:
     """Train the heads of the policy `learned`, evaluate them on the held-out problems, write them, and return their
-    provenance. `options` are those of the sweep of the traces."""
+    provenance.
+
+    `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
+    traces.
+    """
     from safetensors.torch import save_file
 
     from kvatlas.predictor import REASONS
@@ -130,7 +145,7 @@ def learn_kv_heads(training_data: TrainingData, work: Path, out: Path, *, steps:
     if not examples:
         count = sum(left_out.values())
         raise KvatlasError(f"The heads have no traces for training: of {count} traces {left_out_as_text(left_out)}.")
-    scorer = train_heads(examples, steps=steps, seed=seed)
+    scorer = train_heads(examples, steps=steps, seed=seed, on_step=on_step)
     quality = None
     if training_data.held_out:
         judged = _chosen_problems(training_data, plan, held_out=True)
