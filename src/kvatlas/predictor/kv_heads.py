@@ -109,7 +109,8 @@ def train_heads(
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         index = torch.randint(tokens, (batch,), generator=generator)
-        standard = (inputs[:, :, index] - middle) / spread
+        # Rows are copied whole, several times faster than by an index.
+        standard = (inputs.index_select(2, index) - middle) / spread
         predicted = predict(weights, standard[..., : keys.shape[-1]], standard[..., keys.shape[-1] :])
         error = F.mse_loss(predicted, (target[..., index] - target_middle) / target_spread)
         optimizer.zero_grad()
