@@ -40,14 +40,20 @@ def proportional(process: int) -> int:
 
 def main() -> None:
     args = arguments(
-        __doc__, workers=2, problems=8, max_new_tokens=200, model="smollm2-135m-think", benchmark="WORDS4-5"
+        __doc__,
+        workers=2,
+        problems=8,
+        max_new_tokens=200,
+        batch=64,
+        model="smollm2-135m-think",
+        benchmark="WORDS4-5",
     )
     began = time.monotonic()
     peak = 0
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "kvatlas", "run", args.model, args.benchmark, "--workers", str(args.workers)]
         words += ["--problems", str(args.problems), "--max-new-tokens", str(args.max_new_tokens)]
-        words += ["--out", f"{folder}/run"]
+        words += ["--batch-size", str(args.batch), "--out", f"{folder}/run"]
         run = subprocess.Popen(words, stdout=subprocess.DEVNULL, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         while run.poll() is None:
             try:
