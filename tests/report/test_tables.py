@@ -159,7 +159,7 @@ def test_next_steps_are_specs_that_run(tmp_path: Path) -> None:
 def test_a_ratio_between_two_is_a_next_step_only_where_the_lower_one_is_not_proven(
     tmp_path: Path, is_cheaper: bool
 ) -> None:
-    """Where texts become longer under lower ratios, the cheapest setting does not have the lowest proven one."""
+    """The cheapest setting need not have the lowest ratio that is proven: texts may become longer under lower ones."""
 
     def with_memory(trace: Trace) -> Trace:
         values = trace.setting.values
