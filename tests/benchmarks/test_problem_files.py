@@ -18,6 +18,7 @@ from pyarrow import parquet
 from kvatlas.benchmarks import find, identity
 from kvatlas.benchmarks.check import check, notes_on
 from kvatlas.benchmarks.public import SOURCES
+from kvatlas.benchmarks.tables import read_problems
 from kvatlas.core import Check, KvatlasError
 from tests.hub_server import hub
 from tests.r1 import AIME
@@ -364,3 +365,10 @@ def test_the_right_file_and_columns_of_a_public_set_are_read(
     assert [problem.answer for problem in problems] == answers
     assert all(benchmark.grade(each, rf"So it is \boxed{{{each.answer}}}.").correct for each in problems)
     assert (told["columns"], told["references"], told["own answers"]) == (Check.OK, Check.OK, Check.OK)
+
+
+def test_nan_in_a_parquet_file_is_a_missing_cell(tmp_path: Path) -> None:
+    path = tmp_path / "floats.parquet"
+    rows = [{"problem": "1 + 2", "answer": 3.0}, {"problem": "0 / 0", "answer": float("nan")}]
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    assert [problem.answer for problem in read_problems(path, "floats", {}).problems] == ["3"]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from kvatlas.cli.output import print_autopsies
 from kvatlas.core import KvatlasError
 from kvatlas.figures.autopsies import autopsy_figure, save_autopsies
 from kvatlas.stats.autopsies import Autopsy, SavingToken
@@ -84,3 +85,17 @@ def test_the_figure_shows_every_arm_in_its_colour(tmp_path: Path) -> None:
     assert "tiny-qwen,1,10,12.5" in data.read_text()
     with pytest.raises(KvatlasError, match="nothing to draw"):
         autopsy_figure({"tiny-llama": [autopsy(0, 0)]})
+
+
+def test_other_settings_of_one_policy_have_names_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {f"h2o(kv_budget=96, ratio={ratio})": f"h2o(ratio={ratio})" for ratio in (0.1, 0.5)}
+    examined = [autopsy(0, 1), autopsy(1, 1)]
+    for item in examined:
+        item.kept_by_others = dict.fromkeys(names, (0.75, 0.25))
+    cell = {"model": "tiny", "benchmark": "CHAIN", "setting": "random", "all_lost": 7, "summary": summarise(examined)}
+    print_autopsies([cell], names)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("h2o")] == list(names.values())
+    # The search may examine the first ones alone.
+    assert [line.split()[-1] for line in lines if line.startswith("lost answers")] == ["7"]
+    assert any(line.startswith("examined") and "2, of which 2 were" in line for line in lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +65,13 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise KvatlasError(f"Reading {path.name} needs the extra: pip install 'kvatlas[parquet]'.") from error
 
     for batch in ParquetFile(path).iter_batches(batch_size=_BATCH):
-        yield from batch.to_pylist()
+        for row in batch.to_pylist():
+            # NaN is a missing cell, which would be graded as the text "nan".
+            yield {name: None if _is_nan(value) else value for name, value in row.items()}
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _json(text: str) -> Any:

@@ -429,18 +429,21 @@ def count_display(name: str, unit: str) -> Callable[[int, int], None]:
     return on_done
 
 
-def print_autopsies(cells: Sequence[Mapping[str, Any]]) -> None:
-    """Print what the autopsies of each cell show, one line for each figure."""
+def print_autopsies(cells: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> None:
+    """Print what the autopsies of each cell show, one line for each figure; `names` are short ones of settings."""
     if not cells:
         typer.echo("No answer was lost that the full cache has.")
     for cell in cells:
         typer.echo(f"{cell['model']} | {cell['benchmark']} | {cell['setting']}")
-        _print_cell(cell["summary"])
+        _print_cell(cell["summary"], cell["all_lost"], names)
 
 
-def _print_cell(summary: Mapping[str, Any]) -> None:
+def _print_cell(summary: Mapping[str, Any], all_lost: int, names: Mapping[str, str]) -> None:
     luck = "–" if summary["by_luck"] is None else f"{summary['by_luck']:.1f} %"
-    rows = [("lost answers", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike")]
+    rows = [
+        ("lost answers", f"{all_lost}"),
+        ("examined", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike"),
+    ]
     for size, share in summary["cause_of_at_most"].items():
         rows.append((f"restored by at most {size} tokens", _with_limits(share)))
     rows += [
@@ -460,7 +463,7 @@ def _print_cell(summary: Mapping[str, Any]) -> None:
     if summary["in_right_answers"] is not None:
         _print_harm(summary["in_right_answers"])
     if summary["kept_by_others"]:
-        _print_kept_by_others(summary["kept_by_others"])
+        _print_kept_by_others(summary["kept_by_others"], names)
 
 
 def _print_held_out(test: Mapping[str, Any]) -> None:
@@ -490,11 +493,14 @@ def _print_harm(test: Mapping[str, Any]) -> None:
     _print_rows(rows)
 
 
-def _print_kept_by_others(table: Mapping[str, Mapping[str, Any]]) -> None:
+def _print_kept_by_others(table: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> None:
     typer.echo("\nkept by other settings at that compression: saving tokens, random tokens, difference in points")
+    # Autopsies of before may have settings that the run no longer has.
+    shown = {name: names.get(name, name) for name in table}
+    width = max(20, 2 + max(map(len, shown.values())))
     for name, shares in table.items():
         texts = [_with_limits(shares["saving"]), _with_limits(shares["random"]), _with_limits(shares["difference"], "")]
-        typer.echo(f"{name.partition('(')[0]:<20}" + "".join(f"{text:<26}" for text in texts).rstrip())
+        typer.echo(f"{shown[name]:<{width}}" + "".join(f"{text:<26}" for text in texts).rstrip())
 
 
 def _print_rows(rows: Sequence[tuple[str, str]]) -> None:

@@ -389,6 +389,7 @@ def autopsy(
     from kvatlas.results.export import check_target
     from kvatlas.stats.autopsies import Autopsy, write_labels
     from kvatlas.stats.autopsy_summary import summarise
+    from kvatlas.stats.run_data import short_names
     from kvatlas.sweeps.autopsy import find_lost, perform
     from kvatlas.text import model_name
 
@@ -410,14 +411,22 @@ def autopsy(
         for path in save_autopsies(dict(zip(names, autopsies, strict=True)), out):
             note(f"wrote {path}")
     documents = []
+    settings: list[Setting] = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
-        about = {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting)}
+        about = {
+            "model": cell.model,
+            "benchmark": cell.benchmark,
+            "setting": str(cell.setting),
+            "all_lost": len(cell.lost),
+        }
+        settings += [cell.setting, *cell.others]
         summary = summarise(of_cell, len(cell.lost) / cell.answers)
         documents.append({**about, "summary": summary, "autopsies": [dataclasses.asdict(item) for item in of_cell]})
     if as_json:
         typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
     else:
-        print_autopsies(documents)
+        short = short_names(settings)
+        print_autopsies(documents, {str(setting): short[setting.id] for setting in settings})
 
 
 @predictor.command()
