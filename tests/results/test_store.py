@@ -365,6 +365,17 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_a_trace_without_an_answer_that_no_other_grader_has_read_leaves_its_metric_unknown(run: Path) -> None:
+    regrade(run, "dynts")
+    with Store.create(run) as store:
+        key, unanswered = next(item for item in store.traces() if item[1].grade.status is Status.NO_ANSWER)
+        at = (key, unanswered.setting.id, unanswered.benchmark, unanswered.problem, unanswered.sample)
+        # As in a trace that was decoded after the others were graded again.
+        store.put_metrics({at: {}})
+    with pytest.raises(KvatlasError, match="Unknown metric 'graded:dynts'"):
+        maps_of_run(RunData.open(run, "graded:dynts"))
+
+
 def test_regraded_verdicts_are_shown_where_they_are_asked_for_alone(kvatlas: Call, run: Path, tmp_path: Path) -> None:
     before = kvatlas("describe", run, "--json")
     assert "\n0 verdicts changed; " in kvatlas.succeed("grade", run)

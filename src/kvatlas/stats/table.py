@@ -160,6 +160,8 @@ class TraceTable:
             found.intersection_update(kinds[kind])
         for kind in np.unique(kind_of_trace[status > 0]):
             found.difference_update(name for name, is_text in kinds[kind].items() if is_text)
+            # Another grader may read an answer where the first found none, so a trace without its verdict is unknown.
+            found -= {name for name in found if name.startswith("graded:") and name not in kinds[kind]}
         return {name for name in found if not ((self.measured[name] < 0) | (self.measured[name] > 1)).any()}
 
 
