@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -31,6 +31,7 @@ from kvatlas.core import KvatlasError, Setting
 if TYPE_CHECKING:
     from kvatlas.stats.power import Provable
     from kvatlas.sweeps import Plan, Spec
+    from kvatlas.sweeps.autopsy import LostCell
 
 #: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
 FIRST_PROBLEMS = 12
@@ -389,7 +390,6 @@ def autopsy(
     from kvatlas.results.export import check_target
     from kvatlas.stats.autopsies import Autopsy, write_labels
     from kvatlas.stats.autopsy_summary import summarise
-    from kvatlas.stats.run_data import short_names
     from kvatlas.sweeps.autopsy import find_lost, perform
     from kvatlas.text import model_name
 
@@ -411,7 +411,6 @@ def autopsy(
         for path in save_autopsies(dict(zip(names, autopsies, strict=True)), out):
             note(f"wrote {path}")
     documents = []
-    settings: list[Setting] = []
     for cell, of_cell in zip(cells, autopsies, strict=True):
         about = {
             "model": cell.model,
@@ -419,14 +418,21 @@ def autopsy(
             "setting": str(cell.setting),
             "all_lost": len(cell.lost),
         }
-        settings += [cell.setting, *cell.others]
         summary = summarise(of_cell, len(cell.lost) / cell.answers)
         documents.append({**about, "summary": summary, "autopsies": [dataclasses.asdict(item) for item in of_cell]})
     if as_json:
         typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
     else:
-        short = short_names(settings)
-        print_autopsies(documents, {str(setting): short[setting.id] for setting in settings})
+        print_autopsies(documents, _names_of_settings(cells))
+
+
+def _names_of_settings(cells: Sequence[LostCell]) -> dict[str, str]:
+    """Return short names of the settings of a run by their whole ones."""
+    from kvatlas.stats.run_data import short_names
+
+    settings = list(chain.from_iterable([cell.setting, *cell.others] for cell in cells))
+    short = short_names(settings)
+    return {str(setting): short[setting.id] for setting in settings}
 
 
 @predictor.command()
