@@ -25,8 +25,8 @@ from tests.serve.running import serving
 ELSEWHERE = {
     # A cluster: this machine.
     " --executor ray@10.0.0.1:6379": "",
-    # A first look at all policies: half of it.
-    "sweep arena --problems 2": "sweep arena --problems 1",
+    # A first look at all policies: half of it, in shorter traces.
+    "sweep arena --problems 2": "sweep arena --problems 1 --set sampling.max_new_tokens=170",
 }
 #: Models of the hub that the pages run.
 MODELS = ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B",)
