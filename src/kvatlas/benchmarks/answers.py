@@ -31,7 +31,7 @@ from kvatlas.core import Grade, Status
 
 OWN = "kvatlas"
 #: Rises whenever a verdict of another grader changes.
-VERSION = 2
+VERSION = 3
 
 
 def reference_letter(reference: str) -> str:

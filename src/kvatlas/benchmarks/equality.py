@@ -28,7 +28,9 @@ _COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
 #: A value that is ruled out, without a subject.
 _DENIED = re.compile(r"\\ne(?![A-Za-z])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z]+(?:[\s'-]+[A-Za-z]+)*")
+_OPERATOR = re.compile(r"[+*/^=<>|]|(?:^|\s)-|\\[A-Za-z]")
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
+_PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
 #: The most parts of a list that are compared.
 PARTS = 12
 #: The brackets of lists without order: no brackets, and those of sets.
@@ -132,8 +134,8 @@ def _numbers_in(terms: Sequence[str]) -> list[Fraction] | None:
 
 
 def _words(value: str, other: str) -> Outcome:
-    # Letters beside an operator are symbols: xy is x*y.
-    if not (_is_words(value) or _is_words(other)) or re.search(r"[A-Za-z)]\s*[*^]", value + other):
+    # Letters beside an operator or a relation are symbols: xy is x*y.
+    if not (_is_words(value) or _is_words(other)) or any(map(_OPERATOR.search, (value, other))):
         return None
 
     def words(text: str) -> list[str]:
@@ -240,7 +242,7 @@ def _without_units(value: str, other: str) -> Outcome:
 #: In order: the first rule that decides gives the verdict.
 RULES: tuple[Callable[[str, str], Outcome], ...] = (
     *(_nothing, _spelling, _denial, _units, _times, _numbers, _bases, _ratios, _words, _solution_sets, _equations),
-    *(_without_subject, _lists, _without_units, _numbers, _bases),
+    *(_without_subject, _spelling, _words, _lists, _without_units, _numbers, _bases),
 )
 
 
@@ -254,6 +256,8 @@ def _all_equal(parts: Sequence[str], others: Sequence[str]) -> Equality:
 
 def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Equality]) -> Equality:
     """Match each part with an equal one of the others, in any order (equality is transitive: any partner will do)."""
+    if len(parts) != len(others):
+        return Equality.UNEQUAL
     unmatched = list(others)
     for item in parts:
         for candidate in unmatched:
@@ -279,8 +283,10 @@ def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
     parts: list[str] = []
     for item in _split(inner):
         # `1 \pm 2` stands for two expressions.
-        signs = ("+", "-") if item.count(r"\pm") == 1 else (r"\pm",)
-        parts += [item.replace(r"\pm", sign).strip() for sign in signs]
+        if len(_PLUS_MINUS.findall(item)) == 1:
+            parts += [_PLUS_MINUS.sub(sign, item).strip() for sign in "+-"]
+        else:
+            parts.append(item.strip())
     return (brackets, parts) if len(parts) > 1 or brackets == (r"\{", r"\}") else None
 
 

@@ -60,6 +60,12 @@ _HEDGE = re.compile(
 _SENTENCE = re.compile(
     r"^(?=[A-Za-z]{2,}\s|\$?[A-Za-z]\$?\s)[^\n]{0,200}\s(?:is|are|equals)(?![A-Za-z])\s*:?(?=\s*[^\s.])"
 )
+#: Words before a formula that say what it is: "the open interval (0, 1)".
+_KIND = re.compile(
+    r"^(?:(?:the|an?|open|closed|half-open|ordered|exact|exactly|simply|just|interval|set|point|pair|triple|tuple|value"
+    r"|number|integer|fraction|vector|matrix|expression)\s+){1,5}(?=[\d(\[{\\$.-])",
+    re.IGNORECASE,
+)
 #: The end of a stated answer: of the line, a full stop that ends a sentence (not the point of 3.5), a tag, a remark.
 _END = re.compile(
     r"\n|(?<!\\)[.!;](?=\s|$|\*|\$\s*$)|</\w|です|입니다|이다"
@@ -80,8 +86,11 @@ _FENCE = re.compile(r"```[a-z]*\n([^\n]*)\n```\s*\Z")
 _TAG = re.compile(r"<(answer|final|final[_ -]?answer|result|solution)>", re.IGNORECASE)
 #: The text between two boxes of one list.
 _MARK = r"\s|\$|\*|\\[()\[\]]"
+#: The label of a part of an answer at the beginning of a line: (b), ii), 2., Part b:
+_LABEL = r"\n(?:\s|[*_$])*(?:[Pp]art\s)?\(?(?:[a-h]|i{1,3}|iv|v|[1-9])(?:\)|[.:])[*_]*:?"
 _JOINT = re.compile(
-    rf"(?:{_MARK})*(?:,(?:\s*(?:and|or))?|;|and|or)(?![A-Za-z])(?:{_MARK}|[A-Za-z](?:_\{{?\w\}}?)?\s*=)*"
+    rf"(?:{_MARK})*(?:,(?:\s*(?:and|or))?|;|and|or|[.,;]?\s*{_LABEL})(?![A-Za-z])"
+    rf"(?:{_MARK}|[A-Za-z](?:_\{{?\w\}}?)?\s*=)*"
 )
 
 
@@ -204,7 +213,7 @@ def stated_answer(text: str) -> str | None:
             continue
         for end in (_END, _BECAUSE):
             answer = end.split(answer, maxsplit=1)[0]
-        answer = _SENTENCE.sub("", answer)
+        answer = _KIND.sub("", _SENTENCE.sub("", answer))
         answer = without_signs(answer.strip(_QUOTES).rstrip(".,;:"))
         if re.search(r"[^\W_]", answer):
             return answer
@@ -229,11 +238,13 @@ def _is_formula(line: str) -> bool:
 
 
 _OPTIONS = r"(?:option|choice|opci[oó]n|opção|opzione|alternativ[ae]|вариант|选项)"
-_RIGHT = r"(?:correct|right|best)\s(?:option|choice|letter|one)"
+_RIGHT = (
+    r"(?:correct|right|best|final|my|chosen|selected)\s(?:final\s)?(?:option|choice|letter|one|selection|pick|decision)"
+)
 _LETTER_CUE = re.compile(
     rf"(?:{_NOUN}{_WHICH}|{_RIGHT}|{_OPTIONS}\s(?:corr|rich)\w+|选项)[*_`]{{0,3}}\s{{0,3}}"
     rf"(?:(?:to|of|for|among)\s[^\n.:=]{{1,80}}?\s)?"
-    rf"(?:{_COPULA}{_THUS}|(?=\(|isn['’]t|n['’]est\spas|不是)|[-–—]\s)[\s:=*]{{0,8}}",
+    rf"(?:{_COPULA}{_THUS}|(?=\(|isn['’]t|n['’]est\spas|不是)|(?:[-–—]|->|=>|→|⇒)\s)[\s:=*]{{0,8}}",
     re.IGNORECASE,
 )
 _CHOSEN = re.compile(
@@ -247,6 +258,12 @@ _CORRECT = re.compile(
     r"(?P<letter>[A-Z])[*)$\]]{0,3}\s{1,3}(?:is|must\sbe)\s{1,3}(?:the\s{1,3})?"
     r"(?:correct|right|best|answer|true)(?![a-z])",
     re.MULTILINE,
+)
+#: A last line that concludes with a letter alone.
+_CONCLUDED = re.compile(
+    r"(?:.*[.!?:;,]\s)?\W{0,4}(?:therefore|thus|hence|so|consequently|accordingly|finally|in\sconclusion|donc|also|somit"
+    r"|daher|portanto|quindi|因此|所以|故)[,:]?\s{0,3}(?=\W{0,6}(?:[a-z]{4,6}\s?\{)?[A-Z]\W*$)",
+    re.IGNORECASE,
 )
 _MENTION = re.compile(
     rf"(?:{_NOUN}|{_OPTIONS})\s{{0,3}}(?:\s(?:option|choice|letter)\s{{1,3}}){{0,2}}[\s*:]{{0,6}}", re.IGNORECASE
@@ -287,7 +304,11 @@ def chosen_letter(text: str, choices: Sequence[str]) -> str | None:
     if None not in boxes and len(set(boxes)) == 1:
         return boxes[0]
     tail = text[-TAIL:].translate(_SIGNS)
-    statements = [_announced_letter(tail, last_letter, choices), *_mentioned_letters(tail, last_letter)]
+    statements = [
+        _announced_letter(tail, last_letter, choices),
+        *_mentioned_letters(tail, last_letter),
+        _concluded_letter(tail, last_letter),
+    ]
     for statement in statements:
         if statement is not None:
             # "" is a statement that no letter is the answer: it ends the search.
@@ -336,6 +357,13 @@ def _mentioned_letters(tail: str, last_letter: str) -> list[str | None]:
         found[-1] if found else None,
         mentions.pop() if len(mentions) == 1 else None,
     ]
+
+
+def _concluded_letter(tail: str, last_letter: str) -> str | None:
+    """Return the letter of a last line "Therefore, C."."""
+    line = tail.rstrip().rpartition("\n")[2][-SHORT:]
+    match = _CONCLUDED.match(line)
+    return _letter_at_start(line[match.end() :], last_letter, strict=True) if match else None
 
 
 def _letter_at_start(text: str, last_letter: str, strict: bool = False) -> str | None:

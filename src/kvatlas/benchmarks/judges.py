@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -188,88 +188,282 @@ _OTHER_NAMES = {
 _SYMPY_NAMES = {**dict(zip(_SAME_NAMES, _SAME_NAMES, strict=True)), **_OTHER_NAMES}
 # Longer names first, so that "binom" does not match the beginning of "binomial".
 _NAME = re.compile("|".join(sorted(_SYMPY_NAMES, key=len, reverse=True)))
+_TYPED_NAME = re.compile(rf"(?<![\\A-Za-z])(?:{_NAME.pattern}|C(?=\())(?![a-z])")
 #: Texts of numbers, these names, single letters and signs alone: safe for sympy's parser, which evaluates Python.
 _TYPED = re.compile(
     rf"(?:\d+(?:\.\d+)?(?:[eE][+-]?\d{{1,3}}(?!\d))?|\.\d+|\\?(?:{_NAME.pattern})(?![a-z])|[a-zA-Z]|[-+*/^()!,\s])*"
 )
 
 
-def _typed_reader(symbol: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a function that reads typed mathematics, such as 2*sqrt(3) or pi/2; None for other texts.
+#: Marks that latex2sympy accepts without reading them (derivatives, omitted terms, bases of numbers, transposed
+#: matrices, approximations, indices of I), and symbols whose order or case it does not keep.
+_NOT_READ = re.compile(
+    r"'|\\(?:[lcvd]?dots|prime|approx|angle|triangle|nabla|Gamma)(?![A-Za-z])|\d\s*_"
+    r"|\^\s*\{?\s*\\?T(?![A-Za-z])|(?<![A-Za-z\\])I\s*[_^]"
+)
+#: The exponent of 2^(1/3), of which LaTeX would raise to the bracket alone.
+_TYPED_POWER = re.compile(r"\^\s*\(((?:[^()]|\([^()]*\))*)\)")
+_COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\}|\\[A-Za-z]+")
+#: A logarithm whose base is not stated, and the same with a symbol as its base.
+_BASELESS_LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)")
+_LOG_OF_UNKNOWN_BASE = r"\\log_{\\varsigma}"
+#: A logarithm in typed mathematics, which is that of \ln or \log.
+_TYPED_LOG = re.compile(r"(?<![\\A-Za-z])log(?=[\s(\d])")
+#: The largest difference of two equal numbers as a share of the reference, where one is written as a decimal.
+ROUNDING = 1e-6
+#: The same where both are exact, evaluated with `DIGITS` digits.
+EXACT = 1e-25
+DIGITS = 30
 
-    `symbol` gives the symbol of a letter.
+
+class _Reader:
+    r"""Reads whole expressions, in typed mathematics (2*sqrt(3), pi/2) or LaTeX; None for one that is read in part.
+
+    Each letter of a text has to be a symbol in its reading, and each number has to matter: another number in its place
+    gives another reading.
     """
-    import sympy
-    from sympy.parsing import sympy_parser as parser
 
-    letters = {letter: symbol(letter) for letter in string.ascii_letters}
-    names = {name: getattr(sympy, value) for name, value in _SYMPY_NAMES.items()}
-    builders = {name: getattr(sympy, name) for name in ("Symbol", "Integer", "Float", "Rational", "factorial")}
-    steps = (
-        *parser.standard_transformations,
-        parser.convert_xor,
-        parser.implicit_multiplication_application,
-        parser.rationalize,
-    )
+    def __init__(self) -> None:
+        import sympy
+        from latex2sympy2_extended import latex2sympy2
+        from sympy.core.function import AppliedUndef
+        from sympy.parsing import sympy_parser as parser
 
-    def read(text: str) -> Any:
+        self._sympy = sympy
+        self._parser = parser
+        self._latex = latex2sympy2
+        # A capital letter is another symbol than a small one.
+        self._conversion = latex2sympy2.ConversionConfig(lowercase_symbols=False)
+        self._unknown_function = AppliedUndef
+        letters = {letter: sympy.Symbol(letter, real=True) for letter in string.ascii_letters}
+        letters |= {"i": sympy.I, "I": sympy.I, "e": sympy.E}
+        self._names = {**letters, **{name: getattr(sympy, value) for name, value in _SYMPY_NAMES.items()}}
+        self._builders = {
+            name: getattr(sympy, name) for name in ("Symbol", "Integer", "Float", "Rational", "factorial")
+        }
+        self._steps = (
+            *parser.standard_transformations,
+            parser.convert_xor,
+            parser.implicit_multiplication_application,
+            parser.rationalize,
+        )
+
+    def read(self, text: str) -> Any:
+        """Return the reading of all of a text; None if there is none."""
+        # In LaTeX names without a backslash are products of letters.
+        if not _TYPED_NAME.search(text):
+            reading = self._read_latex(text)
+            if reading is not None and self._covers(reading, text):
+                return reading
+        return self._read_typed(text)
+
+    def _read_typed(self, text: str) -> Any:
         # C(5, 2) is a binomial coefficient.
         text = re.sub(r"(?<![A-Za-z])C\(", "binomial(", text)
-        if not _NAME.search(text) or not _TYPED.fullmatch(text):
+        if not _NAME.search(text) or not _TYPED.fullmatch(text) or _BASELESS_LOG.search(text):
             return None
         text = text.replace("\\", "")
-        with contextlib.suppress(SyntaxError, TypeError, ValueError, AttributeError, parser.TokenError):
-            return parser.parse_expr(text, {**letters, **names}, steps, {"__builtins__": {}, **builders})
+        with contextlib.suppress(SyntaxError, TypeError, ValueError, AttributeError, self._parser.TokenError):
+            return self._parser.parse_expr(text, self._names, self._steps, {"__builtins__": {}, **self._builders})
         return None
 
-    return read
+    def _read_latex(self, text: str) -> Any:
+        text = _BASELESS_LOG.sub(_LOG_OF_UNKNOWN_BASE, _TYPED_POWER.sub(r"^{\1}", text))
+        if _NOT_READ.search(text) or not self._knows_commands(text):
+            return None
+        try:
+            # Degrees are numbers, so that \sin 30^\circ is 1/2.
+            reading = self._latex.latex2sympy(
+                text, is_real=True, convert_degrees=True, normalization_config=None, conversion_config=self._conversion
+            )
+            return self._in_our_terms(reading)
+        except MemoryError:
+            raise
+        except Exception:
+            return None
+
+    def _knows_commands(self, text: str) -> bool:
+        r"""Return whether all commands are read whole: to latex2sympy an unknown \pmod is \pm and the letters o, d."""
+        lexer = self._latex.PSLexer(self._latex.InputStream(text))
+        lexer.removeErrorListeners()
+        ends = {token.start: token.stop + 1 for token in lexer.getAllTokens()}
+        commands = _COMMAND.finditer(text)
+        return all(ends.get(command.start(), command.end()) >= command.end() for command in commands)
+
+    def _in_our_terms(self, reading: Any) -> Any:
+        """Return a reading with exact decimals, one imaginary unit, and symbols for derivatives of unknown functions.
+
+        None for a statement that becomes true or false by that.
+        """
+        sympy = self._sympy
+        terms = {decimal: sympy.Rational(str(decimal)) for decimal in reading.atoms(sympy.Float)}
+        terms |= {symbol: sympy.I for symbol in reading.free_symbols if symbol.name == "i"}
+        for derivative in reading.atoms(sympy.Derivative):
+            # Sympy takes the derivative of y by x for zero.
+            if not derivative.expr.has(*derivative.variables):
+                variables = " d".join(map(str, derivative.variables))
+                terms[derivative] = sympy.Symbol(f"d{derivative.expr}/d{variables}", real=True)
+        if isinstance(reading, sympy.And):
+            # The order of a chain is lost otherwise.
+            return type(reading)(*(relation.xreplace(terms) for relation in reading._unsorted_args))
+        reading = reading.xreplace(terms)
+        return None if isinstance(reading, sympy.logic.boolalg.BooleanAtom) else reading
+
+    def _covers(self, reading: Any, text: str) -> bool:
+        """Return whether a reading holds each letter of a text, and each number matters to it."""
+        sympy = self._sympy
+        names = [symbol.name for symbol in reading.atoms(sympy.Symbol)]
+        names += [str(function.func) for function in reading.atoms(self._unknown_function)]
+        constants = {"iI": (sympy.I,), "e": (sympy.E, sympy.exp), "d": (sympy.Derivative, sympy.Integral)}
+        names += [letters for letters, readings in constants.items() if reading.has(*readings)]
+        if r"\mathbb" in text:
+            names.append("NZQRC")
+        if not set(re.findall("[A-Za-z]", _COMMAND.sub(" ", text))) <= set("".join(names)):
+            return False
+        numbers = {str(abs(part)) for number in reading.atoms(sympy.Rational) for part in (number.p, number.q)}
+        for match in re.finditer(r"\d+", text):
+            # Of two other numbers one may have the same value, as in the binomial coefficients of 5 and 2 or 3.
+            if match[0] not in numbers and all(
+                self._read_latex(f"{text[: match.start()]}{int(match[0]) + more}{text[match.end() :]}") == reading
+                for more in (1, 2)
+            ):
+                return False
+        return True
 
 
 class _Comparer:
-    """Comparison by math-verify, in the process of the judge."""
+    """Comparison of expressions by sympy and math-verify, in the process of the judge."""
 
     def __init__(self) -> None:
         import math_verify
+        import sympy
 
         self._library = math_verify
-        self._extraction = (math_verify.LatexExtractionConfig(), math_verify.ExprExtractionConfig())
-        self._read_typed = _typed_reader(lambda letter: self._find(f"${letter}$")[0])
+        self._sympy = sympy
+        self._reader = _Reader()
 
     def equal(self, reference: str, text: str, find_in_text: bool) -> bool:
         """Return whether two expressions are equal; False if one cannot be read (see `compare`)."""
         try:
-            given = self._find(text) if find_in_text else self._read(text)
-            return self._same(self._read(reference), given)
+            if find_in_text:
+                return self._verified(self._find(f"${reference}$"), self._find(text))
+            tolerance = ROUNDING if "." in reference + text else EXACT
+            first = self._reader.read(reference)
+            # A typed log is natural, or that of the reference.
+            for spelling in dict.fromkeys((text, _TYPED_LOG.sub(r"\\log", text))):
+                second = self._reader.read(spelling)
+                if first is not None and second is not None and self._same(first, second, tolerance):
+                    return True
+            return False
         except MemoryError:
             raise
         except Exception:
             return False
 
-    def _read(self, text: str) -> list[Any]:
-        """Return the readings of an expression."""
-        # Before LaTeX, in which names without a backslash are products of letters.
-        typed = self._read_typed(text)
-        return self._find(f"${text}$") if typed is None else [typed]
-
-    def _find(self, text: str) -> list[Any]:
-        """Return the readings of the first expression in a text; in dollar signs it is all of it."""
+    def _find(self, text: str) -> Any:
+        """Return math-verify's readings of the first expression in a text."""
         # The library's own time limits need the main thread's alarm, which is ours.
-        found = self._library.parse(text, self._extraction, parsing_timeout=None)
-        return [_with_one_i(expression) for expression in found]
+        return self._library.parse(text, parsing_timeout=None)
 
-    def _same(self, first: list[Any], second: list[Any]) -> bool:
+    def _verified(self, first: Any, second: Any) -> bool:
         # In both orders: an interval and the equivalent inequality are equal in one order only.
         orders = ((first, second), (second, first))
         return any(self._library.verify(gold, answer, timeout_seconds=None) for gold, answer in orders)
 
+    def _same(self, first: Any, second: Any, tolerance: float) -> bool:
+        """Return whether two readings are equal."""
+        first_links = self._links(first)
+        second_links = self._links(second)
+        if self._is_refuted(first_links, second_links, tolerance):
+            return False
+        if first == second:
+            return True
+        if first_links and second_links:
+            if self._is_equation(first_links) and self._is_equation(second_links):
+                return self._same_equation(first_links, second_links, tolerance)
+            return self._verified(first, second)
+        if self._is_equation(first_links or second_links):
+            # Of an equation and a value the right side counts.
+            first = first_links[-1].rhs if first_links else first
+            second = second_links[-1].rhs if second_links else second
+            return self._same(first, second, tolerance)
+        return self._same_value(first, second, tolerance)
 
-def _with_one_i(expression: Any) -> Any:
-    """Return the expression with sympy's I for math-verify's other symbol of i."""
-    from sympy import I
+    def _same_value(self, first: Any, second: Any, tolerance: float) -> bool:
+        sympy = self._sympy
+        if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
+            return self._verified(first, second)
+        if first.is_number and second.is_number:
+            return self._same_number(first, second, tolerance)
+        return bool(sympy.simplify(first - second) == 0)
 
-    if not hasattr(expression, "xreplace"):
-        return expression
-    return expression.xreplace({symbol: I for symbol in expression.free_symbols if symbol.name == "i"})
+    def _links(self, reading: Any) -> Sequence[Any]:
+        """Return the relations of a chain, or the one of a relation; none for a value."""
+        if isinstance(reading, self._sympy.And):
+            return list(reading._unsorted_args)
+        return [reading] if isinstance(reading, self._sympy.core.relational.Relational) else []
+
+    def _is_refuted(self, first: Sequence[Any], second: Sequence[Any], tolerance: float) -> bool:
+        """Return True for a statement about constants beside another statement, or a false one beside a value."""
+        statements = [links for links in (first, second) if self._is_statement(links)]
+        if not statements:
+            return False
+        return bool(first and second) or not self._is_true(statements[0], tolerance)
+
+    def _is_statement(self, links: Sequence[Any]) -> bool:
+        return bool(links) and not any(link.free_symbols for link in links)
+
+    def _is_true(self, links: Sequence[Any], tolerance: float) -> bool:
+        return self._is_equation(links) and all(self._same(link.lhs, link.rhs, tolerance) for link in links)
+
+    def _is_equation(self, links: Sequence[Any]) -> bool:
+        return bool(links) and all(isinstance(link, self._sympy.Eq) for link in links)
+
+    def _same_number(self, first: Any, second: Any, tolerance: float) -> bool:
+        values = [self._sympy.N(number.doit(), DIGITS) for number in (first, second)]
+        if not all(value.is_finite for value in values):
+            return bool(values[0] == values[1] and values[0].is_infinite and values[0].is_extended_real)
+        difference = abs(values[0] - values[1])
+        if difference <= tolerance * abs(values[0]):
+            return True
+        # Zero has no digits.
+        return bool(difference <= EXACT and self._sympy.simplify(first - second) == 0)
+
+    def _same_equation(self, first: Sequence[Any], second: Sequence[Any], tolerance: float) -> bool:
+        """Return whether two equations have proportional sides or the same solutions, or two chains equal ends."""
+        if len(first) > 1 or len(second) > 1:
+            # The steps of a chain are on the way to its last value.
+            return self._same(first[0].lhs, second[0].lhs, tolerance) and self._same(
+                first[-1].rhs, second[-1].rhs, tolerance
+            )
+        (equation,) = first
+        (other,) = second
+        sides = (equation.lhs, equation.rhs, other.lhs, other.rhs)
+        if not all(isinstance(side, self._sympy.Expr) for side in sides):
+            return bool(equation.lhs == other.lhs) and self._same(equation.rhs, other.rhs, tolerance)
+        difference = equation.lhs - equation.rhs
+        other_difference = other.lhs - other.rhs
+        ratio = self._sympy.simplify(difference / other_difference)
+        if ratio.is_number:
+            return bool(ratio.is_finite and ratio != 0)
+        return self._same_solutions(difference, other_difference)
+
+    def _same_solutions(self, difference: Any, other_difference: Any) -> bool:
+        """Return whether two expressions have the same zeros for each symbol, and some for each."""
+        sympy = self._sympy
+        symbols = difference.free_symbols
+        # Of periodic functions sympy gives some of the zeros.
+        is_periodic = difference.has(sympy.sin, sympy.cos, sympy.tan) or other_difference.has(
+            sympy.sin, sympy.cos, sympy.tan
+        )
+        if symbols != other_difference.free_symbols or is_periodic:
+            return False
+        for symbol in symbols:
+            zeros = {sympy.simplify(zero) for zero in sympy.solve(difference, symbol)}
+            other_zeros = {sympy.simplify(zero) for zero in sympy.solve(other_difference, symbol)}
+            if not zeros or zeros != other_zeros:
+                return False
+        return True
 
 
 def _limit_memory(size: int) -> None:

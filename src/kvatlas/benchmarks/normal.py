@@ -48,6 +48,9 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
     (r"\{,\}|,\\!\s*", ","),
     (rf"\\(?:{_SPACES})|~", " "),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
+    (r"\\not\s*=", r"\\ne "),
+    (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
     (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
     (r"\\([|:])", r"\1"),
     # Typed mathematics.
@@ -62,19 +65,19 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}"),
     (r"\\sqrt\s*(\d)(\d*)", r"\\sqrt{\1\2}"),
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ"),
+    (r"\^\s*\{?\s*\\circ\s*\}?|(?<=[\d}])\s*deg(?:rees?)?(?!\s*[A-Za-z])", r"^\\circ"),
 )
 
 
 def tidy(text: str) -> str:
     """Return LaTeX without decoration: no dollar signs, sizes, spacing or text commands; Unicode signs as LaTeX."""
     # Fractions before NFKC, which makes 21/2 of 2½; digits of all scripts become 0 to 9.
-    text = "".join(_fraction(c) for c in text).translate(_TABLE)
+    text = "".join(_fraction(c) for c in text if unicodedata.category(c) != "Cf").translate(_TABLE)
     text = "".join(str(unicodedata.decimal(c, c)) for c in unicodedata.normalize("NFKC", text)).translate(_TABLE)
     for pattern, replacement in _STEPS:
         text = re.sub(pattern, replacement, text)
     text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".").strip()
+    text = re.sub(r"\s+", " ", text).strip().rstrip(".\\").strip()
     # Braces and parentheses that enclose all of it and no list.
     while text[:1] + text[-1:] in ("{}", "()") and closing(text) == len(text) - 1:
         if text[0] == "(" and re.search(r"[,;]", text):
@@ -255,10 +258,17 @@ def without_unit(text: str) -> str:
     text = _NOUNS.sub("", text)
     for _ in range(3):
         shorter = _UNIT.sub("", text).strip()
-        if not re.search(r"\w", shorter):
+        if not re.search(r"\w", shorter) or _belongs_to_formula(text[len(shorter) :], shorter):
             break
         text = shorter
     return text
+
+
+def _belongs_to_formula(end: str, formula: str) -> bool:
+    r"""Return whether what looks like a unit is a factor (the h of `\pi r^2 h`) or the angle of a function."""
+    if re.match(r"\s+[smgLhN](?![A-Za-z])", end):
+        return re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", formula)) is not None
+    return "circ" in end and re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])", formula) is not None
 
 
 def unit(text: str) -> Counter[str] | None:
@@ -309,9 +319,16 @@ _UNION = re.compile(r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za
 
 
 def condition(text: str) -> str | None:
-    """Return the condition of a set builder; None for anything else."""
+    """Return the condition of a set builder on its variable; None for anything else."""
     match = _BUILDER.fullmatch(text)
-    return match[2].strip() if match else None
+    if match is None or not _is_used(match[1], match[2]):
+        return None
+    return match[2].strip()
+
+
+def _is_used(variable: str, formula: str) -> bool:
+    """Return whether a variable is in a formula; True for a tuple of variables."""
+    return len(variable) > 1 or re.search(rf"(?<![\\A-Za-z]){variable}(?![A-Za-z])", formula) is not None
 
 
 def is_relation(text: str) -> bool:
@@ -333,12 +350,14 @@ def pieces(text: str) -> list[Piece] | None:
     if inner is None:
         inner = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|=\s*(?=[(\[]))", "", text)
     union: list[Piece] = []
+    variables = set()
     for member in _UNION.split(f" {inner} "):
         member_pieces = _pieces(member.strip())
         if member_pieces is None:
             return None
         union += member_pieces
-    return union
+        variables.add(variable(member))
+    return union if len(variables) == 1 else None
 
 
 def _pieces(text: str) -> list[Piece] | None:
