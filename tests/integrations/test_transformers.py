@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
+    TextIteratorStreamer,
 )
 from transformers.generation import RepetitionPenaltyLogitsProcessor
 
@@ -106,6 +107,27 @@ def test_processors_and_criteria_are_honoured(tiny_llama: ModelHandle, model: An
     other = model.generate(**inputs, **HOW, **OURS, logits_processor=processors)[0, length:].tolist()
     assert other != plain
     assert max(Counter(other).values()) <= max(Counter(plain).values())
+
+
+def test_a_criterion_may_return_a_bool(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:
+    inputs = encoded(tiny_llama, texts[:1])
+    most = inputs["input_ids"].shape[1] + 6
+    criteria = StoppingCriteriaList([lambda ids, scores: ids.shape[1] >= most])
+    own = model.generate(**inputs, do_sample=False, max_new_tokens=60, stopping_criteria=criteria)
+    ours = model.generate(
+        **inputs, do_sample=False, max_new_tokens=60, stopping_criteria=criteria, custom_generate=kvatlas.generate
+    )
+    assert torch.equal(own, ours)
+    assert ours.shape[1] == most
+
+
+def test_a_streamer_is_refused_and_its_reader_does_not_wait(
+    tiny_llama: ModelHandle, model: Any, texts: list[str]
+) -> None:
+    streamer = TextIteratorStreamer(tiny_llama.tokenizer, skip_prompt=True, timeout=30)
+    with pytest.raises(KvatlasError, match="streamer is not supported"):
+        model.generate(**encoded(tiny_llama, texts[:1]), **HOW, **OURS, streamer=streamer)
+    assert not "".join(streamer)
 
 
 def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, model: Any, texts: list[str]) -> None:

@@ -271,6 +271,39 @@ def test_logprobs_are_the_models_own(small: openai.OpenAI, plain: ModelHandle) -
     assert {len(likely) for likely in text.logprobs.top_logprobs} <= {1, 2}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_end_where_the_text_ends(client: openai.OpenAI, tiny_llama: ModelHandle, stream: bool) -> None:
+    """The text of a completion ends within one of the tokens that hold the stop text."""
+    prompt = tiny_llama.prompt(questions(1)[0])
+    wanted: dict[str, Any] = {"model": NAME, "prompt": prompt, "seed": 11, "max_tokens": 40, "logprobs": 0}
+    whole = client.completions.create(**wanted).choices[0]
+    tokens = whole.logprobs.tokens
+    for place in range(3, 30, 5):
+        # From within a token to the next but one.
+        stop = "".join(tokens[place : place + 3])[len(tokens[place]) // 2 :]
+        text = whole.text.partition(stop)[0]
+        parts = client.completions.create(**wanted, stop=[stop], stream=stream)
+        choices = [part.choices[0] for part in parts] if stream else [parts.choices[0]]
+        recorded = [token for choice in choices if choice.logprobs for token in choice.logprobs.tokens]
+        assert "".join(choice.text for choice in choices) == text
+        assert "".join(recorded).startswith(text)
+        assert len("".join(recorded[:-1])) < len(text)
+
+
+def test_a_prompt_counts_as_often_as_it_is_sent(client: openai.OpenAI, tiny_llama: ModelHandle) -> None:
+    prompt = tiny_llama.prompt(questions(1)[0])
+    count = len(tiny_llama.tokens(prompt))
+    wanted: dict[str, Any] = {"model": NAME, "seed": 11, "max_tokens": 8}
+    twice = client.completions.create(prompt=[prompt, prompt], n=2, **wanted)
+    assert (len(twice.choices), twice.usage.prompt_tokens) == (4, 2 * count)
+    # The whole text of a completion is its answer.
+    assert twice.usage.completion_tokens_details.reasoning_tokens == 0
+    (*_, last) = client.completions.create(
+        prompt=[prompt, prompt], stream=True, stream_options={"include_usage": True}, **wanted
+    )
+    assert last.usage.prompt_tokens == 2 * count
+
+
 def test_harmless_fields_and_values_for_the_template(tmp_path: Path) -> None:
     model = save_model("llama", tmp_path / "m", template=SWITCHED)
     with served(model) as address, openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:

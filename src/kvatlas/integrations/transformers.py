@@ -8,6 +8,7 @@ The engine decodes; transformers prepares prompts, generation config, logits pro
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation import GenerateDecoderOnlyOutput, GenerationMode
+from transformers.generation import GenerateDecoderOnlyOutput, GenerationMixin, GenerationMode
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
@@ -91,9 +92,10 @@ def generate(  # noqa: PLR0913
     independent of the rest of the batch; the default seed comes from torch's generator (`transformers.set_seed`). Up to
     `batch_size` rows are decoded together. `think_tokenizer` is needed for a model that was not loaded from a folder,
     `think_close` if the end of thinking cannot be found. Processors and criteria are called for one row at a time, with
-    its padding, criteria without scores. transformers passes no streamer, tokenizer or assistant to functions like this
-    one. Raises KvatlasError for unsupported arguments.
+    its padding, criteria without scores. transformers passes no tokenizer or assistant to functions like this one.
+    Raises KvatlasError for unsupported arguments.
     """
+    _refuse_streamer()
     _refuse(generation_config, logits_processor)
     stops = _end_tokens(stopping_criteria)
     handle = handle_for(model, think_tokenizer, stops, think_close=think_close)
@@ -127,6 +129,22 @@ def generate(  # noqa: PLR0913
         model.train(training)
     sequences = _sequences(input_ids, written, generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
+
+
+def _refuse_streamer() -> None:
+    """Raise KvatlasError if `generate` was called with a streamer, and end the streamer.
+
+    transformers keeps it to itself: its reader would wait for tokens for ever.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not inspect.unwrap(GenerationMixin.generate).__code__:
+        frame = frame.f_back
+    streamer = frame.f_locals.get("streamer") if frame is not None else None
+    if streamer is not None:
+        streamer.end()
+        raise KvatlasError(
+            "streamer is not supported: transformers passes none to a custom_generate. `kvatlas serve` streams."
+        )
 
 
 def _end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
@@ -256,7 +274,8 @@ class _PaddedRow:
 
     def stops(self, new: Sequence[int]) -> bool:
         ids = self._with(new)
-        return any(bool(criterion(ids, None).all()) for criterion in self.criteria)
+        # transformers accepts a bool in place of a tensor, too.
+        return any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in self.criteria)
 
     def processed(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
         ids = self._with(tokens[len(self.prompt) :]).to(logits.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,24 +13,29 @@ from kvatlas.serve.text import TokenLogprob
 
 
 class AnswerFormat:
-    """The bodies of one answer, as a chat completion or a completion; `answer_id` is its id for the client."""
+    """The bodies of one answer, as a chat completion or a completion; `answer_id` is its id for the client.
+
+    Each prompt has `choices` answers, which follow each other.
+    """
 
     #: The last event of a stream.
     done = b"data: [DONE]\n\n"
 
-    def __init__(self, chat: bool, answer_id: str, created: int, model: str) -> None:
+    def __init__(self, chat: bool, answer_id: str, created: int, model: str, choices: int) -> None:
         self.chat = chat
+        self.choices = choices
         self.head = {"id": answer_id, "created": created, "model": model}
 
     def whole(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
         """Return the body of a whole answer."""
         kind = "chat.completion" if self.chat else "text_completion"
         choices = [self._choice(index, handle) for index, handle in enumerate(handles)]
-        return {**self.head, "object": kind, "choices": choices, "usage": usage_of(handles)}
+        return {**self.head, "object": kind, "choices": choices, "usage": self.usage(handles)}
 
     def _choice(self, index: int, handle: RequestHandle) -> dict[str, Any]:
         thinking, answer = handle.text()
-        logprobs = self._logprobs(handle, handle.generation.result().tokens, 0, 0, bool(answer))
+        span = answer_span(handle, handle.generation.result().tokens, len(answer))
+        logprobs = self._logprobs(handle, span, 0)
         about = {"finish_reason": handle.reason(), "logprobs": logprobs, "kvatlas": _cache_usage(handle)}
         message = {"role": "assistant", "content": answer, "reasoning_content": thinking or None, "refusal": None}
         content: dict[str, Any] = {"message": message} if self.chat else {"text": answer}
@@ -46,13 +52,13 @@ class AnswerFormat:
         return self.piece([{"index": index, "delta": delta, "finish_reason": None}])
 
     def news(
-        self, index: int, handle: RequestHandle, texts: tuple[str, str], tokens: Sequence[int], sent: int, offset: int
+        self, index: int, handle: RequestHandle, texts: tuple[str, str], span: tuple[int, int], offset: int
     ) -> bytes:
         """Return the event for new `texts` (thinking, answer) of a choice.
 
-        `tokens` are all new tokens, of which the first `sent` are sent; the answer goes on at character `offset`.
+        `span` are the tokens of the answer's new text, which begins at its character `offset`.
         """
-        logprobs = self._logprobs(handle, tokens, sent, offset, bool(texts[1]))
+        logprobs = self._logprobs(handle, span, offset)
         return self._delta(index, *texts, finish_reason=None, logprobs=logprobs)
 
     def end(self, index: int, handle: RequestHandle) -> bytes:
@@ -65,35 +71,64 @@ class AnswerFormat:
         content: dict[str, Any] = {"delta": delta} if self.chat else {"text": answer}
         return self.piece([{"index": index, **content, **about}])
 
-    def _logprobs(
-        self, handle: RequestHandle, tokens: Sequence[int], sent: int, offset: int, answered: bool
-    ) -> dict[str, Any] | None:
-        """Return log-probabilities of the answer's tokens after the first `sent`, without thinking and end token."""
+    def _logprobs(self, handle: RequestHandle, span: tuple[int, int], offset: int) -> dict[str, Any] | None:
+        """Return log-probabilities of the tokens of an answer in `span`."""
         recorder = handle.recorder
         if recorder is None:
             return None
-        recorded: list[TokenLogprob] = []
-        if answered:
-            start, end = _answer_range(handle, tokens)
-            recorded = recorder.logprobs[max(sent, start) : end]
+        recorded = recorder.logprobs[slice(*span)]
         if self.chat:
             return _chat_logprobs(handle.model, recorded)
         return _completion_logprobs(handle.model, recorded, offset)
 
+    def usage(self, handles: Sequence[RequestHandle]) -> dict[str, Any]:
+        """Return the numbers of tokens of all choices; a prompt with several choices counts once."""
+        prompt_tokens = sum(len(handle.ask.prompt) for handle in handles[:: self.choices])
+        output_tokens = 0
+        reasoning_tokens = 0
+        for handle in handles:
+            usage = handle.generation.result().usage
+            output_tokens += usage.output_tokens
+            # The engine does not know if a text is split, nor if the prompt closes thinking.
+            if handle.text()[0]:
+                reasoning_tokens += usage.thinking_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt_tokens + output_tokens,
+            "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        }
 
-def _answer_range(handle: RequestHandle, tokens: Sequence[int]) -> tuple[int, int]:
-    """Return the index of the answer's first token, and that after its last, without the end token."""
+
+def answer_span(handle: RequestHandle, tokens: Sequence[int], characters: int) -> tuple[int, int]:
+    """Return the index of the answer's first token, and that after the last one of its first `characters`.
+
+    A stop text ends an answer within its tokens: a token that begins behind the end is not part of the answer.
+    """
     model = handle.model
+    if not characters or handle.recorder is None:
+        return 0, 0
     start = 0
-    if handle.ask.split and model.thinking.close:
-        lengths = model.split(tokens)
-        # None if the text has no thinking.
-        if lengths:
-            start = lengths[1]
+    close = model.thinking.close if handle.ask.split else ""
+    # None if the text has no thinking.
+    lengths = model.split(tokens) if close else None
+    if lengths:
+        start = lengths[1]
     end = len(tokens)
     if tokens and tokens[-1] in model.stops:
         end -= 1
-    return start, end
+    if not handle.ask.stop:
+        return start, end
+
+    def text_before(count: int) -> str:
+        return str(model.tokenizer.decode(list(tokens[:count]), skip_special_tokens=False))
+
+    thinking = ""
+    if lengths:
+        before, found, _ = text_before(end).partition(close)
+        thinking = before + found
+    limit = len(thinking) + characters
+    return start, bisect_left(range(end), limit, lo=start, key=lambda count: len(text_before(count)))
 
 
 def _token_text(model: ModelHandle, token: int) -> str:
@@ -142,25 +177,6 @@ def _cache_usage(handle: RequestHandle) -> dict[str, Any]:
         "peak_kv_tokens": usage.peak_kv_tokens,
         "mean_kv_tokens": round(usage.mean_kv_tokens, 1),
         "compressions": usage.compressions,
-    }
-
-
-def usage_of(handles: Sequence[RequestHandle]) -> dict[str, Any]:
-    """Return the numbers of tokens of all choices; a prompt with several answers counts once."""
-    usages = [handle.generation.result().usage for handle in handles]
-    prompts = {handle.ask.prompt for handle in handles}
-    prompt_tokens = sum(len(prompt) for prompt in prompts)
-    output_tokens = sum(usage.output_tokens for usage in usages)
-    reasoning_tokens = 0
-    for handle, usage in zip(handles, usages, strict=True):
-        # The engine does not know if the prompt closes thinking; the text then has no thinking.
-        if handle.ask.opened is not False or handle.text()[0]:
-            reasoning_tokens += usage.thinking_tokens
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": output_tokens,
-        "total_tokens": prompt_tokens + output_tokens,
-        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 

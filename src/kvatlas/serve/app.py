@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
-from kvatlas.serve.answers import AnswerFormat, error, event, usage_of
+from kvatlas.serve.answers import AnswerFormat, answer_span, error, event
 from kvatlas.serve.protocol import ChatRequest, CompletionRequest, Generating
 from kvatlas.serve.server import Gate, add_error_handlers
 from kvatlas.serve.service import (
@@ -260,7 +260,8 @@ class CompletionHandler:
         chat = isinstance(body, ChatRequest)
         endpoint = "chat" if chat else "completions"
         prefix = "chatcmpl" if chat else "cmpl"
-        answer_format = AnswerFormat(chat, f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self.name)
+        answer_id = f"{prefix}-{uuid.uuid4().hex}"
+        answer_format = AnswerFormat(chat, answer_id, int(time.time()), self.name, body.n or 1)
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
@@ -290,7 +291,7 @@ class CompletionHandler:
                     if piece:
                         yield piece
                 if with_usage:
-                    yield answer_format.piece([], usage=usage_of(handles))
+                    yield answer_format.piece([], usage=answer_format.usage(handles))
             yield answer_format.done
         except ClosedError as closed:
             yield event(error(str(closed), "server_error"))
@@ -319,11 +320,13 @@ async def _pieces(answer_format: AnswerFormat, handles: list[RequestHandle]) -> 
         handle = handles[index]
         thinking, answer = detokenizers[index].push(tokens, is_last)
         if thinking or answer:
-            yield answer_format.news(
-                index, handle, (thinking, answer), tokens, sent_tokens[index], sent_characters[index]
-            )
-            sent_tokens[index] = len(tokens)
+            offset = sent_characters[index]
             sent_characters[index] += len(answer)
+            # Thinking alone has no tokens of the answer yet.
+            start, end = answer_span(handle, tokens, sent_characters[index]) if answer else (0, 0)
+            start = max(start, sent_tokens[index])
+            sent_tokens[index] = max(end, sent_tokens[index])
+            yield answer_format.news(index, handle, (thinking, answer), (start, end), offset)
         else:
             yield b""
         if is_last:
