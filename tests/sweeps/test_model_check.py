@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from kvatlas import models
 from kvatlas.benchmarks import find
+from kvatlas.benchmarks.reading import PUBLISHED
 from kvatlas.core import Check, Finding
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import checks
@@ -91,6 +92,20 @@ def test_tags_are_looked_for_in_a_generation(r1_model: Callable[..., ModelHandle
     none = findings(r1_model(template=FIRST_TEMPLATE, tags=()))
     assert none["think tags"].message == "none: the whole output is the answer"
     assert none["generation"].status is Check.OK
+
+
+@pytest.mark.parametrize("tags", PUBLISHED)
+def test_the_tags_of_published_models_are_found(r1_model: Callable[..., ModelHandle], tags: tuple[str, str]) -> None:
+    line = checks._tags(r1_model(template=FIRST_TEMPLATE, tags=tags))
+    assert line.message == f"{tags[0]!r} to {tags[1]!r} (one token), to be opened by the model"
+
+
+@pytest.mark.parametrize("token", ["<|begin_reasoning|>", "[THOUGHTS]", "<rethink>"])
+def test_a_token_that_may_be_an_unknown_tag_is_told(r1_model: Callable[..., ModelHandle], token: str) -> None:
+    line = checks._tags(r1_model(template=FIRST_TEMPLATE, tags=(token,)))
+    assert line.status is Check.WARNING
+    assert line.message == f"none: the whole output is the answer, although {token!r} is a token of its own"
+    assert line.advice == "name the text that ends thinking with think_close"
 
 
 def test_a_tag_that_the_tokenizer_cannot_write_fails(tiny_llama: ModelHandle) -> None:

@@ -23,6 +23,10 @@ PUBLISHED = (
     ("<thinking>", "</thinking>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<seed:think>", "</seed:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("<thought>", "</thought>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
     HARMONY,
     ("<|channel>thought", "<channel|>"),
 )

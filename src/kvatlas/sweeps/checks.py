@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,8 @@ PROBE = (
 #: The benchmark of the embedded models, which have a vocabulary of their own.
 EMBEDDED_BENCHMARK = "CHAIN8"
 #: The answer in a test conversation; the template writes the end of a turn after it.
+#: A token that may be a think tag.
+_THINKS = re.compile("think|thought|reason", re.IGNORECASE)
 _ANSWER = "the answer of a test conversation"
 _THOUGHT = "the thinking of a test conversation"
 
@@ -276,7 +279,12 @@ def _tags(model: ModelHandle) -> Finding:
     name = "think tags"
     tags = model.thinking
     if not tags.close:
-        return Finding(name, Check.OK, "none: the whole output is the answer")
+        message = "none: the whole output is the answer"
+        added = [token for token in model.tokenizer.added_tokens_encoder if _THINKS.search(token)]
+        if added:
+            advice = "name the text that ends thinking with think_close"
+            return Finding(name, Check.WARNING, f"{message}, although {added[0]!r} is a token of its own", advice)
+        return Finding(name, Check.OK, message)
     tokens = model.tokens(f"so{tags.close}7")
     if model.split(tokens) is None:
         message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
