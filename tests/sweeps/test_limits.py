@@ -4,17 +4,20 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvatlas import models, policies
-from kvatlas.core import KvatlasError, Sampling
+from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, parameters
 from kvatlas.sweeps import make_plan, parse_spec
+from kvatlas.sweeps.autopsy import LostCell, Replayer, find_lost
 from tests.decoding import prompts
+from tests.stored import decode_run
 
 #: Plain, few KV heads, sliding windows, soft caps and sinks, latent attention, recurrent states, layers of two sizes.
 MODELS = (
@@ -129,3 +132,38 @@ def test_each_refusal_comes_from_planning(
     record_property("refusals", refusals)
     assert 0 < refusals < pairs
     assert find_late(dataclasses.replace(model, overrides=models.ENDLESS), accepted) == []
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_plan_knows_windows_and_sizes_of_the_cache(random_models: dict[str, ModelHandle], kind: str) -> None:
+    """Before weights are loaded, what the layers then turn out to be."""
+    model = models.find(random_models[kind].name)
+    planned = model.files.read_shape()
+    full = policies.from_setting(Setting.from_parameters("full"))
+    engine = Engine(model, model.load(), [full], Sampling(max_new_tokens=2), 1)
+    list(engine.run([Request(0, tuple(range(5, 12)), 5, (full,))]))
+    assert model.has_windows is bool(engine.cache.positions)
+    if kind != "gemma4_text":
+        assert planned.by_layer == model.shape.by_layer
+        assert (planned.heads, planned.kv_heads) == (model.shape.heads, model.shape.kv_heads)
+
+
+def test_traces_of_unequal_budgets_are_refused_before_an_autopsy(tmp_path: Path) -> None:
+    """They are no rivals of others either."""
+    spec = {
+        "models": ["embedded:tiny-llama"],
+        "benchmarks": ["CHAIN4"],
+        "problems": 1,
+        "sampling": {"max_new_tokens": 60},
+        "settings": [{"policy": "snapkv", "budgets": word, "queries": 8} for word in ("equal", "ada")],
+        "axes": {"kv_budget": [160], "local_window": [8], "ratio": [0.3]},
+    }
+    run = decode_run(spec, tmp_path / "run")
+    with pytest.raises(KvatlasError, match=r"snapkv\(.*ada.*\) cannot be replayed: budgets is 'ada'; expected 'equal'"):
+        find_lost(run, Setting.from_parameters("snapkv", budgets="ada"))
+    plan = make_plan(parse_spec(spec))
+    compressing = [policy.setting for policy, _ in plan.policies if policy.name == "snapkv"]
+    unequal, equal = sorted(compressing, key=lambda setting: "budgets" not in setting.values)
+    cell = LostCell(plan, "embedded:tiny-llama", "CHAIN4", equal, [], [], [unequal], 1)
+    assert Replayer(cell).rivals == {}
