@@ -34,6 +34,8 @@ RUN_KEY_VERSION = 4
 PROMPT_FORMAT = "chat-1"
 #: Part of the run keys of screening records; rises with every change of their measures.
 SCREEN_VERSION = 2
+#: The most characters of a wrong setting that a sentence shows.
+SHOWN = 500
 FULL = policies.from_setting(Setting.from_parameters("full"))
 PACKED_ON_GPU = (
     "Keys and values in fewer than 16 bits save no memory and no time on a GPU yet: every step unpacks all of them, "
@@ -406,7 +408,10 @@ def _policy_of(setting: Setting) -> Policy:
     try:
         return policies.from_setting(setting)
     except KvatlasError as error:
-        raise KvatlasError(f"The setting {setting} cannot be used: {error}") from error
+        shown = str(setting)
+        if len(shown) > SHOWN:
+            shown = f"{shown[:SHOWN]}..."
+        raise KvatlasError(f"The setting {shown} cannot be used: {error}") from error
 
 
 def _benchmark_notes(
