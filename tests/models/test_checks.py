@@ -66,6 +66,17 @@ def test_a_fifth_of_unknown_tokens_is_too_much(tiny_llama: ModelHandle) -> None:
         make_plan(parse_spec(spec))
 
 
+def test_a_vocabulary_larger_than_the_matrix_is_never_ok(r1: ModelHandle, tmp_path: Path) -> None:
+    size = max(r1.tokenizer.get_vocab().values())
+    model = copied(r1, tmp_path / "m", "config.json", vocab_size=size)
+    # No prompt holds the last token.
+    (finding,) = [item for item in check_tokenizer(model, [model.prompt("7")]) if item.name == "vocabulary"]
+    assert finding.status is WARNING
+    assert f"{size + 1:,} tokens, {size:,} in the model: 1 of them" in str(finding)
+    (note,) = notes_for(model, [model.prompt("7")], "AIME24")
+    assert "are unknown to the model" in note
+
+
 def test_tokens_beyond_the_models_are_refused(r1: ModelHandle, tmp_path: Path) -> None:
     model = copied(r1, tmp_path / "m", "config.json", vocab_size=100)
     with pytest.raises(KvatlasError, match=r"a prompt holds the token .*, and the model knows those from 0 to 99"):

@@ -1,6 +1,12 @@
 """A GGUF becomes a model like any other, once; what is wrong with one is said in a sentence."""
 
+import json
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +18,8 @@ from safetensors.torch import load_file
 from kvatlas import models
 from kvatlas.core import KvatlasError
 from kvatlas.machine import cache_folder
-from kvatlas.models import gguf
+from kvatlas.models import ModelHandle, gguf
+from kvatlas.models.checks import Check, check_tokenizer
 from kvatlas.models.gguf import PackagedModel
 from kvatlas.models.weights import ADAPTER_FILES, Adapter, sha256
 from kvatlas.text import bytes_text
@@ -30,44 +37,69 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: Any) -> Path:
-    """A tiny Llama with random weights and a tokenizer of bytes."""
+def shapes(kind: str, rows: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a tiny model of that architecture with so many rows of its matrix of tokens."""
+    found: dict[str, tuple[int, ...]] = {"token_embd.weight": (rows, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    for layer in range(LAYERS):
+        for name in ("attn_norm", "ffn_norm"):
+            found[f"blk.{layer}.{name}.weight"] = (HIDDEN,)
+        for name, size in (("attn_q", HIDDEN), ("attn_k", KV_HEADS * SIZE), ("attn_v", KV_HEADS * SIZE)):
+            found[f"blk.{layer}.{name}.weight"] = (size, HIDDEN)
+            if kind == "qwen2":
+                found[f"blk.{layer}.{name}.bias"] = (size,)
+        found[f"blk.{layer}.attn_output.weight"] = (HIDDEN, HIDDEN)
+        for name, shape in (("up", (INNER, HIDDEN)), ("gate", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
+            found[f"blk.{layer}.ffn_{name}.weight"] = shape
+    return found
+
+
+def write_gguf(
+    path: Path,
+    special: Mapping[str, int],
+    kind: str = "llama",
+    template: str = TEMPLATE,
+    lacks: str = "",
+    also: Mapping[str, Any] | None = None,
+    rows: int | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """A tiny model with random weights and a tokenizer of bytes with the `special` tokens of these types in front.
+
+    It `lacks` one tensor, and has some `also`. Returns its tokens.
+    """
     writer_of = pytest.importorskip("gguf", reason="needs the package gguf")
     from tokenizers.pre_tokenizers import ByteLevel
 
-    path = Path(tmp_path_factory.mktemp("gguf")) / "tiny.gguf"
-    tokens = [*SPECIAL, *sorted(ByteLevel.alphabet()), "th", "in"]
-    writer = writer_of.GGUFWriter(path, "llama")
-    facts = {
+    tokens = [*special, *sorted(ByteLevel.alphabet()), "th", "in"]
+    writer = writer_of.GGUFWriter(path, kind)
+    all_facts = {
         "context_length": 256, "embedding_length": HIDDEN, "block_count": LAYERS, "feed_forward_length": INNER,
         "head_count": HEADS, "head_count_kv": KV_HEADS, "rope_dimension_count": SIZE, "layer_norm_rms_eps": 1e-5,
-        "vocab_size": len(tokens), "tokenizer_model": "gpt2", "token_list": tokens,
-        "token_types": [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)), "token_merges": ["t h", "i n"],
-        "bos_token_id": 1, "eos_token_id": 2, "chat_template": TEMPLATE,
+        "vocab_size": rows or len(tokens), "tokenizer_model": "gpt2", "token_list": tokens,
+        "token_types": [*special.values(), *[1] * (len(tokens) - len(special))], "token_merges": ["t h", "i n"],
+        "bos_token_id": 1, "eos_token_id": 2, "chat_template": template, **(facts or {}),
     }  # fmt: skip
-    for name, fact in facts.items():
+    for name, fact in all_facts.items():
         getattr(writer, f"add_{name}")(fact)
     drawn = torch.Generator().manual_seed(0)
-
-    def add(name: str, *shape: int) -> None:
+    for name, shape in shapes(kind, rows or len(tokens)).items():
         values = torch.randn(shape, generator=drawn) * 0.2 if len(shape) > 1 else torch.ones(shape)
-        writer.add_tensor(name, values.numpy())
-
-    add("token_embd.weight", len(tokens), HIDDEN)
-    add("output_norm.weight", HIDDEN)
-    for layer in range(LAYERS):
-        for name in ("attn_norm", "ffn_norm"):
-            add(f"blk.{layer}.{name}.weight", HIDDEN)
-        for name, rows in (("attn_q", HIDDEN), ("attn_k", KV_HEADS * SIZE), ("attn_v", KV_HEADS * SIZE)):
-            add(f"blk.{layer}.{name}.weight", rows, HIDDEN)
-        add(f"blk.{layer}.attn_output.weight", HIDDEN, HIDDEN)
-        for name, (rows, columns) in (("up", (INNER, HIDDEN)), ("gate", (INNER, HIDDEN)), ("down", (HIDDEN, INNER))):
-            add(f"blk.{layer}.ffn_{name}.weight", rows, columns)
+        if name != lacks:
+            writer.add_tensor(name, values.numpy())
+    for name, content in (also or {}).items():
+        writer.add_tensor(name, content)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: Any) -> Path:
+    """A tiny Llama with random weights and a tokenizer of bytes."""
+    path = Path(tmp_path_factory.mktemp("gguf")) / "tiny.gguf"
+    write_gguf(path, dict.fromkeys(SPECIAL, 3))
     return path
 
 
@@ -186,3 +218,120 @@ def test_the_folder_of_caches_is_the_systems_or_the_one_that_a_variable_names(
     assert cache_folder().name == "kvatlas"
     if sys.platform == "linux":
         assert cache_folder() == tmp_path / "kvatlas"
+
+
+#: Tokens as models name them, with their types: letters beyond ASCII, blanks, letters of the alphabet of bytes.
+NAMED: list[dict[str, int]] = [
+    {
+        "<｜end▁of▁sentence｜>": 3,
+        "<｜User｜>": 3,
+        "<｜Assistant｜>": 3,
+        "<｜begin▁of▁sentence｜>": 3,
+        "<think>": 4,
+        "</think>": 4,
+    },
+    {"<end>": 3, "◁think▷": 4, "◁/think▷": 4, "<|конец|>": 3, "<|思考|>": 4, "<|im start|>": 3},
+    {"<a>": 3, "<b>": 3, "<c>": 3, "  ": 4, "    ": 4, "<é>": 3, "🙂": 3, "\t\t": 4, "<|▁|>": 3, "\n\n": 4},
+]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("special", NAMED)
+def test_each_control_token_has_the_id_of_its_place(special: dict[str, int], kind: str, tmp_path: Path) -> None:
+    names = list(special)
+    template = "{{ bos_token }}{% for m in messages %}" + names[3] + "{{ m.content }}{% endfor %}" + names[2]
+    tokens = write_gguf(tmp_path / "named.gguf", special, kind, template)
+    model = models.find(f"hf:{tmp_path}/named.gguf", cache=str(tmp_path / "cache"))
+    tokenizer = model.tokenizer
+    assert len(tokenizer) == max(tokenizer.get_vocab().values()) + 1 == len(tokens) == model.vocabulary
+    assert tokenizer.bos_token_id == 1
+    for place, token in enumerate(tokens):
+        if place < len(special):
+            assert model.tokens(f"x{token}y") == (*model.tokens("x"), place, *model.tokens("y"))
+        # Ordinary ones are where they were, too.
+        elif token in ("a", "Z", "th"):
+            assert model.tokens(token) == (place,)
+    assert model.encode("in") == (1, 3, *model.tokens("in"), 2)
+    by_kind = {finding.name: finding.status for finding in check_tokenizer(model, [model.prompt("in")])}
+    assert by_kind["vocabulary"] is Check.OK
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_gguf_that_lacks_a_tensor_is_refused(kind: str, tmp_path: Path) -> None:
+    """Each of one block and those outside of blocks; transformers would draw random numbers for it."""
+    for number, name in enumerate(name for name in shapes(kind, 1) if not name.startswith("blk.0")):
+        write_gguf(tmp_path / f"{number}.gguf", dict.fromkeys(SPECIAL, 3), kind, lacks=name)
+        with pytest.raises(KvatlasError, match="lacks the tensor"):
+            models.find(f"hf:{tmp_path}/{number}.gguf", cache=str(tmp_path / "cache"))
+    assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
+
+
+def test_numbers_that_are_left_out_are_refused_and_scaled_rotations_are_kept(tmp_path: Path) -> None:
+    special = dict.fromkeys(SPECIAL, 3)
+    ones = torch.ones(SIZE // 2).numpy()
+
+    def find(name: str, **changes: Any) -> ModelHandle:
+        write_gguf(tmp_path / f"{name}.gguf", special, **changes)
+        return models.find(f"hf:{tmp_path}/{name}.gguf", cache=str(tmp_path / "cache"))
+
+    plain = find("plain")
+    assert find("ones", also={"rope_freqs.weight": ones}).config == plain.config
+    # The wavelengths 6, 628, 62,832 and 6,283,185 of a rotation with the base 10^8: the last two are beyond 8,192.
+    far = {"rope_freq_base": 1e8}
+    scaled = find("scaled", also={"rope_freqs.weight": torch.tensor([1.0, 1.0, 8.0, 8.0]).numpy()}, facts=far)
+    rotation = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e8, "original_max_position_embeddings": 8192}
+    assert {name: scaled.config["rope_parameters"][name] for name in rotation} == rotation
+    with pytest.raises(
+        KvatlasError, match=r"holds 4 numbers that transformers leaves out, those of 'rope_freqs.weight'"
+    ):
+        find("other", also={"rope_freqs.weight": torch.tensor([1.0, 2.0, 8.0, 8.0]).numpy()}, facts=far)
+    with pytest.raises(KvatlasError, match=r"holds 32 numbers that transformers leaves out"):
+        find("more", also={"blk.0.attn_sub_norm.weight": torch.ones(HIDDEN).numpy()})
+    from gguf import RopeScalingType
+
+    with pytest.raises(KvatlasError, match=r"scales positions by 'yarn', which transformers leaves out"):
+        find("yarn", facts={"rope_scaling_type": RopeScalingType.YARN, "rope_scaling_factor": 4.0})
+
+
+def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
+    tokens = write_gguf(tmp_path / "few.gguf", dict.fromkeys(SPECIAL, 3), rows=200)
+    with pytest.raises(KvatlasError, match=rf"has {len(tokens)} tokens, and its model has 200"):
+        models.find(f"hf:{tmp_path}/few.gguf", cache=str(tmp_path / "cache"))
+    assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
+
+
+def test_a_stopped_conversion_leaves_nothing_that_looks_finished(file: Path, tmp_path: Path) -> None:
+    """Killed while files are there: what is left is no model, and the next conversion starts over."""
+    whole = models.find(f"hf:{file}", cache=str(tmp_path / "whole")).folder
+    sizes = {path.name: path.stat().st_size for path in whole.iterdir()}
+    for number, last in enumerate(("model.safetensors", "tokenizer.json")):
+        cache = tmp_path / str(number)
+        code = f"from kvatlas import models; models.find('hf:{file}', cache={str(cache)!r})"
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+        folder = cache / whole.name
+        part = cache / f"{whole.name}.part" / "model" / last
+        while not part.exists() and process.poll() is None:
+            time.sleep(0.002)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not folder.exists() or {path.name: path.stat().st_size for path in folder.iterdir()} == sizes
+        found = models.find(f"hf:{file}", cache=str(cache))
+        assert {path.name: path.stat().st_size for path in found.folder.iterdir()} == sizes
+        assert not (cache / f"{whole.name}.part").exists()
+
+
+def test_a_folder_that_lacks_a_part_or_is_of_an_earlier_conversion_is_made_anew(file: Path, tmp_path: Path) -> None:
+    folder = models.find(f"hf:{file}", cache=str(tmp_path)).folder
+    weights = (folder / "model.safetensors").read_bytes()
+    mark = json.loads((folder / gguf.MARK).read_text("utf-8"))
+    (folder / "model.safetensors").unlink()
+    models.find(f"hf:{file}", cache=str(tmp_path))
+    assert (folder / "model.safetensors").read_bytes() == weights
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    models.find(f"hf:{file}", cache=str(tmp_path))
+    assert (folder / "model.safetensors").read_bytes() == weights
+    (folder / gguf.MARK).write_text(json.dumps({**mark, "conversion": 1}), "utf-8")
+    (folder / "of an earlier one").touch()
+    models.find(f"hf:{file}", cache=str(tmp_path))
+    assert not (folder / "of an earlier one").exists()
+    assert json.loads((folder / gguf.MARK).read_text("utf-8")) == mark

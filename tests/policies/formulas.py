@@ -40,6 +40,9 @@ def logit(cached: CacheView, layer: int, head: int, query: int, slot: int) -> fl
 
 def softmax(values: list[float]) -> list[float]:
     top = max(values)
+    if top == -math.inf:
+        # Of nothing.
+        return [0.0] * len(values)
     parts = [math.exp(value - top) for value in values]
     total = sum(parts)
     return [part / total for part in parts]

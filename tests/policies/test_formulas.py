@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kvatlas import policies
 from kvatlas.core import KvatlasError
 from kvatlas.models import ModelHandle
-from kvatlas.policies import PRESETS, ReferenceTrace, Scope, rkv, select_tokens
+from kvatlas.policies import PRESETS, ReferenceTrace, Scope, ScoreMemory, parameters, rkv, select_tokens
 from tests.policies import formulas
 from tests.policies.authors import FACTS, choosing
 from tests.policies.scenes import SHAPE, assert_keeps, make, scene
@@ -44,6 +47,9 @@ SCENES = pytest.mark.parametrize(("scope", "seed"), [*zip(Scope, range(4), stric
         ("caote", {"queries": 12, "keep_prompt": False}),
         ("dropkv", {"queries": 6}),
         ("dropkv", {"queries": 6, "keep_prompt": False, "sliding": 48}),
+        # Queries of evicted tokens, which see no cached one.
+        ("caote", {"queries": 70, "sliding": 2, "keep_prompt": False}),
+        ("snapkv", {"queries": 70, "sliding": 2, "kernel": 1}),
         # The running sum is overwritten at every step by the mean over layers, heads and the one query.
         ("h2o@dynts-paper", {}),
         # Collected from ob_window = 32 steps before the compression's own step on: 33 means over layers and heads.
@@ -245,6 +251,15 @@ def test_models_without_one_rotation_are_refused() -> None:
             policy.check(model)
 
 
+class Separators:
+    """A tokenizer with a separator in each fifth place."""
+
+    bos_token_id = None
+
+    def decode(self, tokens: list[int]) -> str:
+        return "." if tokens[0] % 5 == 0 else "a"
+
+
 #: Of a model with 8 channels a head, whose rotation is that of transformers' Llama.
 ROTATED = {"model_type": "llama", "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
 
@@ -280,6 +295,85 @@ def test_h2o_per_query(scope: Scope, seed: int) -> None:
     assert_keeps(policy, cached, formulas.h2o_per_query(policy, cached, mass))
     assert "per_query" in policy.setting.values
     assert "per_query" not in make("h2o").setting.values
+
+
+#: Policies without a file of their own, and what may leave them nothing to count.
+UNFILED = [
+    name
+    for name in policies.policies.names()
+    if name not in ("full", "learned", "oracle", "triattention") and not name.startswith("dynts")
+]
+CHOICES: dict[str, list[Any]] = {
+    "queries": [2, 32, 64],
+    "sinks": [0, 500],
+    "scope": ["head", "kv_head", "layer", "global"],
+    "large": [0.0, 1.0],
+    "refresh": [1, 5],
+    "carry": [0.0, 0.8],
+    "ratio": [0.0, 0.3, 1.0],
+    "keep_prompt": [True, False],
+}
+
+
+class OfTest(SimpleNamespace):
+    """A model that caches of results know by itself."""
+
+    __hash__ = object.__hash__
+
+
+MODEL = OfTest(shape=SHAPE, config=ROTATED, name="of a test", tokenizer=Separators())
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_no_score_is_nan_where_a_set_is_empty(data: st.DataObject) -> None:
+    """A query may see no cached token, a head have few, all tokens be sinks, or be in the observation window."""
+    name = data.draw(st.sampled_from(UNFILED))
+    own = {item.name for item in parameters(policies.policies.get(name))}
+    values = {word: data.draw(st.sampled_from(choice)) for word, choice in CHOICES.items() if word in own}
+    policy = make(name, **values)
+    if policy.unequal and policy.scope is Scope.HEAD and data.draw(st.booleans()):
+        policy = replace(policy, budgets="ada")
+
+    length = data.draw(st.integers(70, 400))
+    newest = data.draw(st.integers(12, 30))
+    oldest = sorted(data.draw(st.sets(st.integers(0, length - newest - 1), max_size=12)))
+    places = [*oldest, *range(length - newest, length)]
+    positions = torch.tensor(places).expand(*policy.scope.width(SHAPE), -1).clone()
+    if policy.budgets != "equal":
+        # The mean over the two heads is an integer.
+        missing = data.draw(st.integers(0, len(oldest) // 2))
+        positions[:, 0, : 2 * missing] = -1
+
+    random = torch.Generator().manual_seed(length)
+    numbers = torch.randn(SHAPE.layers, SHAPE.kv_heads, len(places), SHAPE.head_dim, generator=random)
+    if policy.budgets != "equal":
+        numbers = numbers * (positions >= 0)[..., None]
+    # With large keys one token has all of the attention.
+    dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+    numbers = numbers.to(dtype)
+    keys = numbers * data.draw(st.sampled_from([1.0, 30.0]))
+    plain = scene(policy, length)
+    queries = [plain.query(layer).to(dtype) * 10 for layer in range(SHAPE.layers)]
+    window = data.draw(st.sampled_from([None, 1, 3, 40]))
+    tokens = torch.arange(length)
+    memory = ScoreMemory(torch.zeros(positions.shape)) if policy.remembers else None
+    cached = replace(
+        plain,
+        model=MODEL,
+        positions=positions,
+        prompt_length=data.draw(st.integers(0, 40)),
+        length=length,
+        columns={column: torch.rand(positions.shape, generator=random) for column in policy.columns},
+        key=lambda layer: keys[layer],
+        value=numbers.__getitem__,
+        query=lambda layer: queries[layer],
+        window=lambda _: window,
+        tokens=lambda: tokens,
+        memory=memory,
+    )
+    # Scores that are not a number are refused.
+    select_tokens(policy, cached)
 
 
 @pytest.mark.parametrize("shared", [90, 60, 5])

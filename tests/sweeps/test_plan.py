@@ -35,6 +35,17 @@ BITS: dict[str, Any] = {
 }
 
 
+def test_a_plan_says_that_unequal_budgets_are_slow_on_a_gpu(
+    spec_data: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [{"policy": "snapkv", "kv_budget": 90, "budgets": word} for word in ("equal", "ada")]
+    data = spec_data(settings=settings, axes={"local_window": [4, 8], "ratio": [0.3]})
+    assert not any("by themselves" in note for note in make_plan(parse_spec(data)).notes)
+    monkeypatch.setattr(ModelHandle, "device", "cuda:0")
+    (note,) = [note for note in make_plan(parse_spec(data)).notes if "by themselves" in note]
+    assert note.startswith("The 2 settings with unequal budgets (ada, pyramid) of 5 with the model ")
+
+
 def test_a_plan_names_every_trace(spec_data: Build) -> None:
     plan = make_plan(parse_spec(spec_data()))
     assert plan.traces == 2 * 3 * 2 * 9

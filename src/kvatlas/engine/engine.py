@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
-from kvatlas.core import KvatlasError, Sampling, Storage, reason
+from kvatlas.core import KvatlasError, Sampling, Storage, grouped, reason
 from kvatlas.engine.attention import AttentionBackend, PassAttention
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
@@ -35,7 +35,7 @@ from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.reference import ReferenceBackend
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
-from kvatlas.engine.scheduler import Peak, Scheduler
+from kvatlas.engine.scheduler import CacheForm, Peak, Scheduler, cache_form
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.machine import compiles, out_of_memory
 from kvatlas.models import CachedLayer, ModelHandle, Shape
@@ -43,7 +43,7 @@ from kvatlas.models.attention import RowStates, attention_function, own_attentio
 from kvatlas.models.compiled import compiled_layers
 from kvatlas.models.key_biases import KeyBiases, find_key_biases
 from kvatlas.native import load
-from kvatlas.policies import Policy, Signal, has_unequal_budgets
+from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -113,15 +113,17 @@ class Engine:
         self.batch_size = batch_size
         weight = next(model.parameters())
         policies = list(policies)
-        if backend is None and weight.device.type != "cpu" and any(map(has_unequal_budgets, policies)):
-            # The compiled kernels of a GPU know whole pages alone.
-            backend = "reference"
-        self.backend = backend_for(weight.device, weight.dtype, backend)
         self.collector = SignalCollector(policies)
-        #: The form of keys and values in the cache, at first that of the first policy.
-        self.storage = policies[0].storage if policies else Storage()
         self.decoded_tokens = self.passes = 0
-        self._place = weight.device, weight.dtype, self.backend.page_size
+        self._device, self._dtype = weight.device, weight.dtype
+        whole_pages = backend_for(weight.device, weight.dtype, backend)
+        #: The backends of sequences with whole pages, and of those in parts.
+        self._backends = {False: whole_pages, True: whole_pages}
+        if weight.device.type != "cpu":
+            self._backends[True] = backend_for(weight.device, weight.dtype, "reference")
+        #: The form of the cache, at first that of the first policy, if possible of one with whole pages.
+        forms = sorted(map(self.form_of, policies), key=lambda form: form.in_parts)
+        self.form = forms[0] if forms else CacheForm(Storage())
         self._finished: list[Generation[Any]] = []
         self._hidden: Tensor | None = None
         #: True if layers keep a state beside the KV cache.
@@ -135,6 +137,20 @@ class Engine:
         # The config.json may differ.
         handle.keep_shape(_shapes[model])
         self._allocate()
+
+    def form_of(self, policy: Policy) -> CacheForm:
+        """Return the form of the cache in which a policy is decoded here."""
+        return cache_form(policy, self._device.type)
+
+    @property
+    def storage(self) -> Storage:
+        """The form of keys and values in the cache."""
+        return self.form.storage
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """The backend that computes attention in the present form of the cache."""
+        return self._backends[self.form.in_parts]
 
     def _allocate(self) -> None:
         state = self.collector.token_state(self.handle.shape)
@@ -173,7 +189,8 @@ class Engine:
     ) -> KVCache:
         states = RowStates(self.model) if self.stateful else None
         biases = _key_biases[self.model]
-        return KVCache(self.handle.shape, rows, token_state, query_window, *self._place, states, storage, biases)
+        place = self._device, self._dtype, self.backend.page_size
+        return KVCache(self.handle.shape, rows, token_state, query_window, *place, states, storage, biases)
 
     @torch.inference_mode()
     def _measure_shape(self) -> tuple[Shape, KeyBiases | None]:
@@ -187,7 +204,7 @@ class Engine:
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
         with self._refusing(), _without_hooks(self.model), own_attention(self.model), attention_function(record):
-            self.model(input_ids=torch.tensor([[0, 1]], device=self._place[0]), use_cache=False)
+            self.model(input_ids=torch.tensor([[0, 1]], device=self._device), use_cache=False)
         heads = {(query, key) for query, key, _ in found.values()}
         if not heads:
             raise self._refusal("has no layers that attend by transformers' attention interface")
@@ -236,34 +253,40 @@ class Engine:
         """Decode all requests, taken as rows become free; yield generations as they finish, in no fixed order.
 
         A source without a request now but perhaps later gives None: active rows continue, and it is polled again.
-        Settings of equal storage share the cache and trunks; those of another one are decoded after the last request.
+        Settings of one form share the cache and trunks; those of another one are decoded after the last request.
         """
         if self.model not in _rehearsed:
             with _without_hooks(self.model):
                 self._rehearse()
             _rehearsed.add(self.model)
-        later: dict[Storage, list[Request[K]]] = {}
-        yield from self._decode(self._defer_other_storages(requests, later))
+        later: dict[CacheForm, list[Request[K]]] = {}
+        yield from self._decode(self._defer_other_forms(requests, later))
         while later:
-            self.storage, waiting = later.popitem()
+            self.form, waiting = later.popitem()
             self._renew(self.batch_size)
             yield from self._decode(iter(waiting))
 
-    def _defer_other_storages(
-        self, requests: Iterable[Request[K] | None], later: dict[Storage, list[Request[K]]]
+    def _defer_other_forms(
+        self, requests: Iterable[Request[K] | None], later: dict[CacheForm, list[Request[K]]]
     ) -> Iterator[Request[K] | None]:
-        """Yield the requests with their settings of this storage; put the other settings into `later`."""
+        """Yield the requests with their settings of the present form; put the other settings into `later`."""
         for request in requests:
-            by_storage: dict[Storage, list[Policy]] = {}
-            for policy in request.policies if request is not None else ():
-                by_storage.setdefault(policy.storage, []).append(policy)
-            current = by_storage.pop(self.storage, None)
-            for storage, others in by_storage.items():
+            by_form = self._by_form(request) if request is not None else {}
+            current = by_form.pop(self.form, None)
+            for form, others in by_form.items():
                 assert request is not None
-                later.setdefault(storage, []).append(replace(request, policies=tuple(others)))
-            if by_storage and request is not None and current:
+                later.setdefault(form, []).append(replace(request, policies=tuple(others)))
+            if by_form and request is not None and current:
                 request = replace(request, policies=tuple(current))
             yield request if current else None
+
+    def _by_form(self, request: Request[K]) -> dict[CacheForm, list[Policy]]:
+        """Return the policies of a request by the form of their caches."""
+        by_form = grouped(request.policies, self.form_of)
+        if request.script and len(by_form) > 1:
+            # All settings of a script are read side by side, if need be in parts.
+            return {max(by_form, key=lambda form: form.in_parts): list(request.policies)}
+        return by_form
 
     def _decode(self, source: Iterator[Request[K] | None]) -> Iterator[Generation[K]]:
         self._finished = []

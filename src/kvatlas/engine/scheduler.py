@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from kvatlas.core import KvatlasError, Sampling, Storage
+from kvatlas.core import KvatlasError, Sampling, Storage, grouped
 from kvatlas.engine.cache import PAGE, KVCache, Snapshot, growth, pages_for
 from kvatlas.engine.flex import BLOCK
 from kvatlas.engine.rows import Likeness, Request, Row, compress
@@ -42,6 +42,25 @@ GPU_BATCH = 256
 MARGIN = 0.9
 #: Bytes of cuBLAS on a GPU: its workspaces for usual steps and for captured ones.
 WORKSPACES = 2**26
+
+
+class CacheForm(NamedTuple):
+    """The form of the cache of a setting: how numbers are stored, and whether heads share pages `in_parts`.
+
+    Settings of one form are decoded together.
+    """
+
+    storage: Storage
+    in_parts: bool = False
+
+
+def cache_form(policy: Policy, device: str) -> CacheForm:
+    """Return the form of the cache in which a policy is decoded on a device of this type (`cpu`, `cuda:0`).
+
+    The compiled kernels of a GPU know whole pages alone: settings with unequal budgets are decoded by themselves there,
+    in plain torch.
+    """
+    return CacheForm(policy.storage, device != "cpu" and has_unequal_budgets(policy))
 
 
 class Scheduler:
@@ -277,14 +296,11 @@ def largest_batch(memory: float, most: int, peak_of: Callable[[int], Peak]) -> i
 def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
     """Return the peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
 
-    Prompts have `prompt` tokens, traces `output` new ones. Settings of unlike storage are decoded one after the other.
+    Prompts have `prompt` tokens, traces `output` new ones. Settings of unlike forms are decoded one after the other.
     """
-    by_storage: dict[Storage, list[Policy]] = {}
-    for policy in policies:
-        by_storage.setdefault(policy.storage, []).append(policy)
     peaks = []
-    for storage, settings in by_storage.items():
-        peaks.append(_peak(model, storage, settings, batch_size, trees, prompt, output))
+    for form, settings in grouped(policies, lambda policy: cache_form(policy, model.device)).items():
+        peaks.append(_peak(model, form.storage, settings, batch_size, trees, prompt, output))
     return max(peaks, key=lambda peak: peak.total)
 
 

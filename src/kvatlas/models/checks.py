@@ -153,7 +153,13 @@ def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
     if last >= size:
         message = f"a prompt holds the token {last}, and the model knows those from 0 to {size - 1}"
         return Finding("vocabulary", Check.FAILED, message, _OTHER)
-    return Finding("vocabulary", Check.OK, f"{len(model.tokenizer):,} tokens, {size:,} in the model")
+    vocabulary = model.tokenizer.get_vocab()
+    message = f"{len(vocabulary):,} tokens, {size:,} in the model"
+    beyond = [token for token, number in vocabulary.items() if number >= size]
+    if beyond:
+        some = f"{len(beyond)} of them, {min(beyond)!r} for one, are unknown to the model"
+        return Finding("vocabulary", Check.WARNING, f"{message}: {some}", _OTHER)
+    return Finding("vocabulary", Check.OK, message)
 
 
 def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim")
+#: The entry of a config whose model has latent attention.
+_LATENT = "kv_lora_rank"
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 #: Entries of a config about the program that wrote it, and not about the model.
@@ -104,13 +106,19 @@ class ModelFiles:
 
     def read_shape(self) -> Shape:
         """Return the sizes in config.json. Raises KvatlasError for missing and impossible ones."""
-        complete = all(self.config.get(name) for name in _SIZES)
+        complete = all(self.config.get(name) for name in _SIZES) and not self.config.get(_LATENT)
         config = self.config if complete else self.complete_config
         heads = self._size(config, "num_attention_heads")
         hidden = self._size(config, "hidden_size")
-        kv_heads = self._size(config, "num_key_value_heads", heads)
-        head_dim = self._size(config, "head_dim", hidden // heads)
-        layers = tuple(CachedLayer(layer, head_dim, head_dim) for layer in self._cached_layers(config))
+        if config.get(_LATENT):
+            # Keys and values of all heads are made of the latent ones before they are cached.
+            kv_heads = heads
+            head_dim = self._size(config, "qk_nope_head_dim") + self._size(config, "qk_rope_head_dim")
+            value_dim = self._size(config, "v_head_dim", head_dim)
+        else:
+            kv_heads = self._size(config, "num_key_value_heads", heads)
+            head_dim = value_dim = self._size(config, "head_dim", hidden // heads)
+        layers = tuple(CachedLayer(layer, head_dim, value_dim) for layer in self._cached_layers(config))
         biased = bool(config.get("attention_bias")) or config.get("model_type") in BIASED
         return Shape(len(layers), heads, kv_heads, head_dim, hidden, layers, key_biases=biased)
 
@@ -136,6 +144,15 @@ class ModelFiles:
         if isinstance(kinds, list) and set(kinds) - set(CACHED_KINDS):
             return [layer for layer, kind in enumerate(kinds) if kind in CACHED_KINDS]
         return range(count)
+
+    @property
+    def has_windows(self) -> bool:
+        """True if layers attend to a sliding window of tokens."""
+        config = self.complete_config
+        kinds = config.get("layer_types")
+        if isinstance(kinds, list):
+            return "sliding_attention" in kinds
+        return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
     @property
     def positions(self) -> int | None:

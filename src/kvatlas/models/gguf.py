@@ -7,18 +7,36 @@ transformers reads the architectures that it knows; the weights stay in float32,
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, refusal
 from kvatlas.machine import being_made, cache_folder
 from kvatlas.models.weights import sha256
 from kvatlas.text import bytes_text
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PreTrainedModel
+
+#: The file of a converted model that lists its files with their sizes; written last.
+MARK = "converted.json"
+#: Rises with every change of what a conversion writes: models of earlier ones are converted again.
+CONVERSION = 2
+#: The types of tokens in a GGUF that are matched as a whole in texts: control tokens, and those of the user.
+CONTROL, OF_USER = 3, 4
+#: The tensor of a rotation by positions whose low frequencies are divided, and the parameters of all models that have
+#: one, beside the factor.
+SCALED_ROTATION = "rope_freqs.weight"
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 @dataclass(frozen=True)
@@ -143,7 +161,17 @@ def _folder(digest: str, cache: str) -> Path:
 
 
 def _is_there(folder: Path) -> bool:
-    return (folder / "config.json").is_file()
+    """Return True if a folder holds a whole model of this version of the conversion."""
+    try:
+        mark = json.loads((folder / MARK).read_text("utf-8"))
+        return mark["conversion"] == CONVERSION and mark["files"] == _file_sizes(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _file_sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes of the files of a converted model by their names."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != MARK}
 
 
 @contextmanager
@@ -162,43 +190,209 @@ def _keep(file: Path, folder: Path, scratch: Path) -> None:
     # transformers needs both to read one.
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
-    size = bytes_text(_converted_bytes(file))
+    with refusal(f"The GGUF {str(file)!r} cannot be read"):
+        from gguf import GGUFReader
+
+        reader = GGUFReader(file)
+        size = bytes_text(4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
     sentence = f"{file.name} is converted once, to {size} in {folder}; delete that folder to free them."
     print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
     result = scratch / "model"
-    _convert(file, result)
-    # A folder without a model is no longer whole.
+    _convert(file, reader, result)
+    (result / MARK).write_text(json.dumps({"conversion": CONVERSION, "files": _file_sizes(result)}), "utf-8")
+    # A folder without a whole model, or one of an earlier conversion.
     if folder.exists():
         shutil.rmtree(folder)
     result.rename(folder)
 
 
-def _converted_bytes(file: Path) -> int:
-    """Return the bytes of a GGUF's weights in float32."""
-    from gguf import GGUFReader
-
-    with refusal(f"The GGUF {str(file)!r} cannot be read"):
-        return 4 * sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
-
-
-def _convert(file: Path, folder: Path) -> None:
+def _convert(file: Path, reader: GGUFReader, folder: Path) -> None:
+    """Write the model of a GGUF to a folder. Raises KvatlasError if it would become another one."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    load: Any = AutoModelForCausalLM.from_pretrained
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
-        read = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        read, report = load(file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    read_apart = [SCALED_ROTATION] if _keep_scaled_rotation(file, reader, read) else []
+    _check_tensors(file, reader, read, report["missing_keys"], read_apart)
     # transformers refuses to save a model that was read from a GGUF, though its weights are plain numbers.
     del read.config.quantization_config
     plain = type(read)(read.config)
     plain.load_state_dict(read.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    _place_tokens(file, reader, folder, plain.get_input_embeddings().weight.shape[0])
     # The digest of a model must not depend on the version that wrote its files.
     for name in ("config.json", "generation_config.json"):
         config = json.loads((folder / name).read_text("utf-8"))
         config.pop("transformers_version", None)
         (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def _keep_scaled_rotation(file: Path, reader: GGUFReader, model: PreTrainedModel) -> bool:
+    """Put the scaled rotation of Llama 3.1 and its kin into the config of a model, which transformers does not read.
+
+    Return False if the file has none, or one that is not that of Llama 3.1 with some factor. Raises KvatlasError for
+    another scaling that the file names and transformers leaves out.
+    """
+    import torch
+
+    rotation = dict(getattr(model.config, "rope_parameters", None) or {})
+    scaling = _metadata(reader, "{}.rope.scaling.type", "none")
+    if scaling not in ("", "none") and rotation.get("rope_type", "default") == "default":
+        raise KvatlasError(
+            f"The GGUF {str(file)!r} scales positions by {scaling!r}, which transformers leaves out, so that it reads "
+            "another model; use the model's safetensors."
+        )
+    stored = next((tensor.data for tensor in reader.tensors if tensor.name == SCALED_ROTATION), None)
+    if stored is None or "rope_theta" not in rotation:
+        return False
+    divisors = torch.from_numpy(stored.astype("float64"))
+    factor = round(float(divisors.max()), 3)
+    if factor > 1:
+        rotation |= {"rope_type": "llama3", "factor": factor, **LLAMA3}
+    head_dim = 2 * len(divisors)
+    wavelengths = 2 * math.pi * rotation["rope_theta"] ** (torch.arange(0, head_dim, 2).double() / head_dim)
+    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    smooth = (LLAMA3["original_max_position_embeddings"] / wavelengths - low) / (high - low)
+    smooth = smooth.clamp(0, 1)
+    if not torch.allclose(divisors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
+        return False
+    model.config.rope_parameters = rotation
+    return True
+
+
+def _check_tensors(
+    file: Path, reader: GGUFReader, model: PreTrainedModel, missing: Iterable[str], read_apart: Collection[str]
+) -> None:
+    """Raise KvatlasError if the model has tensors that the file lacks, which transformers fills with random numbers,
+    or if the file has tensors, beside those `read_apart`, that the model lacks."""
+    lacking = sorted(missing)
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise KvatlasError(f"The GGUF {str(file)!r} lacks the tensor {lacking[0]!r}{more} of its model.")
+    # Blocks for the prediction of further tokens are no part of the model.
+    further = int(_metadata(reader, "{}.nextn_predict_layers", 0))
+    blocks = int(_metadata(reader, "{}.block_count", 0))
+    left_out = tuple(f"blk.{block}." for block in range(blocks - further, blocks))
+    sizes = {}
+    for tensor in reader.tensors:
+        if tensor.name not in read_apart and not tensor.name.startswith(left_out):
+            sizes[tensor.name] = int(tensor.n_elements)
+    # Names differ, and tensors are joined or divided, but their numbers are as many. Shared ones count once.
+    state = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
+    left = sum(sizes.values()) - sum(state.values())
+    if left > 0:
+        named = [name for name, size in sizes.items() if size == left]
+        which = f", those of {named[0]!r}" if len(named) == 1 else ""
+        raise KvatlasError(
+            f"The GGUF {str(file)!r} holds {left:,} numbers that transformers leaves out{which}, so that it reads "
+            "another model; use the model's safetensors."
+        )
+
+
+def _metadata(reader: GGUFReader, key: str, default: Any = None) -> Any:
+    """Return an entry of a GGUF's header; `{}` in the key stands for the architecture."""
+    field = reader.get_field(key.format(_metadata(reader, "general.architecture")) if "{}" in key else key)
+    return default if field is None else field.contents()
+
+
+def _place_tokens(file: Path, reader: GGUFReader, folder: Path, rows: int) -> None:
+    """Give each control token of the tokenizer in a folder the id of its place in the GGUF, and leave out tokens that
+    the file lacks.
+
+    transformers spells tokens with letters beyond those of a byte-level vocabulary in bytes, so that texts never hold
+    them, and adds those that its own classes have by default behind the last one. Raises KvatlasError if a token still
+    has another id, or if there are more tokens than the `rows` of the matrix.
+    """
+    tokens = list(_metadata(reader, "tokenizer.ggml.tokens", ()))
+    kinds = list(_metadata(reader, "tokenizer.ggml.token_type", ()))
+    places: dict[str, int] = {}
+    for place, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
+        if kind in (CONTROL, OF_USER):
+            places[token] = place
+    twice = next((token for token, count in Counter(tokens).items() if count > 1 and token in places), None)
+    if twice is not None:
+        raise KvatlasError(f"The GGUF {str(file)!r} has the control token {twice!r} twice; expected one.")
+    control = {token for token, place in places.items() if kinds[place] == CONTROL}
+
+    with refusal(f"The tokenizer of the GGUF {str(file)!r} cannot be read"):
+        lost, beyond = _misplaced(folder, places, control, len(tokens))
+        if lost or beyond:
+            _write_tokenizer(folder, tokens, lost, control, beyond)
+            lost, beyond = _misplaced(folder, places, control, len(tokens))
+    if lost:
+        token = min(lost, key=lambda name: lost[name])
+        raise KvatlasError(
+            f"The GGUF {str(file)!r} has the control token {token!r} at {lost[token]}, where transformers' tokenizer "
+            "does not have it; use the model's safetensors."
+        )
+    if beyond or len(tokens) > rows:
+        raise KvatlasError(
+            f"The tokenizer of the GGUF {str(file)!r} has {len(tokens) + len(beyond):,} tokens, and its model has "
+            f"{rows:,}; use the model's safetensors."
+        )
+
+
+def _misplaced(
+    folder: Path, places: Mapping[str, int], control: Collection[str], count: int
+) -> tuple[dict[str, int], list[str]]:
+    """Return the tokens that the tokenizer of a folder does not read as the one id of their `places`, and those that it
+    has behind the `count` tokens of the file."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    added = tokenizer.get_added_vocab()
+    lost = {}
+    for token, place in places.items():
+        # A token of the user may be an ordinary one in another spelling, as blanks are.
+        is_whole = token not in control and tokenizer.encode(token, add_special_tokens=False) == [place]
+        if added.get(token) != place and not is_whole:
+            lost[token] = place
+    beyond = [token for token, place in tokenizer.get_vocab().items() if place >= count]
+    return lost, beyond
+
+
+def _write_tokenizer(
+    folder: Path, tokens: Sequence[str], lost: Mapping[str, int], control: Collection[str], beyond: Collection[str]
+) -> None:
+    """Write the tokenizer of a folder again, with `lost` tokens at their places and without those `beyond` the file."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text("utf-8"))
+    spelled = {place: name for name, place in content["model"]["vocab"].items() if place < len(tokens)}
+    # A token may have taken the spelling of another one.
+    for place, token in enumerate(tokens):
+        spelled.setdefault(place, token)
+    added = {entry["content"]: entry for entry in content["added_tokens"] if entry["content"] not in beyond}
+    for token, place in lost.items():
+        spelled[place] = token
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        added[token] = {"id": place, "content": token, **plain, "special": token in control}
+    content["model"]["vocab"] = {name: place for place, name in sorted(spelled.items())}
+    content["added_tokens"] = sorted(added.values(), key=lambda entry: int(entry["id"]))
+    _place_in_template(content.get("post_processor") or {}, lost)
+    path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+
+    # A class adds the tokens that its configuration names.
+    path = folder / "tokenizer_config.json"
+    names = set(content["model"]["vocab"])
+    config = json.loads(path.read_text("utf-8"))
+    for key, value in config.items():
+        if key.endswith("_token") and isinstance(value, str) and value not in names:
+            config[key] = None
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _place_in_template(processor: dict[str, Any], lost: Mapping[str, int]) -> None:
+    """Replace the ids of tokens that a tokenizer puts around texts."""
+    for part in processor.get("processors", ()):
+        _place_in_template(part, lost)
+    templates = processor.get("special_tokens")
+    for name, entry in templates.items() if isinstance(templates, dict) else ():
+        if name in lost:
+            entry["ids"] = [lost[name]]

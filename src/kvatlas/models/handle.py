@@ -252,6 +252,11 @@ class ModelHandle:
         return self.files.positions
 
     @property
+    def has_windows(self) -> bool:
+        """True if layers attend to a sliding window of tokens."""
+        return self.files.has_windows
+
+    @property
     def vocabulary(self) -> int:
         return self.files.vocabulary
 

@@ -13,7 +13,7 @@ from kvatlas.core import KvatlasError, Setting, refusal
 from kvatlas.former_names import former_names
 from kvatlas.policies import from_file
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy, Policy, has_unequal_budgets, parameters, usual_values
+from kvatlas.policies.contract import CompressingPolicy, Policy, fit, has_unequal_budgets, parameters, usual_values
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import (
     UNNAMED,
@@ -288,6 +288,7 @@ __all__ = [
     "budget_in_tokens",
     "choice_param",
     "file_of",
+    "fit",
     "float_param",
     "floor_ratio",
     "from_setting",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.policies.cache_view import CacheView, Signal
 from kvatlas.policies.contract import CompressingPolicy
@@ -13,8 +13,15 @@ from kvatlas.policies.recent import attention
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kvatlas.models import ModelHandle
+
 #: Weights are this far from 0 and 1, so that the factor p / (1 - p) is finite.
 MARGIN = 1e-6
+
+
+def identity_of_weights(model: ModelHandle) -> dict[str, Any]:
+    """Return the type of the weights for the run key, where the model runs in a short type."""
+    return {} if model.dtype == "float32" else {"attention_weights": "float32"}
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,13 @@ class CAOTE(CompressingPolicy):
     published = {"queries": "1 on TOVA, 32 on SnapKV", "keep_prompt": "false"}
     observes = frozenset({Signal.QUERIES})
 
+    def identity(self, model: ModelHandle) -> dict[str, Any]:
+        return {**super().identity(model), **identity_of_weights(model)}
+
     def score(self, cached: CacheView) -> Tensor:
         def change(layer: int) -> Tensor:
-            weight = attention(cached, layer).mean((1, 2)).clamp(MARGIN, 1 - MARGIN)
+            # Short types hold nothing between 1 and 1 - MARGIN.
+            weight = attention(cached, layer).float().mean((1, 2)).clamp(MARGIN, 1 - MARGIN)
             value = cached.value(layer).to(weight.dtype)
             output = weight.unsqueeze(1) @ value
             scores: Tensor = weight / (1 - weight) * (output - value).norm(dim=-1)

@@ -350,6 +350,13 @@ class CompressingPolicy(Policy):
         """The budget in tokens; 0 for one in bytes before `bind` names the model."""
         return self.kv_budget if isinstance(self.kv_budget, int) else self.tokens_held
 
+    def check(self, model: ModelHandle) -> None:
+        if self.budgets != "equal" and model.has_windows:
+            raise KvatlasError(
+                f"budgets is {self.budgets!r}, and layers of {model.name!r} attend to a sliding window, so that they "
+                "cannot lend memory to others; expected 'equal'."
+            )
+
     def bind(self, model: ModelHandle) -> Self:
         if isinstance(self.kv_budget, int):
             return self
@@ -413,6 +420,25 @@ class CompressingPolicy(Policy):
             if new >= ROOM:
                 return f"; a kv_budget of {tokens} leaves {new} new tokens between two compressions"
         return ""
+
+
+def fit(policy: Policy, model: ModelHandle, prompt: int | None = None, where: str = "") -> Policy:
+    """Return the policy for a model, which it suits. Reads no weights.
+
+    Raises KvatlasError, with the setting and the model, if it cannot work there, or on prompts of `prompt` tokens,
+    which are described by `where`.
+    """
+    try:
+        if isinstance(policy, CompressingPolicy):
+            # A policy of another author may replace its `check`.
+            CompressingPolicy.check(policy, model)
+        policy.check(model)
+        bound = policy.bind(model)
+        if prompt is not None and isinstance(bound, CompressingPolicy):
+            bound.check_prompt(prompt, where)
+    except KvatlasError as error:
+        raise KvatlasError(f"The setting {policy.setting} does not fit the model {model.name!r}: {error}") from error
+    return bound
 
 
 def has_unequal_budgets(policy: Policy) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvatlas.policies.cache_view import CacheView, Signal
-from kvatlas.policies.caote import MARGIN
+from kvatlas.policies.caote import MARGIN, identity_of_weights
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope, int_param, scope_param
 from kvatlas.policies.recent import attention
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,13 @@ class DropKV(CompressingPolicy):
     paper = "DropKV, as described; the error of a removal is that of CAOTE, arXiv 2504.14051"
     observes = frozenset({Signal.QUERIES})
 
+    def identity(self, model: ModelHandle) -> dict[str, Any]:
+        return {**super().identity(model), **identity_of_weights(model)}
+
     def score(self, cached: CacheView) -> Tensor:
         def error(layer: int) -> Tensor:
-            weight = attention(cached, layer)
+            # Short types hold nothing between 1 and 1 - MARGIN.
+            weight = attention(cached, layer).float()
             value = cached.value(layer).to(weight.dtype).unsqueeze(1)
             output = weight @ value
             # |v - o|^2 by the three products, without a table of all differences.

@@ -9,7 +9,7 @@ from kvatlas.models.rotation import frequencies
 from kvatlas.policies.cache_view import CacheView, Signal
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope, int_param, scope_param
-from kvatlas.policies.recent import positions
+from kvatlas.policies.recent import positions, softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,7 @@ class ExpectedAttention(CompressingPolicy):
     observes = frozenset({Signal.QUERIES})
 
     def check(self, model: ModelHandle) -> None:
+        super().check(model)
         frequencies(model)
 
     def score(self, cached: CacheView) -> Tensor:
@@ -77,6 +78,6 @@ class ExpectedAttention(CompressingPolicy):
         products = turned @ key.unsqueeze(1).transpose(-1, -2) * cached.scaling(layer)
         exponent = products.mean(2) + products.var(2, correction=0) / 2
         is_sink = positions(cached, layer) < self.sinks
-        weight = exponent.masked_fill(is_sink[:, None], float("-inf")).softmax(-1).mean(1)
+        weight = softmax(exponent.masked_fill(is_sink[:, None], float("-inf"))).mean(1)
         scores: Tensor = weight * cached.value(layer).float().norm(dim=-1)
         return scores.masked_fill(is_sink, float("inf"))

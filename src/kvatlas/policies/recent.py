@@ -29,15 +29,21 @@ def logits(cached: CacheView, layer: int) -> Tensor:
     return products.masked_fill(unseen, float("-inf"))
 
 
+def softmax(scores: Tensor) -> Tensor:
+    """Return the softmax of scores [..., cached]; 0 where all of them are -inf: a query may see no cached token."""
+    is_empty = (scores == float("-inf")).all(-1, keepdim=True)
+    return scores.softmax(-1).masked_fill(is_empty, 0.0)
+
+
 def attention(cached: CacheView, layer: int) -> Tensor:
     """Return the layer's attention weights [KV heads, query heads of each, queries, cached]: the softmax of `logits`,
-    beside the layer's sinks if it has any."""
+    beside the layer's sinks if it has any; 0 for a query that sees no cached token."""
     import torch
 
     scores = logits(cached, layer)
     sinks = cached.sinks(layer)
     if sinks is None:
-        return scores.softmax(-1)
+        return softmax(scores)
     # The sink of a head takes a share of the softmax like one more token.
     sink_column = sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
     return torch.cat([scores, sink_column], -1).softmax(-1)[..., :-1]

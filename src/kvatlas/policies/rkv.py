@@ -9,7 +9,7 @@ from kvatlas.machine import compiles
 from kvatlas.policies.cache_view import CacheView, Signal
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
-from kvatlas.policies.recent import logits, observing, pooled, positions
+from kvatlas.policies.recent import logits, observing, pooled, positions, softmax
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +71,7 @@ class RKV(CompressingPolicy):
         def mixed(layer: int) -> Tensor:
             inside = observing(cached, layer, self.queries)
             before = logits(cached, layer).amax(1).masked_fill(inside[:, None], float("-inf"))
-            importance = pooled(before.softmax(-1).nan_to_num(0.0).mean(1), self.kernel, "max")
+            importance = pooled(softmax(before).mean(1), self.kernel, "max")
             missing = (positions(cached, layer) < 0).sum(-1, keepdim=True)
             repeated = redundancy(cached.key(layer), self.threshold, self.unlike == "first", missing)
             return (self.mix * importance - (1 - self.mix) * repeated).masked_fill(inside, float("inf"))

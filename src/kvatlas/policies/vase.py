@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvatlas.policies.cache_view import CacheView, Signal
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.parameter_types import Scope, float_param, floor_ratio, int_param, scope_param
-from kvatlas.policies.recent import logits, observing, pooled
+from kvatlas.policies.recent import logits, observing, pooled, softmax
 from kvatlas.policies.selection import protected_and_quota
 
 if TYPE_CHECKING:
@@ -72,7 +72,5 @@ class VaSE(CompressingPolicy):
         in_window = observing(cached, layer, self.queries)
         # [KV heads, query heads of each, queries, cached]
         earlier_logits = logits(cached, layer).masked_fill(in_window[:, None, None], float("-inf"))
-        # A row without earlier tokens is NaN.
-        weights = earlier_logits.softmax(-1).nan_to_num(0.0)
-        attention = pooled(weights.mean(2), self.kernel, "avg").mean(1)
+        attention = pooled(softmax(earlier_logits).mean(2), self.kernel, "avg").mean(1)
         return attention.masked_fill(in_window, float("inf"))

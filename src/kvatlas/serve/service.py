@@ -104,8 +104,7 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
         raise KvatlasError(
             f"The policy {name!r} needs the finished full-cache trace of the same sample, which only a sweep has."
         )
-    policy.check(model)
-    return policy.bind(model)
+    return policies.fit(policy, model)
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
@@ -291,6 +290,8 @@ class Service:
         Raises KvatlasError for a method with other signals than the engine collects, for other bits than those of the
         service, and for names of files.
         """
+        from kvatlas.engine.scheduler import cache_form
+
         if not values:
             return self.policy
         requested = dict(values)
@@ -303,11 +304,12 @@ class Service:
                 raise KvatlasError(f"policy: {item.name} names a file, which requests may not.")
         defaults = self.policy.setting.values if name == self.policy.name else {}
         policy = find_policy(self.model, name, {**defaults, **requested})
-        if policy.storage != self.policy.storage:
+        device = self.model.device
+        if cache_form(policy, device) != cache_form(self.policy, device):
             # The engine would decode it after the last request, which a server does not have.
             raise KvatlasError(
                 f"policy: {name!r} stores the cache in another form than this server; expected kv_bits, key_bits, "
-                f"value_bits, group and residual as in {self.policy.setting}."
+                f"value_bits, group and residual, and on a GPU equal or unequal budgets, as in {self.policy.setting}."
             )
         if policy.observes and policy.observer != self.policy.observer:
             raise KvatlasError(

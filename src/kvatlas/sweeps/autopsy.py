@@ -20,7 +20,7 @@ from kvatlas.benchmarks.reading import grade, read_tokens
 from kvatlas.core import KvatlasError, Setting, Trace, grouped
 from kvatlas.models.pieces import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Signal, from_setting
+from kvatlas.policies import CompressingPolicy, Policy, Signal, from_setting, has_unequal_budgets
 from kvatlas.results import Store
 from kvatlas.stats.autopsies import Autopsy, key_of, read_autopsies, writing
 from kvatlas.stats.deaths import Lost, lost_traces
@@ -60,10 +60,7 @@ class Replayer:
         plan = cell.plan
         self.plan = plan
         self.model = next(model for model in plan.models if model.name == cell.model)
-        policy = from_setting(cell.setting).bind(self.model)
-        if not isinstance(policy, CompressingPolicy) or Signal.ANSWER in policy.observes:
-            raise KvatlasError(f"{cell.setting} cannot be replayed; expected a policy that compresses by itself.")
-        self.policy = policy
+        self.policy = _replayable(cell.setting).bind(self.model)
         benchmark = next(item for item in plan.benchmarks if item.name == cell.benchmark)
         self.benchmark = for_model(benchmark, self.model.reads)
         self.problems = {problem.id: problem for problem in plan.problems[cell.benchmark]}
@@ -76,7 +73,7 @@ class Replayer:
         rivals = {}
         for setting in settings:
             policy = from_setting(setting).bind(self.model)
-            if not isinstance(policy, CompressingPolicy) or Signal.ANSWER in policy.observes:
+            if not isinstance(policy, CompressingPolicy) or _why_not_replayable(policy):
                 continue
             if policy.storage == self.policy.storage and policy.budget == self.policy.budget:
                 rivals[str(setting)] = policy
@@ -210,6 +207,7 @@ def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
 
         settings = list(dict.fromkeys(cell.setting for cell in manifest.expected))
         found = _setting_named(settings, setting)
+        _replayable(found)
         lost = list(lost_traces(store, pieces, found))
         of_setting = [trace for _, trace in store.traces() if trace.setting == found]
     _check_keys(plan, lost, found)
@@ -221,6 +219,24 @@ def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
         right = list(filter(_is_survivor, answers))
         cells.append(LostCell(plan, model, benchmark, found, losses, right, others, len(answers)))
     return cells
+
+
+def _replayable(setting: Setting) -> CompressingPolicy:
+    """Return the policy of a setting. Raises KvatlasError if its traces cannot be decoded with tokens put back."""
+    policy = from_setting(setting)
+    why_not = _why_not_replayable(policy)
+    if why_not or not isinstance(policy, CompressingPolicy):
+        raise KvatlasError(f"The setting {setting} cannot be replayed: {why_not}.")
+    return policy
+
+
+def _why_not_replayable(policy: Policy) -> str:
+    """Return why no tokens can be put back under a policy, or ""."""
+    if not isinstance(policy, CompressingPolicy) or Signal.ANSWER in policy.observes:
+        return f"policy is {policy.name!r}; expected one that compresses by itself"
+    if has_unequal_budgets(policy):
+        return f"budgets is {policy.budgets!r}; expected 'equal' where tokens are put back"
+    return ""
 
 
 def _cell_name(trace: Trace) -> tuple[str, str]:

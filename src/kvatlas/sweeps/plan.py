@@ -22,7 +22,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, narrow_sentence, no_choice_sentence, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
-from kvatlas.sweeps.plan_notes import byte_notes, device_notes
+from kvatlas.sweeps.plan_notes import byte_notes, device_notes, unequal_notes
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ RUN_KEY_VERSION = 4
 PROMPT_FORMAT = "chat-1"
 #: Part of the run keys of screening records; rises with every change of their measures.
 SCREEN_VERSION = 2
+#: The most characters of a wrong setting that a sentence shows.
+SHOWN = 500
 FULL = policies.from_setting(Setting.from_parameters("full"))
 PACKED_ON_GPU = (
     "Keys and values in fewer than 16 bits save no memory and no time on a GPU yet: every step unpacks all of them, "
@@ -341,6 +343,7 @@ def make_plan(spec: Spec) -> Plan:
     notes = [
         *device_notes(found_models),
         *byte_notes(found_models, [policy for policy, _ in cells]),
+        *unequal_notes(found_models, [policy for policy, _ in cells]),
         *_benchmark_notes(spec, found_benchmarks, problems),
     ]
     prompts = {}
@@ -349,7 +352,7 @@ def make_plan(spec: Spec) -> Plan:
         model.check()
         notes += model.notes
         for policy, _ in cells:
-            policy.check(model)
+            policies.fit(policy, model)
         for benchmark in found_benchmarks:
             name = (model.name, benchmark.name)
             texts = _prompt_texts(model, benchmark, problems[benchmark.name])
@@ -389,7 +392,7 @@ def _find_policies(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
     """Return the policy of each setting, with True if it is a baseline; KvatlasError for a repeated setting."""
     cells: dict[Setting, tuple[Policy, bool]] = {}
     for setting, baseline in spec.cells():
-        policy = policies.from_setting(setting)
+        policy = _policy_of(setting)
         if spec.strict_budget and isinstance(policy, CompressingPolicy):
             policy = policies.from_setting(
                 Setting.from_parameters(setting.policy, **{**setting.values, "strict_budget": True})
@@ -398,6 +401,17 @@ def _find_policies(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = (policy, baseline)
     return tuple(cells.values())
+
+
+def _policy_of(setting: Setting) -> Policy:
+    """Return the policy of a setting. Raises KvatlasError, with the setting, for parameters that do not fit it."""
+    try:
+        return policies.from_setting(setting)
+    except KvatlasError as error:
+        shown = str(setting)
+        if len(shown) > SHOWN:
+            shown = f"{shown[:SHOWN]}..."
+        raise KvatlasError(f"The setting {shown} cannot be used: {error}") from error
 
 
 def _benchmark_notes(
@@ -432,8 +446,7 @@ def _check_longest_prompt(
     """Raise KvatlasError if the model or the budget of a policy has no room for the longest prompt."""
     _check_room(spec, model, benchmark, longest)
     for policy, _ in cells:
-        if isinstance(policy, CompressingPolicy):
-            policy.bind(model).check_prompt(longest, f"the longest prompt of {benchmark.name}")
+        policies.fit(policy, model, longest, f"the longest prompt of {benchmark.name}")
 
 
 def _contents(prompts: Sequence[str], problems: Sequence[Problem]) -> dict[str, str]:

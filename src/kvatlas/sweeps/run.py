@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas import models, policies
 from kvatlas.benchmarks import Benchmark, for_model
-from kvatlas.core import KvatlasError, Setting, Trace, digest
+from kvatlas.core import KvatlasError, Setting, Trace, digest, grouped
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
@@ -106,6 +106,7 @@ def _seconds_on_cpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
 
 def _seconds_on_gpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
     """Return the seconds for one token of a worker, without those for prompts and compilers."""
+    from kvatlas.engine.scheduler import cache_form
     from kvatlas.engine.timing import TimedEngine
 
     # A batch stays full, since no trace ends.
@@ -113,9 +114,15 @@ def _seconds_on_gpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
     loaded = model.load()
     traces = plan.trees(model) * len(chosen)
     rows = min(fitting_batch(job, chosen, plan.trees(model)), traces)
-    engine = TimedEngine(model, loaded, chosen, job.sampling, rows)
-    seconds, tokens = engine.time_steps(chosen, plan.mean_cached(model), TIMED_STEPS)
-    return seconds / tokens + _compression_seconds(plan, engine, chosen)
+    total = 0.0
+    # Settings of unlike forms are decoded one after the other.
+    for together in grouped(chosen, lambda policy: cache_form(policy, model.device)).values():
+        engine = TimedEngine(model, loaded, together, job.sampling, rows)
+        seconds, tokens = engine.time_steps(together, plan.mean_cached(model), TIMED_STEPS)
+        total += len(together) * (seconds / tokens + _compression_seconds(plan, engine, together))
+        # The next one needs its memory.
+        del engine
+    return total / len(chosen)
 
 
 def _compression_seconds(plan: Plan, engine: TimedEngine, chosen: Sequence[Policy]) -> float:

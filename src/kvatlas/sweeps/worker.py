@@ -124,8 +124,9 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     chosen = tuple(dict.fromkeys([*settings.values(), FULL]))
     size = _batch_size(job, chosen, loaded=True)
     engine = Engine(job.model, model, chosen, job.sampling, size)
-    if len({policy.storage for policy in chosen}) == 1:
-        engine.reserve(peak(job.model, chosen, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
+    # Those of other forms come later.
+    first = [policy for policy in chosen if engine.form_of(policy) == engine.form]
+    engine.reserve(peak(job.model, first, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
     source = _Source(job, model, settings)
     if job.screened:
         for generation in engine.run(source.screens(claims, engine.batch_size)):

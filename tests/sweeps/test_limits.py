@@ -1,0 +1,169 @@
+"""What a model cannot do with a setting is said when a plan is made, and what a plan lets pass runs."""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvatlas import models, policies
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request
+from kvatlas.models import ModelHandle
+from kvatlas.policies import Policy, parameters
+from kvatlas.sweeps import make_plan, parse_spec
+from kvatlas.sweeps.autopsy import LostCell, Replayer, find_lost
+from tests.decoding import prompts
+from tests.stored import decode_run
+
+#: Plain, few KV heads, sliding windows, soft caps and sinks, latent attention, recurrent states, layers of two sizes.
+MODELS = (
+    *("llama", "qwen2", "mistral", "gemma3", "phi3", "gemma2", "gpt_oss"),
+    *("deepseek_v3", "qwen3_next", "gemma4_text"),
+)
+#: Features of settings by the parameter that a refusal names.
+FEATURES: Mapping[str, Sequence[dict[str, Any]]] = {
+    "budgets": [{"budgets": "ada"}, {"budgets": "pyramid"}],
+    "bits": [
+        {"kv_bits": 8, "residual": 8},
+        {"kv_bits": 4, "group": 16, "residual": 0},
+        {"key_bits": 2, "residual": 0},
+        {"value_bits": 3, "residual": 4},
+    ],
+    "scope": [{"scope": "kv_head"}, {"scope": "layer"}, {"scope": "global"}, {"scope": "head"}],
+    "refresh": [{"refresh": 8}, {"refresh": 3}],
+    "carry": [{"carry": 0.8}],
+    "plan_prefix": [{"plan_prefix": 9}],
+    "keep_prompt": [{"keep_prompt": False}, {"keep_prompt": False, "kv_budget": 24, "ratio": 0.1}],
+    "every": [{"every": 1}, {"every": 4}, {"every": 8, "every_from": "start"}],
+    "queries": [{"queries": 40}, {"queries": 1}],
+    "sinks": [{"sinks": 200}],
+    "strict_budget": [{"strict_budget": True}],
+    "local_window": [{"local_window": 1}],
+    "ratio": [{"ratio": 0.0}, {"ratio": 1.0}],
+    "kv_budget": [{"kv_budget": "64KiB"}, {"kv_budget": "1KiB"}],
+}
+#: Policies without a file of their own.
+NAMES = tuple(
+    name
+    for name in policies.policies.names()
+    if name not in ("full", "oracle", "learned", "triattention") and "dynts" not in name
+)
+
+
+def drawn(model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each feature with a policy that is drawn for it, alone and with another feature."""
+    rng = random.Random(model)
+    for feature in itertools.chain.from_iterable(FEATURES.values()):
+        for other in ({}, rng.choice(rng.choice(list(FEATURES.values())))):
+            values = {"kv_budget": 64, "local_window": 8, "ratio": 0.3, **other, **feature}
+            if "every" in values:
+                del values["ratio"]
+            able = [
+                name for name in NAMES if set(values) <= {item.name for item in parameters(policies.policies.get(name))}
+            ]
+            if able:
+                yield rng.choice(able), values
+
+
+def run_all(model: ModelHandle, chosen: Sequence[Policy]) -> None:
+    """Decode a trace that all of them compress."""
+    prompt = prompts(model, 1, (30, 31))[0]
+    bound = tuple(policy.bind(model) for policy in chosen)
+    engine = Engine(model, model.load(), bound, Sampling(temperature=0.8, max_new_tokens=80), 16)
+    generations = list(engine.run([Request(0, prompt, 5, bound)]))
+    assert len(generations) == len(bound)
+
+
+def find_late(model: ModelHandle, chosen: Sequence[Policy]) -> list[str]:
+    """The settings that a plan let pass and that are refused while they decode."""
+    try:
+        run_all(model, chosen)
+    except KvatlasError:
+        late = []
+        for policy in chosen:
+            try:
+                run_all(model, [policy])
+            except KvatlasError as error:
+                late.append(f"{policy.setting}: {error}")
+        return late
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.newest
+@pytest.mark.parametrize("options", [{}, {"weights": "bfloat16"}, {"dtype": "bfloat16"}], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_each_refusal_comes_from_planning(
+    random_models: dict[str, ModelHandle], kind: str, options: dict[str, str], record_property: Any
+) -> None:
+    """560 pairs of a setting and a model in float32, and 112 of two models in bfloat16."""
+    if options and kind not in ("llama", "gpt_oss"):
+        pytest.skip("bfloat16 is tried with two models")
+    model = models.find(random_models[kind].name, **options)
+    pairs = refusals = 0
+    accepted = []
+    for name, values in drawn(kind):
+        pairs += 1
+        spec = {
+            "models": [{"model": model.name, **options}],
+            "benchmarks": ["CHAIN4"],
+            "problems": 1,
+            "baseline": [],
+            "settings": [{"policy": name, **values}],
+            "sampling": {"max_new_tokens": 60},
+        }
+        try:
+            plan = make_plan(parse_spec(spec))
+            plan.estimate()
+        except KvatlasError as error:
+            refusals += 1
+            said = str(error)
+            assert name in said
+            assert any(parameter in said for parameter in values) or "rotation" in said, said
+            if "does not fit" in said:
+                assert repr(model.name) in said
+            continue
+        accepted.append(plan.policies[0][0])
+    record_property("pairs", pairs)
+    record_property("refusals", refusals)
+    assert 0 < refusals < pairs
+    assert find_late(dataclasses.replace(model, overrides=models.ENDLESS), accepted) == []
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_plan_knows_windows_and_sizes_of_the_cache(random_models: dict[str, ModelHandle], kind: str) -> None:
+    """Before weights are loaded, what the layers then turn out to be."""
+    model = models.find(random_models[kind].name)
+    planned = model.files.read_shape()
+    full = policies.from_setting(Setting.from_parameters("full"))
+    engine = Engine(model, model.load(), [full], Sampling(max_new_tokens=2), 1)
+    list(engine.run([Request(0, tuple(range(5, 12)), 5, (full,))]))
+    assert model.has_windows is bool(engine.cache.positions)
+    if kind != "gemma4_text":
+        assert planned.by_layer == model.shape.by_layer
+        assert (planned.heads, planned.kv_heads) == (model.shape.heads, model.shape.kv_heads)
+
+
+def test_traces_of_unequal_budgets_are_refused_before_an_autopsy(tmp_path: Path) -> None:
+    """They are no rivals of others either."""
+    spec = {
+        "models": ["embedded:tiny-llama"],
+        "benchmarks": ["CHAIN4"],
+        "problems": 1,
+        "sampling": {"max_new_tokens": 60},
+        "settings": [{"policy": "snapkv", "budgets": word, "queries": 8} for word in ("equal", "ada")],
+        "axes": {"kv_budget": [160], "local_window": [8], "ratio": [0.3]},
+    }
+    run = decode_run(spec, tmp_path / "run")
+    with pytest.raises(KvatlasError, match=r"snapkv\(.*ada.*\) cannot be replayed: budgets is 'ada'; expected 'equal'"):
+        find_lost(run, Setting.from_parameters("snapkv", budgets="ada"))
+    plan = make_plan(parse_spec(spec))
+    compressing = [policy.setting for policy, _ in plan.policies if policy.name == "snapkv"]
+    unequal, equal = sorted(compressing, key=lambda setting: "budgets" not in setting.values)
+    cell = LostCell(plan, "embedded:tiny-llama", "CHAIN4", equal, [], [], [unequal], 1)
+    assert Replayer(cell).rivals == {}
