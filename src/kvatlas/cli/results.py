@@ -23,7 +23,7 @@ app = typer.Typer()
 @app.command()
 def describe(
     inputs: options.Inputs,
-    metric: options.Metric = "pass@1",
+    metric: Annotated[str | None, typer.Option(help="pass@1 (default), progress, pass@K, maj@K, ...")] = None,
     partial: options.Partial = False,
     fix: options.Fix = None,
     policy: options.OnlyPolicy = None,
@@ -210,9 +210,11 @@ def import_(
     scorer: Annotated[str, typer.Option(help="The score to take where a log has several; default: its first.")] = "",
 ) -> None:
     """Import logs of Inspect into a run, to compare remote models with local ones."""
-    from kvatlas.integrations.inspect_logs import import_log
+    from kvatlas.integrations.inspect_logs import graded_metric, import_log
 
     for log in logs:
         cell, added = import_log(log, run, scorer)
         promised = len(cell.problems) * cell.samples
-        typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}")
+        metric = graded_metric(run, cell)
+        remark = f"; its scores are graded, so the metric is {metric}, and pass@1 counts only 1" if metric else ""
+        typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}{remark}")
