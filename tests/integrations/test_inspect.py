@@ -169,7 +169,7 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
     second = run_task(tmp_path / "b", replies, task=sums(marked(), "marks"))
     run = tmp_path / "run"
     said = succeed("import", first, second, run).splitlines()
-    graded = "; its scores are graded, so the metric is steps, and pass@1 counts only 1"
+    graded = "; its scores are graded, not right or wrong: see them by --metric steps"
     assert said == [
         f"{run}: 4 of 4 traces of mockllm/model on sums",
         f"{run}: 2 of 2 traces of mockllm/model on marks{graded}",
@@ -184,7 +184,7 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
     assert (right.usage.output_tokens, right.usage.peak_kv_tokens, right.usage.compressions) == (40, None, None)
     # Right and wrong beside graded scores: progress is the metric that all traces have.
     assert RunData.open(run, None).metric == "progress"
-    succeed("map", run, "--out", tmp_path / "map.png")
+    succeed("map", run, "--metric", "progress", "--out", tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 5000
     succeed("export", run, "--format", "jsonl", "--out", tmp_path / "t.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
@@ -216,8 +216,8 @@ def test_graded_scores_are_a_metric_of_their_own_and_no_wrong_answers(
 
     run = tmp_path / "run"
     (line,) = succeed("import", changed(log, tmp_path / "g.eval", graded), run).splitlines()
-    assert line.endswith("its scores are graded, so the metric is includes, and pass@1 counts only 1")
-    document = json.loads(succeed("describe", run, "--json"))
+    assert line.endswith("; its scores are graded, not right or wrong: see them by --metric includes")
+    document = json.loads(succeed("describe", run, "--metric", "includes", "--json"))
     assert "80" in json.dumps(document)
     (cell,) = RunData.open(run, None).cells
     assert cell.cell.estimate.value == pytest.approx(0.8)

@@ -23,7 +23,7 @@ app = typer.Typer()
 @app.command()
 def describe(
     inputs: options.Inputs,
-    metric: Annotated[str | None, typer.Option(help="pass@1 (default), progress, pass@K, maj@K, ...")] = None,
+    metric: options.Metric = "pass@1",
     partial: options.Partial = False,
     fix: options.Fix = None,
     policy: options.OnlyPolicy = None,
@@ -216,5 +216,5 @@ def import_(
         cell, added = import_log(log, run, scorer)
         promised = len(cell.problems) * cell.samples
         metric = graded_metric(run, cell)
-        remark = f"; its scores are graded, so the metric is {metric}, and pass@1 counts only 1" if metric else ""
+        remark = f"; its scores are graded, not right or wrong: see them by --metric {metric}" if metric else ""
         typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}{remark}")

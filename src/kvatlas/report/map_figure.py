@@ -61,14 +61,13 @@ def plot_sources(
 ) -> list[Path]:
     """Draw runs and CSV maps to `out` and return what was written: the figure, and its numbers as CSV.
 
-    The metric of the options may be a cost; without one it is the usual one of a run. Raises KvatlasError for what
-    cannot be drawn.
+    The metric of the options may be a cost; without one it is pass@1. Raises KvatlasError for what cannot be drawn.
     """
     check_figure(out)
     options = options or ReadOptions(metric=None)
     show = show or MapOptions()
     cost = options.metric if options.metric in cost_names() else None
-    metric = None if cost else options.metric
+    metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
     if any(not analysis.run.has_maps for analysis in result.opened_runs):
         if show.against:
