@@ -135,6 +135,12 @@ def test_decimal_commas_of_a_spreadsheet_are_decimal_points(tmp_path: Path, text
     assert problem.answer == answer
 
 
+def test_a_large_integer_is_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"question": "10^400?", "answer": {10**400}}}')
+    (problem,) = find(f"file:{tmp_path / 'a.jsonl'}").problems()
+    assert problem.answer == str(10**400)
+
+
 def test_bytes_of_a_table_are_texts(tmp_path: Path) -> None:
     """As Parquet files have them whose writer did not mark texts."""
     rows = [{"question": b"Which?", "answer": "blåa".encode(), "options": [b"r\xc3\xb6d", "blåa".encode()]}]

@@ -204,7 +204,7 @@ def _text(value: Any) -> str:
         value = value.decode()
     if isinstance(value, _Unclear):
         raise ValueError(f"holds the number {str(value)!r}; write it with a decimal point and without a thousands mark")
-    is_number = isinstance(value, int | float | Decimal) and math.isfinite(value)
+    is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
     if not (value is None or isinstance(value, str) or is_number):
         raise ValueError(f"holds {value!r}; expected a text or a number")
     return "" if value is None else str(value).strip()

@@ -186,7 +186,7 @@ def _check_samples(read: EvalLog, where: str) -> int:
             raise KvatlasError(f"{where} has the sample {sample.id!r} of epoch {sample.epoch} twice.")
         seen.add(key)
     found = [sample.epoch for sample in samples]
-    epochs = max(1, read.eval.config.epochs or max(found))
+    epochs: int = max(1, read.eval.config.epochs or max(found))
     if min(found) < 1 or max(found) > epochs or epochs > MAX_SAMPLES:
         wrong = min(found) if min(found) < 1 else max(*found, epochs)
         expected = f"epochs from 1 to {min(epochs, MAX_SAMPLES):,}"
