@@ -65,11 +65,11 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise KvatlasError(f"{where} is not there.")
     with refusal(f"{where} cannot be read"):
         rows = _parquet(path) if suffix == ".parquet" else _text_rows(path, _READERS[suffix])
-        for number, row in enumerate(rows, 1):
+        for row_number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
             if isinstance(row, _RepeatedKey):
-                raise KvatlasError(f"{where}, row {number}, has the column {row.key!r} twice; expected it once.")
+                raise KvatlasError(f"{where}, row {row_number}, has the column {row.key!r} twice; expected it once.")
             yield row
 
 

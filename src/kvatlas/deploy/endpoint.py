@@ -277,7 +277,7 @@ def _content(content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, list):
-        content = "".join(part["text"] for part in content)
+        content = "".join(piece["text"] for piece in content)
     if not isinstance(content, str):
         raise TypeError(f"the content is {content!r}")
     return content
@@ -470,7 +470,9 @@ def _served_cells(
     cells = []
     for cell in reference.cells:
         identity = [setting.id, setting.values["model"], benchmarks.identity(by_name[cell.benchmark]), sampling, top_k]
-        key = digest(["verify", *identity, seed, *[attempt] * bool(attempt)])[:32]
+        if attempt:
+            identity.append({"attempt": attempt})
+        key = digest(["verify", *identity, seed])[:32]
         count = min(samples or cell.samples, cell.samples)
         ids = cell.problems[:problems]
         cells.append(replace(cell, setting=setting, run_key=key, problems=ids, samples=count, baseline=True))

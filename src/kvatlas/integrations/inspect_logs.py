@@ -8,6 +8,7 @@ A log is a claim. It is imported if it is finished and whole, and if all of it c
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zipfile
@@ -158,8 +159,8 @@ def _task(read: EvalLog, where: str, scorer: str) -> _Task:
 def _in_order(read: EvalLog, ids: Sequence[str]) -> list[str]:
     """Return the ids of the samples, each once, in the order of the data set."""
     present = dict.fromkeys(ids)
-    known = [str(id_) for id_ in read.eval.dataset.sample_ids or () if str(id_) in present]
-    return list(dict.fromkeys([*known, *present]))
+    ordered = [str(id_) for id_ in read.eval.dataset.sample_ids or () if str(id_) in present]
+    return list(dict.fromkeys([*ordered, *present]))
 
 
 def _conversation(sample: EvalSample) -> Any:
@@ -208,7 +209,8 @@ def _check_whole(read: EvalLog, epochs: int, where: str) -> None:
     # Samples that ended in an error are in the log, too.
     missing = len(ids) * epochs - len(seen)
     if missing:
-        first = next(id_ for id_ in ids if any((id_, epoch) not in seen for epoch in range(1, epochs + 1)))
+        claimed = itertools.product(ids, range(1, epochs + 1))
+        first = next(id_ for id_, epoch in claimed if (id_, epoch) not in seen)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
 
@@ -220,8 +222,8 @@ def _joined(
 
     Raises KvatlasError if the run has such a cell from other settings, or from a sweep.
     """
-    known = before.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
-    logs = [dict(entry) for entry in known.get("logs", ())]
+    source = before.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
+    logs = [dict(entry) for entry in source.get("logs", ())]
     kept = [entry for entry in logs if entry["id"] != about["id"]]
     again = [entry for entry in logs if entry["id"] == about["id"]]
     earlier = next((other for other in before.expected if other.name == cell.name), None)
@@ -230,7 +232,7 @@ def _joined(
         return replace(cell, samples=earlier.samples), [*kept, {**about, "begin": again[0]["begin"]}]
     if earlier is None:
         return cell, [*kept, {**about, "begin": 0}]
-    _check_settings(earlier, cell, known, where)
+    _check_settings(earlier, cell, source, where)
     samples = earlier.samples + about["epochs"]
     return replace(cell, samples=samples), [*kept, {**about, "begin": earlier.samples}]
 
@@ -246,15 +248,15 @@ def _check_graded(before: Manifest, task: _Task) -> None:
         )
 
 
-def _check_settings(earlier: Expected, cell: Expected, known: Mapping[str, Any], where: str) -> None:
+def _check_settings(earlier: Expected, cell: Expected, source: Mapping[str, Any], where: str) -> None:
     """Raise KvatlasError if a log cannot be joined with the answers of the same model and task that the run has."""
     of_run = f"The run has answers of {cell.model} to {cell.benchmark}"
     of_log = f"{where[:1].lower()}{where[1:]}"
-    if not known:
+    if not source:
         raise KvatlasError(f"{of_run} from a sweep; import {of_log} into a run of its own.")
     if earlier.run_key != cell.run_key:
         raise KvatlasError(
-            f"{of_run} from {known.get('log', 'another log')!r} with another sampling ({known.get('sampling')}), "
+            f"{of_run} from {source.get('log', 'another log')!r} with another sampling ({source.get('sampling')}), "
             f"version, solver, scorer or problems than {of_log}; import it into a run of its own."
         )
     if earlier.samples + cell.samples > MAX_SAMPLES:
