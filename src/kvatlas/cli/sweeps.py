@@ -356,12 +356,18 @@ def _full_cache(
     return parse_spec(spec, "the options")
 
 
-def policies_of(run: Path) -> list[str]:
-    """Return the policies of a run, each once."""
+def policies_of(run: Path, allow_code: bool) -> list[str]:
+    """Return the policies of a run, each once; with `allow_code` their files may be run."""
+    from kvatlas.policies import permit
     from kvatlas.results import Store
+    from kvatlas.sweeps.spec import named_policies
 
     with Store.open(run) as store:
-        return list(dict.fromkeys(cell.setting.policy for cell in store.manifest().expected))
+        manifest = store.manifest()
+    names = list(dict.fromkeys(cell.setting.policy for cell in manifest.expected))
+    if allow_code:
+        permit(*names, *named_policies(manifest.spec))
+    return names
 
 
 @app.command()
@@ -377,6 +383,7 @@ def autopsy(
     export: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Write the saving (1) and the random tokens (0).")
     ] = None,
+    allow_code: options.AllowCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -402,7 +409,7 @@ def autopsy(
         check_figure(out)
     if export is not None:
         check_target(export)
-    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies_of(run)))
+    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies_of(run, allow_code)))
     autopsies = perform(cells, run, most, tell)
     if export is not None:
         write_labels(chain.from_iterable(autopsies), export)

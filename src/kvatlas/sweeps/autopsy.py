@@ -192,7 +192,7 @@ class _Open:
 def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
     """Return the answers that one setting of a run lost, for each model and benchmark; none without a lost answer.
 
-    Raises KvatlasError if they cannot be replayed.
+    Raises KvatlasError if they cannot be replayed, and for a policy of a file that is not permitted.
     """
     from kvatlas.sweeps.plan import make_plan
     from kvatlas.sweeps.spec import parse_spec
