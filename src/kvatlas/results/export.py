@@ -152,7 +152,7 @@ def _measured(run_key: str, trace: Trace) -> dict[str, Any]:
 
 def json_lines(store: Store) -> Iterator[str]:
     """Yield each trace of a run's cells as one line of JSON in ASCII."""
-    for run_key, trace in store.promised():
+    for run_key, trace in store.traces():
         yield json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False)
 
 
@@ -167,7 +167,7 @@ def _write_parquet(store: Store, out: Path) -> None:
     if not columns:
         raise KvatlasError("The run has no traces yet, so there is nothing to export.")
     schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
-    records = (record(run_key, trace) for run_key, trace in store.promised())
+    records = (record(run_key, trace) for run_key, trace in store.traces())
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
         while batch := list(itertools.islice(records, _BATCH)):
             rows = [_converted(row, columns) for row in batch]
@@ -178,7 +178,7 @@ def _types_of_columns(store: Store) -> dict[str, set[type]]:
     """Return the types of the values in each column, the columns that all traces have at the end."""
     types: dict[str, set[type]] = {}
     measured: dict[str, Any] = {}
-    for run_key, trace in store.promised(texts=False):
+    for run_key, trace in store.traces(texts=False):
         measured = _measured(run_key, trace)
         for name, value in record(run_key, trace).items():
             types.setdefault(name, set()).add(type(value))
