@@ -126,7 +126,7 @@ def _grade_faults(grade: Grade) -> Iterator[str]:
         yield _fault("progress", grade.progress, "a number from 0 to 1")
     if grade.answer is not None and not is_storable_text(grade.answer):
         yield _fault("the answer", grade.answer, "a text of whole characters")
-    if grade.status not in STATUS or grade.status is Status.UNKNOWN:
+    if not isinstance(grade.status, Status) or grade.status is Status.UNKNOWN:
         yield _fault("the status", grade.status, ", ".join(status for status in STATUS if status != Status.UNKNOWN))
     for name, value in grade.metrics.items():
         if not is_storable_text(name):

@@ -17,6 +17,7 @@ from kvatlas.core import KvatlasError, Setting, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results.records import RefusedTraceError
 from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, local, needs_text
 from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
 from kvatlas.sweeps.worker import Job, fitting_batch
@@ -356,12 +357,20 @@ class Driver:
             before = self.finished
             if self.run is local:
                 self.on_message(needs_text(job, self.pool))
+            refused: list[RefusedTraceError] = []
             for trace, decoded in self.run(job, self.pool):
-                self.store.add(keys[model.name, trace.benchmark, trace.setting], trace)
+                try:
+                    self.store.add(keys[model.name, trace.benchmark, trace.setting], trace)
+                except RefusedTraceError as error:
+                    # The traces that are being decoded are still to be stored.
+                    refused.append(error)
+                    continue
                 self.finished += 1
                 self.decoded += decoded
                 self.saved += len(trace.tokens) - decoded
                 self.on_trace(Progress(trace, self.finished, plan.traces, self.decoded, self.saved))
+            if refused:
+                raise RefusedTraceError.of_several(refused)
             units = self._missing(model, cells)
             if not units:
                 return
