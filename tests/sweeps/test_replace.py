@@ -31,7 +31,10 @@ SMALL = {**SPEC, "problems": 4, "samples": 1}
 def replaced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 8 problems and 3 samples, replaced by a sweep of 4 problems and 1 sample."""
     run = decode_run(SPEC, tmp_path_factory.mktemp("replaced") / "run")
-    sweep(make_plan(parse_spec(SMALL)), run, workers=1, replace=True)
+    said: list[str] = []
+    sweep(make_plan(parse_spec(SMALL)), run, workers=1, replace=True, on_message=said.append)
+    hidden = "40 traces of earlier sweeps are not part of the run any more; they stay stored and are not shown."
+    assert [sentence for sentence in said if "earlier" in sentence] == [f"Warning: {hidden}"]
     return run
 
 

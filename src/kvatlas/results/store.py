@@ -99,7 +99,7 @@ class Store:
 
         New traces get the versions `made_with`. Raises KvatlasError if another process writes the run.
         """
-        check_folder(folder)
+        check_new_folder(folder)
         path = folder / FILE
         with _disk_sentences(path), contextlib.ExitStack() as failed:
             folder.mkdir(parents=True, exist_ok=True)
@@ -440,6 +440,41 @@ def check_folder(folder: Path) -> None:
             raise KvatlasError(f"The run folder {str(folder)!r} cannot be made: {str(near)!r} is a file.")
     except (OSError, ValueError) as error:
         raise KvatlasError(f"The run folder {str(folder)!r} cannot be used ({reason(error)}).") from error
+
+
+#: Suffixes of files: a new folder of such a name would be taken for one.
+_OF_FILES = frozenset(
+    (
+        *("arrow", "bmp", "csv", "db", "doc", "docx", "eps", "feather", "gguf", "gif", "gz", "htm", "html", "ipynb"),
+        *(
+            "jpeg",
+            "jpg",
+            "json",
+            "jsonl",
+            "log",
+            "md",
+            "ndjson",
+            "npy",
+            "npz",
+            "ods",
+            "odt",
+            "parquet",
+            "pdf",
+            "pickle",
+        ),
+        *("pkl", "png", "ppt", "pptx", "ps", "pt", "rtf", "safetensors", "sqlite", "svg", "tar", "tex", "tif"),
+        *("tiff", "toml", "tsv", "txt", "webp", "xls", "xlsx", "xml", "yaml", "yml", "zip"),
+    )
+)
+
+
+def check_new_folder(folder: Path) -> None:
+    """Raise KvatlasError if `folder` cannot be written: it is a file, or a new folder whose name is one of a file."""
+    check_folder(folder)
+    if folder.suffix[1:].lower() in _OF_FILES and not folder.is_dir():
+        raise KvatlasError(
+            f"The name {folder.name!r} is one of a file, and a folder is written; name a folder without a suffix."
+        )
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
