@@ -1,13 +1,15 @@
 """The gate of a store: what it accepts can be read, exported and drawn; what it refuses is one sentence."""
 
 import json
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +25,7 @@ from kvatlas.report.result import open_result
 from kvatlas.report.text import every_map
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.export import csv_text, table_text, write_traces
-from kvatlas.results.records import RefusedTraceError
+from kvatlas.results.records import MAX_SAMPLES, RefusedTraceError
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 
@@ -139,6 +141,61 @@ def store_drawn(folder: Path, data: st.DataObject, counts: Counts) -> list[Trace
     counts.accepted += len(accepted)
     counts.runs += 1
     return accepted
+
+
+SETTING = Setting.from_parameters("window", kv_budget=64, local_window=8, ratio=0.1)
+SOUND = Trace(
+    *("m", "CHAIN8", "p", 0, SETTING, (5, 6), "text"),
+    Grade(True, 1.0, "3", Status.OK, {"recall": 0.5}),
+    Usage(10, 3, 2, 13, 11.5, 1, 0.25),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"usage": replace(SOUND.usage, mean_kv_tokens=math.nan)}, "mean_kv_tokens is nan, expected a finite number"),
+        ({"usage": replace(SOUND.usage, output_tokens=10**400)}, "output_tokens is an integer of 1,329 bits, expected"),
+        ({"usage": replace(SOUND.usage, peak_kv_tokens="9")}, "peak_kv_tokens is 9, expected a finite number"),
+        ({"usage": replace(SOUND.usage, seconds=-1.0)}, "seconds is -1.0, expected a finite number"),
+        ({"setting": Setting.from_parameters("served", ratio=math.nan)}, "ratio is nan, expected a finite number"),
+        ({"setting": Setting.from_parameters("served", model=("a",))}, "model is ('a',), expected a finite number"),
+        ({"sample": MAX_SAMPLES}, "its number is 10000, expected an integer from 0 to 9,999"),
+        ({"tokens": (2**31,)}, "a token is 2147483648, expected the number of a token"),
+        ({"text": "half \ud800"}, "text is 'half \\ud800', expected a text of whole characters"),
+        ({"grade": replace(SOUND.grade, answer="\udfff")}, "the answer is '\\udfff', expected a text"),
+        ({"grade": replace(SOUND.grade, progress=math.inf)}, "progress is inf, expected a number from 0 to 1"),
+        ({"grade": replace(SOUND.grade, metrics={"recall": math.nan})}, "the metric recall is nan, expected"),
+        ({"eviction_trace": EvictionTrace(1, (0, 2), (0, 0))}, "its eviction trace contradicts itself"),
+        ({"made_with": "kvatlas 7"}, "made_with is no JSON"),
+    ],
+)
+def test_a_refused_trace_is_one_sentence_and_the_others_are_kept(
+    changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    wrong = replace(SOUND, **{"problem": "q", **changes})
+    others = [SOUND, replace(SOUND, sample=1)]
+    with Store.create(tmp_path) as store:
+        with pytest.raises(RefusedTraceError) as refused:
+            store.add_all(("key", trace) for trace in (others[0], wrong, others[1]))
+        assert [trace for _, trace in store.traces_of_all_sweeps()] == others
+    assert str(refused.value).startswith(f"Sample {wrong.sample} of q in CHAIN8 under {wrong.setting} of m cannot be")
+    assert sentence in str(refused.value)
+
+
+def test_a_cell_whose_traces_no_store_can_hold_is_not_promised(tmp_path: Path) -> None:
+    cell = Expected("m", "CHAIN8", SETTING, "key", ("p",), 1, False)
+    for wrong, sentence in (
+        (replace(cell, setting=Setting.from_parameters("served", ratio=math.nan)), "ratio is nan"),
+        (replace(cell, samples=2**31), "the number of samples is 2147483648"),
+        (replace(cell, problems=("p", "\ud800")), "a name is '\\ud800'"),
+    ):
+        with Store.create(tmp_path) as store:
+            store.put_manifest(Manifest((), (cell,), {}, {}))
+            with pytest.raises(KvatlasError, match="A run cannot hold") as refused:
+                store.put_manifest(Manifest((), (cell, wrong), {}, {}))
+            assert store.manifest().expected == (cell,)
+        assert sentence in str(refused.value)
 
 
 def test_what_is_accepted_can_be_read_and_exported() -> None:

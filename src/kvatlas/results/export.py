@@ -35,8 +35,11 @@ def format_of(out: Path | None, given: str | None) -> str:
     """
     if given is not None and given not in FORMATS:
         raise KvatlasError(f"Unknown export format {given!r}; expected: {', '.join(FORMATS)}.")
-    if out is None or given == "run":
+    if out is None:
         return given or "csv"
+    # A name without a suffix says nothing.
+    if given is not None and (given == "run" or not out.suffix):
+        return given
     formats = _OF_SUFFIX.get(out.suffix.lower())
     if formats is None:
         raise KvatlasError(

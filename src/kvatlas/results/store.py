@@ -99,7 +99,7 @@ class Store:
 
         New traces get the versions `made_with`. Raises KvatlasError if another process writes the run.
         """
-        check_new_folder(folder)
+        check_folder(folder)
         path = folder / FILE
         with _disk_sentences(path), contextlib.ExitStack() as failed:
             folder.mkdir(parents=True, exist_ok=True)
