@@ -239,12 +239,18 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, r1_model: Callable[...
     assert make_plan(parse_spec(data)).notes == ()
 
 
-def test_a_plan_says_that_a_file_has_fewer_problems_than_the_spec(spec_data: Build, tmp_path: Path) -> None:
+def test_a_plan_says_that_a_file_has_fewer_problems_than_the_spec(tmp_path: Path) -> None:
     file = tmp_path / "mine.jsonl"
-    file.write_text("".join(f'{{"question": "What is {n} + 1?", "answer": "{n + 1}"}}\n' for n in range(3)))
+    rows = [{"question": problem.question, "answer": problem.answer} for problem in find("CHAIN4").problems(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for problems, expected in ((4, 1), (3, 0), (2, 0), (None, 0)):
-        data = spec_data(benchmarks=[{"name": "mine", "file": str(file)}], problems=problems)
-        notes = [note for note in make_plan(parse_spec(data)).notes if "of the spec" in note]
+        spec = {
+            "models": ["embedded:tiny-llama"],
+            "benchmarks": [{"name": "mine", "file": str(file), "prompt": "{question}"}],
+            "problems": problems,
+            "settings": [{"policy": "full"}],
+        }
+        notes = [note for note in make_plan(parse_spec(spec)).notes if "of the spec" in note]
         assert notes == ["Warning: mine has 3 problems, fewer than the 4 of the spec."] * expected
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from kvatlas.core import KvatlasError, Setting, policy_name
 from kvatlas.figures.style import FigureOptions
@@ -24,7 +24,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option, count in Counter(given).items():
-            if count > 1 and option.param_type_name == "option" and not (option.multiple or option.is_flag):
+            if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
                 ctx.fail(f"{option.opts[0]} is given {count} times; give it once.")
         return super().parse_args(ctx, args)
 

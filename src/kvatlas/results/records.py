@@ -92,11 +92,7 @@ def _faults(trace: Trace) -> Iterator[str]:
     if not _is_integer(trace.sample, MAX_SAMPLES - 1):
         yield _fault("its number", trace.sample, f"an integer from 0 to {MAX_SAMPLES - 1:,}")
     yield from _grade_faults(trace.grade)
-    for name in COSTS:
-        cost = getattr(trace.usage, name)
-        is_number = is_storable_number(cost) and not isinstance(cost, bool)
-        if cost is not None and not (is_number and cost >= 0):
-            yield _fault(name, cost, "a finite number from 0")
+    yield from _cost_faults(trace.usage)
     for token in trace.tokens:
         if not _is_integer(token, _LARGEST_TOKEN):
             yield _fault("a token", token, "the number of a token")
@@ -117,6 +113,14 @@ def setting_faults(setting: Setting) -> Iterator[str]:
             yield _fault("the name of a parameter", name, "a text of whole characters other than 'policy'")
         elif value is not None and not (is_storable_number(value) or is_storable_text(value)):
             yield _fault(name, value, "a finite number or a text of whole characters")
+
+
+def _cost_faults(costs: Costs) -> Iterator[str]:
+    for name in COSTS:
+        cost = getattr(costs, name)
+        is_number = is_storable_number(cost) and not isinstance(cost, bool)
+        if cost is not None and not (is_number and cost >= 0):
+            yield _fault(name, cost, "a finite number from 0")
 
 
 def _grade_faults(grade: Grade) -> Iterator[str]:
