@@ -248,7 +248,6 @@ def test_a_plan_says_that_a_file_has_fewer_problems_than_the_spec(tmp_path: Path
             "models": ["embedded:tiny-llama"],
             "benchmarks": [{"name": "mine", "file": str(file), "prompt": "{question}"}],
             "problems": problems,
-            "settings": [{"policy": "full"}],
         }
         notes = [note for note in make_plan(parse_spec(spec)).notes if "of the spec" in note]
         assert notes == ["Warning: mine has 3 problems, fewer than the 4 of the spec."] * expected

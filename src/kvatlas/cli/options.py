@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Command(TyperCommand):
     """A command that refuses an option that is given twice, of which the last one would count in silence."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, given = self.make_parser(ctx).parse_args(args=list(args))
         for option, count in Counter(given).items():
             if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):

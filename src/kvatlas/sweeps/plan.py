@@ -422,7 +422,7 @@ def _benchmark_notes(
         count = len(problems[benchmark.name])
         if spec.problems is not None and count < spec.problems:
             notes.append(
-                f"Warning: {benchmark.name} has {count:,} problems, all of which are taken, not {spec.problems:,}."
+                f"Warning: {benchmark.name} has {count:,} problems, fewer than the {spec.problems:,} of the spec."
             )
         _check_grading(benchmark, problems[benchmark.name])
     return notes

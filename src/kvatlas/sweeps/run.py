@@ -249,9 +249,7 @@ def _hidden(now: Manifest, earlier: Manifest, store: Store) -> str:
     if not count:
         return ""
     traces = "1 trace" if count == 1 else f"{count:,} traces"
-    return (
-        f"Warning: the run does not have {traces} of its earlier sweeps any more; they stay stored and are not shown."
-    )
+    return f"Warning: {traces} of earlier sweeps are not part of the run any more; they stay stored and are not shown."
 
 
 def _stored_places(manifest: Manifest, store: Store) -> set[Key]:
