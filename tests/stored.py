@@ -19,7 +19,7 @@ from tests.stats.synthetic import traces
 def traces_of(folder: Path) -> list[Trace]:
     """Return all traces of a run."""
     with Store.open(folder) as store:
-        return [trace for _, trace in store.traces()]
+        return [trace for _, trace in store.traces_of_all_sweeps()]
 
 
 def change_store(folder: Path, statement: str) -> int:

@@ -135,7 +135,7 @@ class Run:
     def traces(self, *, texts: bool = True) -> Iterator[Trace]:
         """Yield the traces of the run's cells; without their tokens and texts if `texts` is false."""
         with self.data.store() as store:
-            yield from (trace for _, trace in store.promised(texts=texts))
+            yield from (trace for _, trace in store.traces(texts=texts))
 
     def compare(self, first: str, second: str) -> list[Comparison]:
         """Return first minus second on the same problems and samples, with 95 % interval and p-value, in [-1, 1].

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -63,18 +65,38 @@ def refusal(sentence: str) -> Iterator[None]:
         raise KvatlasError(f"{sentence} ({reason(error)}).") from error
 
 
+#: The largest integer of 64 bits with a sign, as tables and files have them.
+LARGEST_INTEGER = 2**63 - 1
+
+
+def is_storable_number(value: object) -> bool:
+    """Return whether a value is a finite number that every file format holds."""
+    if isinstance(value, int):
+        return abs(value) <= LARGEST_INTEGER
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def is_storable_text(value: object) -> bool:
+    """Return whether a value is a text without half surrogate pairs, which no file holds."""
+    return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
+
+
 class Status(StrEnum):
-    """The status of a grade. Every status except `ok` counts as wrong."""
+    """The status of a grade. Every status except `ok` counts as wrong.
+
+    `unknown` is only read, never stored: a later version wrote a status that this one does not know.
+    """
 
     OK = "ok"
     TRUNCATED = "truncated"
     NO_ANSWER = "no_answer"
     GRADER_TIMEOUT = "grader_timeout"
+    UNKNOWN = "unknown_to_this_version"
 
     @property
     def answered(self) -> bool:
-        """Return True if the trace ended by itself and holds an answer."""
-        return self not in (Status.TRUNCATED, Status.NO_ANSWER)
+        """Return True if the trace is known to have ended by itself and to hold an answer."""
+        return self not in (Status.TRUNCATED, Status.NO_ANSWER, Status.UNKNOWN)
 
 
 class Outcome(StrEnum):
@@ -85,6 +107,7 @@ class Outcome(StrEnum):
     TRUNCATED = "truncated"
     NO_ANSWER = "no answer"
     GRADER_TIMEOUT = "grader timeout"
+    UNKNOWN = "unknown to this version"
 
 
 @dataclass(frozen=True)

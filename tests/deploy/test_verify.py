@@ -130,6 +130,18 @@ def test_a_served_cell_is_asked_graded_and_kept_as_a_run(
     kvatlas.succeed("map", out, "--out", tmp_path / "map.png")
 
 
+def test_fewer_problems_than_before_are_all_that_is_reported(run: Path, stand: Stand, verify: Call) -> None:
+    url, asked = stand(lambda path, _: (200, {}, MODELS if path == "/v1/models" else completion("c = 1")))
+    counts = []
+    for problems in ("2", "1"):
+        code, out, err = verify(url, run, "--json", "--problems", problems)
+        assert code in (1, 3), err
+        counts.append(json.loads(out)["cell"]["problems"])
+    # Of each of two benchmarks.
+    assert counts == [4, 2]
+    assert sum(path != "/v1/models" for path, *_ in asked) == 8
+
+
 def test_greedy_texts_tell_the_cell_from_another_one(long_run: Path, server: str, verify: Call, tmp_path: Path) -> None:
     words = ("--problems", 2, "--texts", 16, "--json")
     code, out, err = verify(server, long_run, *words)

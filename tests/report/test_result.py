@@ -183,6 +183,30 @@ def test_findings_stand_first_and_nothing_is_recommended_from_a_vacuous_map():
     assert f"because {reason}" in every_map(analyse(RunAnalysis(RunData(plan, run)).maps))
 
 
+@pytest.mark.parametrize("order", [("AIME24", "MATH500"), ("MATH500", "AIME24")])
+def test_the_page_has_every_map_of_benchmarks_that_cannot_be_averaged(order, tmp_path):
+    """One definition says which maps stand for all: in the text, and where settings are chosen."""
+    ratios = {"AIME24": (0.1, 0.3), "MATH500": (0.1, 0.5)}
+    sources = []
+    for name in order:
+        lines = ["model,benchmark,policy,local_window,ratio,pass_at_1"]
+        for place, ratio in enumerate(ratios[name]):
+            lines += [f"m,{name},h2o,{window},{ratio},{window + place}.25" for window in (16, 32)]
+        sources.append(tmp_path / f"{name}.csv")
+        sources[-1].write_text("\n".join(lines) + "\n")
+    result = analyse(sources)
+    assert [one.map.benchmark for one in result.grids] == list(order)
+    page = one_page(result)
+    for name in order:
+        first, second = ratios[name]
+        assert f"| m h2o on {name}: local_window \\ ratio | {first} | {second} |" in page
+    assert f"Pass@1 in percent, {', '.join(order)}.\n" in page
+    # An effect names its map, and there is no choice for a benchmark alone.
+    assert [effect.over for effect in result.effects] == [f"m | {name} | h2o" for name in order for _ in range(2)]
+    assert result.choices == ()
+    assert "differ.\n" in page
+
+
 def test_maps_that_cannot_be_averaged_or_told_apart():
     maps = read_maps("published:dynts_r1_llama")
     narrow = replace(maps[1], axes=(maps[1].axes[0], ("ratio", (0.1,))))

@@ -1,5 +1,6 @@
 """Stores: what is added comes back; damaged, locked, copied while they are written, on a read-only medium."""
 
+import gzip
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ import pytest
 
 from kvatlas import benchmarks
 from kvatlas.benchmarks import find
-from kvatlas.core import EvictionTrace, Grade, KvatlasError, Setting, Status, Trace, Usage, digest
+from kvatlas.core import Costs, EvictionTrace, Grade, KvatlasError, Outcome, Setting, Status, Trace, Usage, digest
+from kvatlas.report.app.documents import marks
+from kvatlas.report.app.traces import trace_document
+from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
-from kvatlas.results.records import COLUMNS, RECORD, record, row_of
+from kvatlas.results.records import COLUMNS, COSTS, RECORD, STATUS, record, row_of
 from kvatlas.results.regrade import regrade
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
@@ -56,9 +60,11 @@ def test_what_is_added_comes_back(tmp_path: Path) -> None:
         store.add("other", replace(TRACE, sample=1, grade=Grade(False, 0.5, None, Status.NO_ANSWER)))
     with Store.open(tmp_path / "run") as store:
         assert store.manifest() == manifest()
-        assert [key for key, _ in store.traces()] == ["key", "other"]
+        assert [key for key, _ in store.traces_of_all_sweeps()] == ["key", "other"]
         assert store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 0)) == TRACE
-        assert next(store.traces(texts=False))[1] == replace(TRACE, tokens=(), text="", eviction_trace=None)
+        assert next(store.traces_of_all_sweeps(texts=False))[1] == replace(
+            TRACE, tokens=(), text="", eviction_trace=None
+        )
         assert store.samples() == {
             (key, SETTING.id, "CHAIN8", "CHAIN8-0001"): {n} for n, key in enumerate(("key", "other"))
         }
@@ -70,8 +76,8 @@ def test_equal_tokens_have_equal_digests_even_unread(tmp_path: Path) -> None:
     with Store.create(tmp_path / "run") as store:
         for sample, tokens in enumerate([(5, 6), (5, 6), (5, 7)]):
             store.add("key", replace(TRACE, sample=sample, tokens=tokens))
-        first, same, other = (trace.token_digest for _, trace in store.traces(texts=False))
-        assert [trace.token_digest for _, trace in store.traces()] == [first, same, other]
+        first, same, other = (trace.token_digest for _, trace in store.traces_of_all_sweeps(texts=False))
+        assert [trace.token_digest for _, trace in store.traces_of_all_sweeps()] == [first, same, other]
         assert store.trace(("key", SETTING.id, "CHAIN8", "CHAIN8-0001", 2)).token_digest == other
     assert first == same != other
 
@@ -89,7 +95,7 @@ def test_equal_tokens_have_equal_digests_even_unread(tmp_path: Path) -> None:
 def test_eviction_traces_come_back(tmp_path: Path, eviction_trace: EvictionTrace | None) -> None:
     with Store.create(tmp_path) as store:
         store.add("key", replace(TRACE, eviction_trace=eviction_trace))
-        assert next(store.traces())[1].eviction_trace == eviction_trace
+        assert next(store.traces_of_all_sweeps())[1].eviction_trace == eviction_trace
 
 
 def test_no_run_an_empty_one_and_a_damaged_one_are_told_apart(tmp_path: Path) -> None:
@@ -133,7 +139,7 @@ def filled(folder: Path) -> dict[int, Trace]:
         for sample in range(COUNT):
             store.add("key", replace(TRACE, sample=sample, text=random.Random(sample).randbytes(900).hex()))
     with Store.open(folder) as store:
-        return {trace.sample: trace for _, trace in store.traces()}
+        return {trace.sample: trace for _, trace in store.traces_of_all_sweeps()}
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
@@ -153,9 +159,12 @@ def test_damage_is_named(tmp_path: Path) -> None:
         path.write_bytes(data)
         try:
             with Store.open(tmp_path / "run") as store:
-                assert {trace.sample: trace for _, trace in store.traces()} == sound
+                assert {trace.sample: trace for _, trace in store.traces_of_all_sweeps()} == sound
                 assert (
-                    len(list(store.traces(texts=False))) == len(store.keys()) == sum(map(len, store.columns())) == COUNT
+                    len(list(store.traces_of_all_sweeps(texts=False)))
+                    == len(store.keys())
+                    == sum(map(len, store.columns()))
+                    == COUNT
                 )
                 assert store.manifest() == manifest()
                 assert store.copy(tmp_path / f"kept-{number}") == COUNT
@@ -183,7 +192,7 @@ def test_one_wrong_trace_is_named(tmp_path: Path, change: str, read: str, senten
     assert change_store(tmp_path / "run", change) == 1
     wrong = pytest.raises(KvatlasError, match=rf"is damaged \({sentence}.*\)\. Take a copy of it")
     with Store.open(tmp_path / "run") as store, wrong:
-        list(store.columns() if read == "columns" else store.traces(texts=False))
+        list(store.columns() if read == "columns" else store.traces_of_all_sweeps(texts=False))
 
 
 def remade(**values: Any) -> list[Any]:
@@ -220,13 +229,13 @@ def test_made_rows_with_right_checksums_are_damage(
             patch.setattr("kvatlas.results.store.record", lambda *_: sound)
         store._put(row, made_with)
     with Store.open(tmp_path) as store, pytest.raises(KvatlasError, match="is damaged") as caught:
-        list(store.columns() if made_with else store.traces())
+        list(store.columns() if made_with else store.traces_of_all_sweeps())
     assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("status", 0), ("status", 9), ("progress", math.nan), ("progress", 2.0), ("sample", -1), ("setting", -1)],
+    [("status", 0), ("progress", math.nan), ("progress", 2.0), ("sample", -1), ("setting", -1)],
 )
 def test_made_records_with_right_checksums_are_damage(
     tmp_path: Path, field: str, value: float, monkeypatch: pytest.MonkeyPatch
@@ -240,6 +249,99 @@ def test_made_records_with_right_checksums_are_damage(
         store.add("key", TRACE)
     with Store.open(tmp_path) as store, pytest.raises(KvatlasError, match=r"is damaged \((the values|names) of"):
         list(store.columns())
+
+
+# The codes of a store outlive the version that wrote it.
+
+OLD = Path(__file__).parents[1] / "data" / "every_status.sqlite.gz"
+
+
+@pytest.fixture
+def old_run(tmp_path: Path) -> Path:
+    """A run that commit 15a10f15 wrote: one trace of each status, with unlike costs."""
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "run.sqlite").write_bytes(gzip.decompress(OLD.read_bytes()))
+    return folder
+
+
+def test_a_store_of_an_earlier_commit_is_read_with_every_status_and_cost(old_run: Path) -> None:
+    (cell,) = RunData.open(old_run).cells
+    assert cell.verdicts == dict.fromkeys(
+        (Outcome.CORRECT, Outcome.TRUNCATED, Outcome.NO_ANSWER, Outcome.GRADER_TIMEOUT), 1
+    )
+    assert marks(cell, cell.problems) == "rtng"
+    known = {"output_tokens": 20, "prompt_tokens": 10, "thinking_tokens": 15, "peak_kv_tokens": 30}
+    known |= {"mean_kv_tokens": 25.5, "compressions": 2, "seconds": 0.75}
+    unknown = known | {"output_tokens": 21, "prompt_tokens": 11, "peak_kv_tokens": 31, "mean_kv_tokens": 26.5}
+    unknown |= {"thinking_tokens": math.nan, "compressions": math.nan, "seconds": 1.75}
+    for name, value in known.items():
+        values = cell.traces[name].ravel()
+        assert np.array_equal(values, [value, unknown[name]] * 2, equal_nan=True)
+    with Store.open(old_run) as store:
+        stored = [trace for _, trace in store.traces()]
+    assert [trace.grade.status.value for trace in stored] == ["ok", "truncated", "no_answer", "grader_timeout"]
+    for trace in stored:
+        costs = unknown if trace.usage.thinking_tokens is None else known
+        assert vars(trace.usage) == {name: None if math.isnan(value) else value for name, value in costs.items()}
+
+
+def later_status(folder: Path, code: int = 9) -> Path:
+    """Store a run of two traces of which a later version wrote the second, with a status of its own."""
+    problems = ("CHAIN8-0001", "CHAIN8-0002")
+    (cell,) = manifest().expected
+    with Store.create(folder) as store, pytest.MonkeyPatch.context() as patch:
+        store.put_manifest(replace(manifest(), expected=(replace(cell, problems=problems),)))
+        store.add("key", TRACE)
+        row = remade(problem=problems[1], status="repeated", answer=None, correct=0)
+        body, measured = record(row[:-3], bytes(16), "", store._cached_name_id)
+        made = np.frombuffer(bytearray(body), RECORD)
+        made["status"] = code
+        made["check"] = zlib.crc32(measured, zlib.crc32(made.tobytes()[:-4]))
+        patch.setattr("kvatlas.results.store.record", lambda *_: (made.tobytes(), measured))
+        store._put(row, "")
+    return folder
+
+
+def test_a_status_of_a_later_version_is_unknown_to_this_one(tmp_path: Path, kvatlas: Call) -> None:
+    """It is no damage, and no other status: not in tables, on the page, in an export, nor in a trace."""
+    run = later_status(tmp_path / "run")
+    (cell,) = RunData.open(run).cells
+    assert cell.verdicts == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
+    assert cell.cell.truncated == 0
+    assert marks(cell, cell.problems) == "ru"
+    with Store.open(run) as store:
+        key, unknown = list(store.traces())[1]
+    assert unknown.grade.status is Status.UNKNOWN
+    assert (
+        trace_document(unknown, RunMaterials.from_manifest(manifest()))["verdict"] == "wrong (unknown to this version)"
+    )
+    exported = [json.loads(line) for line in kvatlas.succeed("export", run, "--format", "jsonl").splitlines()]
+    assert [line["status"] for line in exported] == ["ok", "unknown_to_this_version"]
+    with Store.create(run) as store, pytest.raises(KvatlasError, match="the status is unknown_to_this_version"):
+        store.add(key, unknown)
+    with pytest.raises(KvatlasError, match="a status that this version does not know; grade the run with that version"):
+        regrade(run)
+
+
+def test_a_trace_of_a_later_version_that_is_set_aside_keeps_its_status(tmp_path: Path) -> None:
+    run = later_status(tmp_path / "run")
+    with Store.create(run) as store:
+        store.set_aside({"key": {"CHAIN8-0002": "old"}})
+        for contents in ("new", "old"):
+            store.set_aside({"key": {"CHAIN8-0002": contents}})
+        assert store._connection.execute("SELECT status FROM traces ORDER BY problem").fetchall() == [
+            ("ok",), ("repeated",)
+        ]  # fmt: skip
+    (cell,) = RunData.open(run).cells
+    assert cell.verdicts == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
+
+
+def test_every_status_and_cost_has_a_place_in_the_store() -> None:
+    assert set(STATUS) == set(Status)
+    assert len(set(STATUS.values())) == len(STATUS)
+    assert set(COSTS) == {field.name for field in fields(Costs)}
+    assert {outcome.name for outcome in Outcome} >= {status.name for status in Status if status is not Status.OK}
 
 
 def test_a_metric_that_is_no_number_is_damage_in_the_columns_too(tmp_path: Path) -> None:
@@ -323,7 +425,7 @@ def test_a_finished_run_is_read_where_nobody_may_write() -> None:
             with pytest.raises(OSError, match="denied"):
                 (run / "x").touch()
             with Store.open(run) as store:
-                assert {trace.sample: trace for _, trace in store.traces()} == sound
+                assert {trace.sample: trace for _, trace in store.traces_of_all_sweeps()} == sound
                 assert store.manifest() == manifest()
         finally:
             os.seteuid(user)
@@ -368,7 +470,9 @@ def run(tmp_path: Path) -> Path:
 def test_a_trace_without_an_answer_that_no_other_grader_has_read_leaves_its_metric_unknown(run: Path) -> None:
     regrade(run, "dynts")
     with Store.create(run) as store:
-        key, unanswered = next(item for item in store.traces() if item[1].grade.status is Status.NO_ANSWER)
+        key, unanswered = next(
+            item for item in store.traces_of_all_sweeps() if item[1].grade.status is Status.NO_ANSWER
+        )
         at = (key, unanswered.setting.id, unanswered.benchmark, unanswered.problem, unanswered.sample)
         # As in a trace that was decoded after the others were graded again.
         store.put_metrics({at: {}})

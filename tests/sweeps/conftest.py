@@ -29,5 +29,5 @@ def contents(folder: Path) -> dict[Any, Trace]:
             (key, trace.setting, trace.benchmark, trace.problem, trace.sample): replace(
                 trace, usage=replace(trace.usage, seconds=0.0)
             )
-            for key, trace in store.traces()
+            for key, trace in store.traces_of_all_sweeps()
         }

@@ -25,7 +25,7 @@ from kvatlas.sweeps import run as driver
 from kvatlas.sweeps import worker as jobs
 from kvatlas.sweeps.executors import WorkerPool, shares
 from kvatlas.sweeps.learning import TrainingData, learn
-from kvatlas.sweeps.worker import Job, decode, fitting_batch
+from kvatlas.sweeps.worker import Job, decode, fitting_batch, worker_needs
 from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu
 from tests.sweeps.conftest import Build, contents, job
@@ -55,6 +55,41 @@ def test_a_batch_is_what_fits(spec_data: Build, monkeypatch: pytest.MonkeyPatch)
         assert fitting_batch(work, settings) == size
     monkeypatch.setattr(jobs, "free_memory", lambda _: None)
     assert fitting_batch(work, settings) == 64
+
+
+@pytest.mark.parametrize("baseline", ["none", "full", "oracle"])
+@pytest.mark.parametrize("is_screened", [False, True])
+def test_a_plan_and_its_workers_have_one_batch(
+    baseline: str, is_screened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both count the full cache where it is decoded, and only there."""
+    window = {"policy": "window", "kv_budget": 150, "local_window": 16, "ratio": 0.3}
+    others = {"none": [], "full": [{"policy": "full"}], "oracle": [{**window, "policy": "oracle"}]}[baseline]
+    spec = {
+        "models": ["embedded:tiny-llama"],
+        "benchmarks": ["CHAIN6"],
+        "problems": 40,
+        "sampling": {"max_new_tokens": 700},
+        "settings": [window],
+        "baseline": others,
+    }
+    plan = make_plan(parse_spec(spec))
+    plan = screening(plan) if is_screened else plan
+    (model,) = plan.models
+    units = tuple(plan.units(plan.expected(), {}))
+    work = Job(model, "", plan.benchmarks, units, plan.spec.sampling.sampling(), 0, screened=is_screened)
+    work = replace(work, prompt=plan.longest_prompt(model))
+    chosen = [policies.from_setting(setting) for setting in units[0].settings]
+    sizes = []
+    for rows in (32, 8):
+        needed = peak(model, chosen, rows, len(units), work.prompt, work.sampling.max_new_tokens)
+        memory = int(needed.total / MARGIN) + 1
+        monkeypatch.setattr(jobs, "free_memory", lambda _, memory=memory: memory)
+        planned = plan.estimate(memory=memory)["batch_size"]
+        assert worker_needs(work)[0] == planned
+        sizes.append(planned)
+    needs_more = is_screened or baseline == "oracle"
+    assert sizes[0] < 32 if needs_more else sizes == [32, 8]
 
 
 def test_a_batch_before_and_after_loading_is_the_same(spec_data: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,6 +250,20 @@ def test_a_sweep_says_what_a_plan_notes(spec_data: Build, r1_model: Callable[...
     assert make_plan(parse_spec(data)).notes == ()
 
 
+def test_a_plan_says_that_a_file_has_fewer_problems_than_the_spec(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    rows = [{"question": problem.question, "answer": problem.answer} for problem in find("CHAIN4").problems(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for problems, expected in ((4, 1), (3, 0), (2, 0), (None, 0)):
+        spec = {
+            "models": ["embedded:tiny-llama"],
+            "benchmarks": [{"name": "mine", "file": str(file), "prompt": "{question}"}],
+            "problems": problems,
+        }
+        notes = [note for note in make_plan(parse_spec(spec)).notes if "of the spec" in note]
+        assert notes == ["Warning: mine has 3 problems, fewer than the 4 of the spec."] * expected
+
+
 def test_a_plan_says_that_16_bits_of_float32_are_32() -> None:
     """On CPUs few bits hold more tokens of the same bytes than beside bfloat16."""
     by_bits = {"policy": "window", "local_window": 40, "ratio": 0.3}

@@ -31,6 +31,7 @@ from kvatlas.predictor.training import new_head
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
+from kvatlas.sweeps import run as driver
 from kvatlas.sweeps.executors import WorkerPool, take_worker, useful_workers
 from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.worker import Job
@@ -54,6 +55,28 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("forked")
+def test_a_trace_that_no_store_holds_ends_a_sweep_after_the_others_are_stored(
+    spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(parse_spec(spec_data()))
+    damaged: list[str] = []
+
+    def one_is_damaged(job: Job, pool: WorkerPool) -> Any:
+        for trace, decoded in driver.local(job, pool):
+            if not damaged:
+                damaged.append(trace.problem)
+                trace = replace(trace, usage=replace(trace.usage, mean_kv_tokens=math.nan))
+            yield trace, decoded
+
+    monkeypatch.setattr(driver, "executor_of", lambda _: one_is_damaged)
+    with pytest.raises(KvatlasError, match=r"^Sample 0 of \S+ in .* cannot be stored: mean_kv_tokens is nan"):
+        sweep(plan, tmp_path / "run", workers=1)
+    assert len(contents(tmp_path / "run")) == plan.traces - 1
+    # The next start decodes it alone.
+    sweep(plan, tmp_path / "run", workers=1)
+    assert len(contents(tmp_path / "run")) == plan.traces
+
+
 def test_workers_stay_for_the_next_sweep_and_end_with_their_pool(
     finished: Path, spec_data: Build, tmp_path: Path
 ) -> None:

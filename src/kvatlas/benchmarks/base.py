@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
-from kvatlas.core import Grade, KvatlasError, Problem, Status, refusal
+from kvatlas.core import Grade, KvatlasError, Problem, Status, is_storable_number, is_storable_text, refusal
 
 
 class Benchmark(Protocol):
@@ -121,23 +120,14 @@ def for_model(benchmark: Benchmark, reads: Callable[[str], bool]) -> Benchmark:
     return chosen
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
-
-
-def _is_text(value: object) -> bool:
-    # Half a surrogate pair cannot be stored.
-    return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
-
-
 #: For each field of a grade its check and the expected value.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "correct": (lambda value: isinstance(value, int) and value in (0, 1), "true or false"),
-    "progress": (lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
-    "answer": (lambda value: value is None or _is_text(value), "a text or None"),
-    "status": (lambda value: value in tuple(Status), "a Status"),
-    "metrics' names": (_is_text, "texts"),
-    "metrics": (lambda value: _is_number(value) or _is_text(value), "finite numbers and texts"),
+    "progress": (lambda value: is_storable_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
+    "answer": (lambda value: value is None or is_storable_text(value), "a text or None"),
+    "status": (lambda value: value in tuple(Status) and value != Status.UNKNOWN, "a Status"),
+    "metrics' names": (is_storable_text, "texts"),
+    "metrics": (lambda value: is_storable_number(value) or is_storable_text(value), "finite numbers and texts"),
 }
 
 

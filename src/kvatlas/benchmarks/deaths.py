@@ -163,7 +163,7 @@ _Cause = tuple[Death, int, str]
 
 def _end(trace: TraceText) -> _Cause | None:
     """Return the death of a trace without an answer."""
-    if trace.status.answered:
+    if trace.status.answered or trace.status is Status.UNKNOWN:
         return None
     start = loop_start(trace.text)
     if start is not None:

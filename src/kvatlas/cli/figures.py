@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvatlas.core import Note
     from kvatlas.stats.systems import ModelSetting
 
-app = typer.Typer()
+app = options.Commands()
 
 
 @app.command("map")

@@ -15,7 +15,7 @@ from kvatlas.cli.output import print_findings, print_rows, print_text
 from kvatlas.core import KvatlasError
 from kvatlas.text import did_you_mean, unfiltered, visible
 
-app = typer.Typer()
+app = options.Commands()
 
 
 @app.command("list")

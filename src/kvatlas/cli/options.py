@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from kvatlas.core import KvatlasError, Setting, policy_name
 from kvatlas.figures.style import FigureOptions
 from kvatlas.text import parse_yaml, read_value, scalar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Command(TyperCommand):
+    """A command that refuses an option that is given twice, of which the last one would count in silence."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for option, count in Counter(given).items():
+            if count > 1 and isinstance(option, TyperOption) and not (option.multiple or option.is_flag):
+                ctx.fail(f"{option.opts[0]} is given {count} times; give it once.")
+        return super().parse_args(ctx, args)
+
+
+class Commands(typer.Typer):
+    """A group of commands of the class `Command`."""
+
+    def command(self, name: str | None = None, **named: Any) -> Callable[[F], F]:
+        return super().command(name, cls=Command, **named)
 
 
 def finite(value: float | None) -> float | None:

@@ -17,7 +17,7 @@ from kvatlas.text import unfiltered
 if TYPE_CHECKING:
     from kvatlas.report.options import ReadOptions
 
-app = typer.Typer()
+app = options.Commands()
 
 
 @app.command()
@@ -72,18 +72,21 @@ def view(
 
     A page of one run is self-contained. It holds all traces if they fit into 4 MB, else --traces of each cell.
     """
-    from kvatlas.report.app.page import write_bundle
+    from kvatlas.report.app.page import PAGE_SUFFIXES, write_bundle
     from kvatlas.report.app.run import open_runs
     from kvatlas.report.app.server import serve
     from kvatlas.report.options import ReadOptions
+    from kvatlas.results.store import check_new_folder
 
     fixed_values = options.assignments("--fix", fix)
-    if out is not None and out.suffix in (".html", ".htm"):
+    if out is not None and out.suffix.lower() in PAGE_SUFFIXES:
         read_options = ReadOptions(metric, partial, fixed_values, lose_at_most=lose_at_most)
         _write_page(runs, out, read_options, 2 if traces is None else traces)
         return
     if traces is not None:
         raise KvatlasError("--traces is for a page that cannot hold all traces; name one with --out FILE.html.")
+    if out is not None:
+        check_new_folder(out)
     opened = open_runs([run.absolute() for run in runs], fixed_values, metric, lose_at_most)
     if out is None:
         serve(opened, port)
@@ -110,8 +113,12 @@ def export(
     run: options.Run,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="A file; for a run a new folder.")] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="csv (maps), cells (settings, as CSV), jsonl, parquet (traces), run (all).")
-    ] = "csv",
+        str | None,
+        typer.Option(
+            "--format",
+            help="csv (maps), cells (settings, as CSV), jsonl, parquet (traces), run (all); default: by the suffix.",
+        ),
+    ] = None,
     metric: options.Metric = "pass@1",
     partial: options.Partial = False,
     fix: options.Fix = None,
@@ -119,29 +126,30 @@ def export(
     """Export a run: its maps or its settings as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
     from kvatlas.report.options import ReadOptions
     from kvatlas.results import Store
-    from kvatlas.results.export import check_format, check_target, write_text
+    from kvatlas.results.export import check_target, format_of, write_text
+    from kvatlas.results.store import check_new_folder
 
-    if out is None and format_ in ("run", "parquet"):
-        raise KvatlasError(f"--format {format_} cannot go to standard output; name it with --out.")
-    if format_ != "run":
-        check_format(format_)
-    if format_ not in ("csv", "cells"):
-        _check_all_traces(format_, metric, fix)
-    if format_ == "run" and out is not None:
+    kind = format_of(out, format_)
+    if out is None and kind in ("run", "parquet"):
+        raise KvatlasError(f"--format {kind} cannot go to standard output; name it with --out.")
+    if kind not in ("csv", "cells"):
+        _check_all_traces(kind, metric, fix)
+    if kind == "run" and out is not None:
+        check_new_folder(out)
         with Store.open(run) as source:
             copied = source.copy(out)
         typer.echo(f"{out}: {copied:,} traces")
         return
     if out is not None:
         check_target(out)
-    if format_ in ("csv", "cells"):
-        text = _csv_text(format_, run, ReadOptions(metric, partial, options.assignments("--fix", fix)))
+    if kind in ("csv", "cells"):
+        text = _csv_text(kind, run, ReadOptions(metric, partial, options.assignments("--fix", fix)))
         if out is None:
             typer.echo(text, nl=False, file=unfiltered(sys.stdout))
         else:
             write_text(text, out)
     else:
-        _export_traces(run, out, format_)
+        _export_traces(run, out, kind)
     if out is not None:
         typer.echo(out)
 

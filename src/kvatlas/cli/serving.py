@@ -16,8 +16,8 @@ from kvatlas.core import KvatlasError, Sampling
 #: The environment variable with the key of the server.
 KEY = "KVATLAS_API_KEY"
 
-app = typer.Typer()
-deploy = typer.Typer(no_args_is_help=True)
+app = options.Commands()
+deploy = options.Commands(no_args_is_help=True)
 app.add_typer(deploy, name="deploy", help="A setting in another engine: its configuration, and proof.")
 
 
@@ -108,12 +108,12 @@ def verify(
     from kvatlas.deploy.endpoint import Endpoint, ask
     from kvatlas.deploy.export import MeasuredCell
     from kvatlas.deploy.verify import as_text, read_texts, report
-    from kvatlas.results.store import check_folder
+    from kvatlas.results.store import check_new_folder
     from kvatlas.stats.paired import Equivalence
     from kvatlas.stats.run_data import margin_from_points
 
     endpoint = Endpoint(url, served, os.environ.get(KEY))
-    check_folder(out)
+    check_new_folder(out)
     reference = MeasuredCell.from_run(against, policy)
     margin = reference.run.margin if lose_at_most is None else margin_from_points(lose_at_most)
     read = None

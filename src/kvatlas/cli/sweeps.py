@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 #: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
 FIRST_PROBLEMS = 12
 
-app = typer.Typer()
-predictor = typer.Typer(no_args_is_help=True)
+app = options.Commands()
+predictor = options.Commands(no_args_is_help=True)
 app.add_typer(predictor, name="predictor", help="What dynts and triattention need to know of a model.")
 
 SpecFile = Annotated[Path, typer.Argument(metavar="SPEC.yaml|RECIPE", help="A sweep spec, or a recipe's name.")]
@@ -282,10 +282,10 @@ def sweep(
 
 def _check_start(folder: Path, executor: str = "local") -> None:
     """Raise KvatlasError for an unknown executor and a folder that cannot hold a run, before heavy imports."""
-    from kvatlas.results.store import check_folder
+    from kvatlas.results.store import check_new_folder
     from kvatlas.sweeps.run import executor_of
 
-    check_folder(folder)
+    check_new_folder(folder)
     executor_of(executor)
 
 
@@ -408,7 +408,7 @@ def autopsy(
     if out is not None:
         check_figure(out)
     if export is not None:
-        check_target(export)
+        check_target(export, ".jsonl")
     cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies_of(run, allow_code)))
     autopsies = perform(cells, run, most, tell)
     if export is not None:

@@ -18,6 +18,7 @@ from kvatlas.policies import CompressingPolicy, floor_ratio, parameters
 from kvatlas.policies.query_statistics import load_statistics
 from kvatlas.policies.triattention import TriAttention
 from kvatlas.results import Expected
+from kvatlas.results.store import check_new_folder
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, systems_of
 from kvatlas.stats.table import select
@@ -279,6 +280,7 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
 
     The configuration begins with a comment: the cell with its values and intervals, and the changes.
     """
+    check_new_folder(folder)
     reference = MeasuredCell.from_run(run, cell)
     prompts = [trace.usage.prompt_tokens for trace in reference.traces(reference.setting).values()]
     reported = [count for count in prompts if count is not None]

@@ -140,7 +140,8 @@ def float_param(default: Any = MISSING, least: float = 0, most: float = math.inf
     """Declare a parameter that is a number from `least` to `most`."""
 
     def accepts(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and least <= value <= most and value < math.inf
 
     expected = f"a number from {least} to {most}" if most < math.inf else f"a number >= {least}"
     return parameter(expected, accepts, default, **options)

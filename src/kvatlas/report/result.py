@@ -214,7 +214,7 @@ class Result:
         try:
             return self.untested_means, []
         except KvatlasError as error:
-            return [], [Note(NoteKind.LEFT_OUT, f"No means over benchmarks: {error}")]
+            return [], [Note(NoteKind.LEFT_OUT, f"No means over benchmarks: {str(error).removesuffix('.')}")]
 
     # -- tests ---------------------------------------------------------------------------------------------------------
 
@@ -343,9 +343,10 @@ class Result:
 
     @property
     def grids(self) -> list[MapResult]:
-        """One map for each model and policy: the mean over benchmarks, else the only one."""
-        ordered = [*self.single, *(one for one in self.every if one.map.is_mean)]
-        return list({(one.map.model, one.map.policy): one for one in ordered}.values())
+        """For each model and policy the mean over benchmarks, else each of its maps (see `grids`)."""
+        results = {one.map.name: one for one in self.every}
+        maps = [one.map for one in results.values()]
+        return [results[map_.name] for map_ in grids(maps, [map_ for map_ in maps if map_.is_mean])]
 
     @property
     def map_notes(self) -> dict[str, list[MapResult]]:

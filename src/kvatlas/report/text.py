@@ -34,7 +34,7 @@ def one_page(result: Result) -> str:
 
 
 def mean_tables(result: Result) -> str:
-    """Return a Markdown table for each model and policy: the mean over benchmarks, else the only map."""
+    """Return a Markdown table for each model and policy: the mean over benchmarks, else one for each benchmark."""
     return _rendered("grids.md", result)
 
 
@@ -198,10 +198,12 @@ def _table_row(fields: Sequence[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
-def grid_table(one: MapResult) -> str:
+def grid_table(result: Result, one: MapResult) -> str:
     """Return the values of a map, marked where a loss of at most the margin, or of more, is proven."""
     (down, rows), (across, columns) = one.map.axes
     name = f"{model_name(one.map.model)} {one.map.policy}".strip()
+    if len({grid.map.benchmark for grid in result.grids}) > 1:
+        name += f" on {one.map.benchmark}"
     lines = []
     for row in rows:
         values = [_marked_value(one, (row, column)) for column in columns]

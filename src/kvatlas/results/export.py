@@ -22,14 +22,36 @@ from kvatlas.text import guarded
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMATS = ("csv", "cells", "jsonl", "parquet")
+FORMATS = ("csv", "cells", "jsonl", "parquet", "run")
+#: The formats of a file by its suffix, the usual one first.
+_OF_SUFFIX: Mapping[str, tuple[str, ...]] = {".csv": ("csv", "cells"), ".jsonl": ("jsonl",), ".parquet": ("parquet",)}
 _BATCH = 2_000
 
 
-def check_format(kind: str) -> None:
-    """Raise KvatlasError if the format is not one of `FORMATS`."""
-    if kind not in FORMATS:
-        raise KvatlasError(f"Unknown export format {kind!r}; expected: {', '.join(FORMATS)}.")
+def format_of(out: Path | None, given: str | None) -> str:
+    """Return the format of an export: the one that is given, else that of the file's suffix, `csv` without a file.
+
+    Raises KvatlasError for an unknown format, and for a suffix of no format or of another one.
+    """
+    if given is not None and given not in FORMATS:
+        raise KvatlasError(f"Unknown export format {given!r}; expected: {', '.join(FORMATS)}.")
+    if out is None:
+        return given or "csv"
+    # A name without a suffix says nothing.
+    if given is not None and (given == "run" or not out.suffix):
+        return given
+    formats = _OF_SUFFIX.get(out.suffix.lower())
+    if formats is None:
+        raise KvatlasError(
+            f"An export cannot be written as {out.name!r}; the name must end in .csv (maps, or with --format cells "
+            "settings), .jsonl or .parquet (traces). --format run writes a folder."
+        )
+    if given is not None and given not in formats:
+        suffix = next(suffix for suffix, names in _OF_SUFFIX.items() if given in names)
+        raise KvatlasError(
+            f"The format is {given} and the name {out.name!r} says {formats[0]}; expected a name that ends in {suffix}."
+        )
+    return given or formats[0]
 
 
 def write_traces(run: Path, kind: str, out: Path) -> None:
@@ -152,7 +174,7 @@ def _measured(run_key: str, trace: Trace) -> dict[str, Any]:
 
 def json_lines(store: Store) -> Iterator[str]:
     """Yield each trace of a run's cells as one line of JSON in ASCII."""
-    for run_key, trace in store.promised():
+    for run_key, trace in store.traces():
         yield json.dumps(record(run_key, trace), ensure_ascii=True, allow_nan=False)
 
 
@@ -167,7 +189,7 @@ def _write_parquet(store: Store, out: Path) -> None:
     if not columns:
         raise KvatlasError("The run has no traces yet, so there is nothing to export.")
     schema = pa.schema([(name, kind) for name, (kind, _) in columns.items()])
-    records = (record(run_key, trace) for run_key, trace in store.promised())
+    records = (record(run_key, trace) for run_key, trace in store.traces())
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
         while batch := list(itertools.islice(records, _BATCH)):
             rows = [_converted(row, columns) for row in batch]
@@ -178,7 +200,7 @@ def _types_of_columns(store: Store) -> dict[str, set[type]]:
     """Return the types of the values in each column, the columns that all traces have at the end."""
     types: dict[str, set[type]] = {}
     measured: dict[str, Any] = {}
-    for run_key, trace in store.promised(texts=False):
+    for run_key, trace in store.traces(texts=False):
         measured = _measured(run_key, trace)
         for name, value in record(run_key, trace).items():
             types.setdefault(name, set()).add(type(value))
@@ -210,8 +232,10 @@ def _column(types: set[type]) -> tuple[str, Callable[[Any], Any]]:
     return "string", lambda value: value if isinstance(value, str) else json.dumps(value)
 
 
-def check_target(out: Path) -> None:
-    """Raise KvatlasError if no file can be written at `out`."""
+def check_target(out: Path, *suffixes: str) -> None:
+    """Raise KvatlasError if no file can be written at `out`, or if its name ends in none of the suffixes."""
+    if suffixes and out.suffix.lower() not in suffixes:
+        raise KvatlasError(f"The file {out.name!r} cannot be written; the name must end in {' or '.join(suffixes)}.")
     try:
         if out.is_dir():
             raise KvatlasError(f"{str(out)!r} is a folder; name a file to write.")

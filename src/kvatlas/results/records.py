@@ -8,41 +8,176 @@ import math
 import sys
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from struct import Struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.core import Costs, EvictionTrace, Grade, Setting, Status, Trace, Usage
+from kvatlas.core import (
+    LARGEST_INTEGER,
+    Costs,
+    EvictionTrace,
+    Grade,
+    KvatlasError,
+    Setting,
+    Status,
+    Trace,
+    Usage,
+    is_storable_number,
+    is_storable_text,
+    reason,
+)
+
+if TYPE_CHECKING:
+    from kvatlas.results.manifest import Expected
 
 #: The columns of a trace in order; the last three are large.
 COLUMNS = (
     "run_key", "setting", "model", "benchmark", "problem", "sample",
     "correct", "progress", "answer", "status", "metrics", "usage", "tokens", "text", "fate",
 )  # fmt: skip
-#: The costs of a trace, in the order of their fields.
-COSTS = tuple(field.name for field in fields(Costs))
+#: The costs of a trace in the order of a record. Stored records have this order: never change it.
+COSTS = (
+    "prompt_tokens", "output_tokens", "thinking_tokens", "peak_kv_tokens", "mean_kv_tokens", "compressions", "seconds",
+)  # fmt: skip
+#: The most samples of a problem; a table has a place for each of them.
+MAX_SAMPLES = 10_000
+#: The largest number of a token, and of a step.
+_LARGEST_TOKEN = 2**31 - 1
+
+
+class RefusedTraceError(KvatlasError):
+    """A trace that a store cannot hold, in one sentence with its place and the value."""
+
+    @classmethod
+    def of_several(cls, errors: Sequence[RefusedTraceError]) -> RefusedTraceError:
+        """Return one error of several: the first sentence, and how many there are besides."""
+        if len(errors) == 1:
+            return errors[0]
+        return cls(f"{errors[0]} {len(errors) - 1:,} more cannot be stored either.")
+
+
+def check_cell(cell: Expected) -> None:
+    """Raise KvatlasError for a promised cell whose traces no store can hold."""
+    names = (cell.model, cell.benchmark, *cell.problems)
+    faults = [_fault("a name", name, "a text of whole characters") for name in names if not is_storable_text(name)]
+    faults += setting_faults(cell.setting)
+    if not _is_integer(cell.samples, MAX_SAMPLES):
+        faults.append(_fault("the number of samples", cell.samples, f"an integer from 0 to {MAX_SAMPLES:,}"))
+    if faults:
+        raise KvatlasError(f"A run cannot hold {_shown(cell.setting)} of {_shown(cell.model)}: {faults[0]}.")
+
+
+def check_trace(trace: Trace) -> None:
+    """Raise RefusedTraceError for a trace that could not be read, exported or drawn: the gate of every store."""
+    fault = "; ".join(islice(_faults(trace), 1))
+    if fault:
+        raise RefusedTraceError(
+            f"Sample {_shown(trace.sample)} of {_shown(trace.problem)} in {_shown(trace.benchmark)} "
+            f"under {_shown(trace.setting)} of {_shown(trace.model)} cannot be stored: {fault}."
+        )
+
+
+def _faults(trace: Trace) -> Iterator[str]:
+    """Yield a clause for each value of a trace that a store cannot hold."""
+    for name in ("model", "benchmark", "problem", "text"):
+        if not is_storable_text(getattr(trace, name)):
+            yield _fault(name, getattr(trace, name), "a text of whole characters")
+    yield from setting_faults(trace.setting)
+    if not _is_integer(trace.sample, MAX_SAMPLES - 1):
+        yield _fault("its number", trace.sample, f"an integer from 0 to {MAX_SAMPLES - 1:,}")
+    yield from _grade_faults(trace.grade)
+    yield from _cost_faults(trace.usage)
+    for token in trace.tokens:
+        if not _is_integer(token, _LARGEST_TOKEN):
+            yield _fault("a token", token, "the number of a token")
+    if trace.eviction_trace is not None and not _is_sound(trace.eviction_trace):
+        yield "its eviction trace contradicts itself"
+    try:
+        finite_object(trace.made_with or "{}")
+    except (ValueError, TypeError) as error:
+        yield f"made_with is no JSON of numbers and texts ({reason(error)})"
+
+
+def setting_faults(setting: Setting) -> Iterator[str]:
+    """Yield a clause for each part of a setting that a store cannot hold."""
+    if not is_storable_text(setting.policy):
+        yield _fault("the policy", setting.policy, "a text of whole characters")
+    for name, value in setting.parameters:
+        if not is_storable_text(name) or name == "policy":
+            yield _fault("the name of a parameter", name, "a text of whole characters other than 'policy'")
+        elif value is not None and not (is_storable_number(value) or is_storable_text(value)):
+            yield _fault(name, value, "a finite number or a text of whole characters")
+
+
+def _cost_faults(costs: Costs) -> Iterator[str]:
+    for name in COSTS:
+        cost = getattr(costs, name)
+        is_number = is_storable_number(cost) and not isinstance(cost, bool)
+        if cost is not None and not (is_number and cost >= 0):
+            yield _fault(name, cost, "a finite number from 0")
+
+
+def _grade_faults(grade: Grade) -> Iterator[str]:
+    if grade.correct not in (0, 1):
+        yield _fault("correct", grade.correct, "true or false")
+    if not (is_storable_number(grade.progress) and 0 <= grade.progress <= 1):
+        yield _fault("progress", grade.progress, "a number from 0 to 1")
+    if grade.answer is not None and not is_storable_text(grade.answer):
+        yield _fault("the answer", grade.answer, "a text of whole characters")
+    if not isinstance(grade.status, Status) or grade.status is Status.UNKNOWN:
+        yield _fault("the status", grade.status, ", ".join(status for status in STATUS if status != Status.UNKNOWN))
+    for name, value in grade.metrics.items():
+        if not is_storable_text(name):
+            yield _fault("the name of a metric", name, "a text of whole characters")
+        elif value is not None and not (is_storable_number(value) or is_storable_text(value)):
+            yield _fault(f"the metric {_shown(name)}", value, "a finite number or a text of whole characters")
+
+
+def _is_integer(value: object, largest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
+
+
+def _is_sound(evictions: EvictionTrace) -> bool:
+    """Return whether an eviction trace is read back as it is."""
+    numbers = (*evictions.evicted_at, *evictions.kept_by)
+    if not all(_is_integer(number, _LARGEST_TOKEN) for number in (evictions.holders, *numbers)):
+        return False
+    return evictions.holders > 0 and _unpacked(_packed(evictions)) == evictions
+
+
+def _fault(name: str, value: object, expected: str) -> str:
+    return f"{name} is {_shown(value)}, expected {expected}"
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a sentence: short, and in whole characters."""
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        return f"an integer of {value.bit_length():,} bits"
+    text = str(value)
+    text = text if is_storable_text(text) else ascii(text)
+    return text if len(text) <= 100 else f"{text[:100]} ..."
 
 
 def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
-    """Return the values of `COLUMNS` of a trace.
-
-    The eviction trace is packed as the number of holders, then `evicted_at`, then `kept_by` unless there is one holder.
-    """
-    evictions = trace.eviction_trace
-    packed = b""
-    if evictions is not None:
-        numbers = array("i", (evictions.holders, *evictions.evicted_at))
-        if evictions.holders > 1:
-            numbers.extend(evictions.kept_by)
-        packed = zlib.compress(numbers.tobytes(), 1)
+    """Return the values of `COLUMNS` of a trace; raises RefusedTraceError for one that could not be read again."""
+    check_trace(trace)
+    packed = b"" if trace.eviction_trace is None else _packed(trace.eviction_trace)
     text = zlib.compress(trace.text.encode(), 1)
     return (*small_of(run_key, trace), array("i", trace.tokens).tobytes(), text, packed)
+
+
+def _packed(evictions: EvictionTrace) -> bytes:
+    """Return the number of holders, then `evicted_at`, then `kept_by` unless there is one holder."""
+    numbers = array("i", (evictions.holders, *evictions.evicted_at))
+    if evictions.holders > 1:
+        numbers.extend(evictions.kept_by)
+    return zlib.compress(numbers.tobytes(), 1)
 
 
 def small_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
@@ -80,12 +215,20 @@ def trace_of(row: tuple[Any, ...], token_digest: str, made_with: str) -> Trace:
         setting=_setting(setting_id),
         tokens=tuple(ids),
         text=zlib.decompress(text).decode() if text else "",
-        grade=Grade(bool(correct), progress, answer, Status(status), finite_object(metrics)),
+        grade=Grade(bool(correct), progress, answer, _status(status), finite_object(metrics)),
         usage=Costs(**costs) if None in costs.values() else Usage(**costs),
         eviction_trace=_unpacked(eviction_trace),
         token_digest=token_digest,
         made_with=sys.intern(made_with),
     )
+
+
+def _status(text: str) -> Status:
+    """Return the status of a text; a later version may have others."""
+    try:
+        return Status(text)
+    except ValueError:
+        return Status.UNKNOWN
 
 
 def check_row(sample: Any, correct: Any, progress: Any, answer: Any) -> None:
@@ -133,7 +276,7 @@ def digest(tokens: bytes) -> str:
 
 
 def _unpacked(packed: bytes) -> EvictionTrace | None:
-    """Return the eviction trace that `row_of` packed; None for one that is not known."""
+    """Return the eviction trace that `_packed` was given; None for one that is not known."""
     if not packed:
         return None
     numbers = array("i")
@@ -154,8 +297,14 @@ Key = tuple[str, str, str, str, int]
 #: A row number, a record and the values of its metrics.
 Row = tuple[int, bytes, bytes]
 
-#: The codes of statuses; 0 is a missing trace.
-STATUS = {status: code for code, status in enumerate(Status, 1)}
+#: The codes of statuses in records; 0 is a missing trace. Stores hold them: never change one, never use one again.
+STATUS = {
+    Status.OK: 1,
+    Status.TRUNCATED: 2,
+    Status.NO_ANSWER: 3,
+    Status.GRADER_TIMEOUT: 4,
+    Status.UNKNOWN: 255,
+}
 _NAMES = ("run_key", "setting", "model", "benchmark", "problem", "made_with", "metrics")
 #: One trace. Names are indices into a list of texts, `metrics` that of its metrics' names. Unknown costs are NaN.
 #: `answer` is a digest of the answer, 0 without one; `token_digest` is that of its tokens, 0 if unknown.
@@ -196,7 +345,7 @@ def record(
     body = _PACKED.pack(
         *name_ids,
         sample,
-        STATUS[status],
+        STATUS[_status(status)],
         bool(correct),
         progress,
         *(math.nan if costs[name] is None else costs[name] for name in COSTS),
@@ -288,7 +437,7 @@ class TraceColumns:
 def check_values(columns: TraceColumns) -> None:
     """Raise ValueError for values that no trace has: a checksum may belong to wrong values, too."""
     records = columns.records
-    statuses = np.isin(records["status"], list(STATUS.values()))
+    statuses = records["status"] > 0
     progress = (records["progress"] >= 0) & (records["progress"] <= 1)
     if not (statuses & progress & (records["correct"] <= 1) & (records["sample"] >= 0)).all():
         raise ValueError("the values of a trace are out of range")
@@ -318,4 +467,8 @@ def join(rows: Iterable[Row]) -> tuple[int, NDArray[np.void], Floats]:
         joined += bodies
         measured += b"".join([values for _, _, values in chunk])
         last = chunk[-1][0]
-    return last, np.frombuffer(joined, RECORD), np.frombuffer(measured, "<f8")
+    records = np.frombuffer(joined, RECORD)
+    is_known = np.isin(records["status"], [0, *STATUS.values()])
+    # A later version may have other statuses; the checksums of their records hold.
+    records["status"][~is_known] = STATUS[Status.UNKNOWN]
+    return last, records, np.frombuffer(measured, "<f8")

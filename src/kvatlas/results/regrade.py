@@ -80,6 +80,11 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
                     f"The problem {trace.problem!r} is not in {trace.benchmark} any more; put back the file that the "
                     "run was made with."
                 )
+            if trace.grade.status is Status.UNKNOWN:
+                raise KvatlasError(
+                    f"A later kvatlas wrote sample {trace.sample} of {trace.problem} with a status that this version "
+                    "does not know; grade the run with that version."
+                )
             read = _read(trace, tags.get(trace.model))
             # Many traces of a problem have the same answer, which is graded once.
             graded = (trace.benchmark, trace.problem, read)

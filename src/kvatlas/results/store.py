@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, Trace, canonical, digest, reason
 from kvatlas.results.manifest import Manifest
-from kvatlas.results.records import COLUMNS, Key, TraceColumns, check_values, checksum, join, record, row_of, trace_of
+from kvatlas.results.records import (
+    COLUMNS,
+    Key,
+    RefusedTraceError,
+    TraceColumns,
+    check_cell,
+    check_values,
+    checksum,
+    join,
+    record,
+    row_of,
+    trace_of,
+)
 from kvatlas.results.records import digest as digest_of_tokens
 
 if TYPE_CHECKING:
@@ -141,7 +153,12 @@ class Store:
         self.close()
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Write the manifest in place of an earlier one."""
+        """Write the manifest in place of an earlier one.
+
+        Raises KvatlasError for a cell whose traces no store can hold.
+        """
+        for cell in manifest.expected:
+            check_cell(cell)
         text = json.dumps(manifest.to_json())
         with _disk_sentences(self.path):
             rows = "manifest", text, "manifest_digest", digest(text)
@@ -164,17 +181,31 @@ class Store:
             return Manifest.from_json(json.loads(entries["manifest"]))
 
     def add(self, run_key: str, trace: Trace) -> None:
-        """Write one finished trace to disk; a trace with `made_with` keeps it."""
+        """Write one finished trace to disk; a trace with `made_with` keeps it.
+
+        Raises RefusedTraceError for a trace that could not be read again; nothing of it is stored.
+        """
         self.add_all([(run_key, trace)])
 
     def add_all(self, traces: Iterable[tuple[str, Trace]]) -> None:
-        """Write traces with their run keys in one transaction."""
+        """Write traces with their run keys in one transaction.
+
+        Raises RefusedTraceError for traces that could not be read again; the others are stored before it is raised.
+        """
+        refused: list[RefusedTraceError] = []
         with self._transaction():
             for run_key, trace in traces:
-                self._put(row_of(run_key, trace), trace.made_with or self._made_with)
+                try:
+                    row = row_of(run_key, trace)
+                except RefusedTraceError as error:
+                    refused.append(error)
+                    continue
+                self._put(row, trace.made_with or self._made_with)
         if time.monotonic() - self._checked > CHECKPOINT:
             with _disk_sentences(self.path):
                 self._checkpoint()
+        if refused:
+            raise RefusedTraceError.of_several(refused)
 
     def _put(self, row: Sequence[Any], made_with: str) -> None:
         run_key, setting, _, benchmark, problem, sample, *_ = row
@@ -273,24 +304,29 @@ class Store:
                 self._connection.execute("COMMIT")
 
     def traces(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
-        """Yield traces with their run keys in key order; without tokens and text if `texts` is false.
+        """Yield the promised traces with their run keys in key order; without tokens and text if `texts` is false.
 
-        Traces that are set aside are left out. Raises KvatlasError for a damaged trace.
+        The manifest promises them: traces of former prompts, of removed problems and samples, and of settings that were
+        replaced are left out. Raises KvatlasError for a damaged trace.
+        """
+        cells = {(cell.run_key, cell.setting.id, cell.benchmark): cell for cell in self.manifest().expected}
+        problems = {key: frozenset(cell.problems) for key, cell in cells.items()}
+        for run_key, trace in self.traces_of_all_sweeps(texts=texts):
+            key = run_key, trace.setting.id, trace.benchmark
+            if key in cells and trace.problem in problems[key] and trace.sample < cells[key].samples:
+                yield run_key, trace
+
+    def traces_of_all_sweeps(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
+        """Yield what `traces` does, and traces of earlier sweeps that the run no longer has.
+
+        It is for copies of stores; everything that counts or shows traces reads `traces`. Traces that are set aside are
+        left out.
         """
         columns = _ALL if texts else ", ".join((*COLUMNS[:-3], "x'', x'', x''"))
         with self._damage_sentences():
             kept = f"WHERE instr(run_key, '{_ASIDE}') = 0"
             for row in self._connection.execute(f"{self._select(columns)} {kept} ORDER BY {_ORDER}"):
                 yield row[0], self._trace(row)
-
-    def promised(self, *, texts: bool = True) -> Iterator[tuple[str, Trace]]:
-        """Yield what `traces` does of the manifest's cells alone: former prompts and removed problems are left out."""
-        cells = {(cell.run_key, cell.setting.id, cell.benchmark): cell for cell in self.manifest().expected}
-        problems = {key: frozenset(cell.problems) for key, cell in cells.items()}
-        for run_key, trace in self.traces(texts=texts):
-            key = run_key, trace.setting.id, trace.benchmark
-            if key in cells and trace.problem in problems[key] and trace.sample < cells[key].samples:
-                yield run_key, trace
 
     def version(self) -> int:
         """Return a number that changes when another connection writes to the store."""
@@ -342,7 +378,7 @@ class Store:
             raise KvatlasError(f"There is a run in {str(folder)!r} already; name a new folder.")
         with self._damage_sentences():
             # Reading all traces makes sure that no damage is copied.
-            deque(self.traces(), maxlen=0)
+            deque(self.traces_of_all_sweeps(), maxlen=0)
             (count,) = self._connection.execute("SELECT count(*) FROM traces").fetchone()
         with Store.create(folder) as other:
             self._connection.backup(other._connection)
@@ -404,6 +440,41 @@ def check_folder(folder: Path) -> None:
             raise KvatlasError(f"The run folder {str(folder)!r} cannot be made: {str(near)!r} is a file.")
     except (OSError, ValueError) as error:
         raise KvatlasError(f"The run folder {str(folder)!r} cannot be used ({reason(error)}).") from error
+
+
+#: Suffixes of files: a new folder of such a name would be taken for one.
+_OF_FILES = frozenset(
+    (
+        *("arrow", "bmp", "csv", "db", "doc", "docx", "eps", "feather", "gguf", "gif", "gz", "htm", "html", "ipynb"),
+        *(
+            "jpeg",
+            "jpg",
+            "json",
+            "jsonl",
+            "log",
+            "md",
+            "ndjson",
+            "npy",
+            "npz",
+            "ods",
+            "odt",
+            "parquet",
+            "pdf",
+            "pickle",
+        ),
+        *("pkl", "png", "ppt", "pptx", "ps", "pt", "rtf", "safetensors", "sqlite", "svg", "tar", "tex", "tif"),
+        *("tiff", "toml", "tsv", "txt", "webp", "xls", "xlsx", "xml", "yaml", "yml", "zip"),
+    )
+)
+
+
+def check_new_folder(folder: Path) -> None:
+    """Raise KvatlasError if `folder` cannot be written: it is a file, or a new folder whose name is one of a file."""
+    check_folder(folder)
+    if folder.suffix[1:].lower() in _OF_FILES and not folder.is_dir():
+        raise KvatlasError(
+            f"The name {folder.name!r} is one of a file, and a folder is written; name a folder without a suffix."
+        )
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
@@ -214,7 +215,8 @@ def choices_of_maps(
 ) -> list[Choice]:
     """Return one choice for each map with a verdict, on a model's mean or only benchmark.
 
-    None for models that have `earlier` ones. Levels of an axis that an effect proves to be worse are not chosen.
+    None for models that have `earlier` ones, and for benchmarks that have no mean. Levels of an axis that an effect
+    proves to be worse are not chosen.
     """
     worse: set[tuple[str, Any]] = set()
     for effect in effects:
@@ -222,10 +224,12 @@ def choices_of_maps(
         if effect.maps:
             worse.update((effect.axis, level) for level in effect.worse)
     chosen = {choice.model for choice in earlier}
+    maps_of_policy = Counter((map_.model, map_.policy) for map_ in maps)
     found = []
     for map_ in maps:
         verdict = verdicts.get(map_.name)
-        if verdict is not None and map_.model not in chosen:
+        is_alone = maps_of_policy[map_.model, map_.policy] == 1
+        if verdict is not None and is_alone and map_.model not in chosen:
             found.append(_choice_of_map(map_, verdict, worse))
     return found
 

@@ -172,7 +172,7 @@ def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
         values = values.transpose(0, 2, 1)
     contrasts, below = permute_benchmarks(values, [map_.benchmark for map_ in group])
     axis, levels = group[0].axes[side]
-    over = "1 map" if len(group) == 1 else f"{len(group)} maps"
+    over = " | ".join(filter(None, group[0].name)) if len(group) == 1 else f"{len(group)} maps"
     return PooledEffect(axis, tuple(zip(levels, contrasts, strict=True)), None, over, len(group), tuple(below))
 
 

@@ -79,13 +79,9 @@ def _token_places(trace: Trace, pieces: Pieces) -> tuple[list[int], list[int]]:
 def lost_traces(store: Store, pieces: Pieces, setting: Setting | None = None) -> Iterator[Lost]:
     """Yield the lost answers of a run, of one `setting` or of all, in the order of their keys."""
     manifest = store.manifest()
-    promised = {(cell.model, cell.benchmark, cell.setting): cell for cell in manifest.expected}
     right: dict[tuple[str, str, str, int], Key] = {}
     wrong: list[tuple[Key, str]] = []
     for run_key, trace in store.traces(texts=False):
-        cell = promised.get((trace.model, trace.benchmark, trace.setting))
-        if cell is None or cell.run_key != run_key or trace.problem not in cell.problems:
-            continue
         key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
         if trace.setting == FULL and trace.grade.correct:
             right[trace.model, trace.benchmark, trace.problem, trace.sample] = key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -124,10 +123,9 @@ class RunAnalysis:
 
 
 def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
-    """Return one map for each model and policy: the mean over benchmarks, else the only one."""
-    single = [map_ for map_ in maps if not map_.is_mean]
-    alone = Counter((map_.model, map_.policy) for map_ in single)
-    return [*means, *(map_ for map_ in single if alone[map_.model, map_.policy] == 1)]
+    """Return the maps that stand for all: for each model and policy its mean over benchmarks, else each of its maps."""
+    averaged = {(map_.model, map_.policy) for map_ in means}
+    return [*means, *(map_ for map_ in maps if not map_.is_mean and (map_.model, map_.policy) not in averaged)]
 
 
 def group_by_axes(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:

@@ -260,7 +260,7 @@ class CellTraces:
     @cached_property
     def verdicts(self) -> Counter[Outcome]:
         """The number of traces with each outcome."""
-        codes, counts = np.unique(2 * self.traces["status"] + self.traces["correct"], return_counts=True)
+        codes, counts = np.unique(2 * self.traces["status"].astype(int) + self.traces["correct"], return_counts=True)
         found = Counter[Outcome]()
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
             # Status 0 is a missing trace.

@@ -17,6 +17,7 @@ from kvatlas import __version__, benchmarks, models
 from kvatlas.core import KvatlasError, Problem, Sampling, Trace, digest
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
+from kvatlas.results.export import check_target
 from kvatlas.sweeps.plan import FULL, Plan, make_plan
 from kvatlas.sweeps.run import sweep
 from kvatlas.sweeps.spec import Spec
@@ -376,8 +377,9 @@ def calibrate(
     from kvatlas.predictor.labels import query_statistics
 
     torch.set_num_threads(1)
-    if out.is_dir() or not out.parent.is_dir():
-        raise KvatlasError(f"--out {str(out)!r} cannot be written; name a file in an existing folder.")
+    check_target(out, ".safetensors")
+    if not out.parent.is_dir():
+        raise KvatlasError(f"{str(out)!r} cannot be written; name a file in an existing folder.")
     handle = models.find(model, **model_options)
     prompts: list[tuple[int, ...]] = []
     for name in names:

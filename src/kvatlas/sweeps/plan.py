@@ -328,7 +328,19 @@ class Plan:
 
         trees = self.trees(model)
         output = self.spec.sampling.max_new_tokens
-        return peak(model, self.policies_on(model), batch_size, trees, self.longest_prompt(model), output)
+        decoded = decoded_policies(self.policies_on(model), self.screened)
+        return peak(model, decoded, batch_size, trees, self.longest_prompt(model), output)
+
+
+def decoded_policies(chosen: Iterable[Policy], screened: bool) -> tuple[Policy, ...]:
+    """Return the policies that a worker decodes for these: with the full cache if it is read beside one of them.
+
+    It is in a screen, and where a setting waits for the answer of the full-cache trace.
+    """
+    policies_ = dict.fromkeys(chosen)
+    if screened or any(Signal.ANSWER in policy.observes for policy in policies_):
+        policies_[FULL] = None
+    return tuple(policies_)
 
 
 def make_plan(spec: Spec) -> Plan:
@@ -421,6 +433,11 @@ def _benchmark_notes(
     notes: list[str] = []
     for benchmark in found_benchmarks:
         notes += notes_on(benchmark, spec.problems)
+        count = len(problems[benchmark.name])
+        if spec.problems is not None and count < spec.problems:
+            notes.append(
+                f"Warning: {benchmark.name} has {count:,} problems, fewer than the {spec.problems:,} of the spec."
+            )
         _check_grading(benchmark, problems[benchmark.name])
     return notes
 

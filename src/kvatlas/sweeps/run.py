@@ -16,9 +16,10 @@ from kvatlas.benchmarks import Benchmark, for_model
 from kvatlas.core import KvatlasError, Setting, Trace, digest, grouped
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Signal
-from kvatlas.results import Expected, Manifest, Store
+from kvatlas.results import Expected, Key, Manifest, Store
+from kvatlas.results.records import RefusedTraceError
 from kvatlas.sweeps.executors import Executor, WorkerPool, cores, devices, local, needs_text
-from kvatlas.sweeps.plan import FULL, Plan, WorkItem, provenance
+from kvatlas.sweeps.plan import FULL, Plan, WorkItem, decoded_policies, provenance
 from kvatlas.sweeps.worker import Job, fitting_batch
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def _seconds_on_cpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
     benchmark = for_model(plan.benchmarks[0], model.reads)
     problems = plan.problems[benchmark.name][:TIMED_ROWS]
     texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
-    rows = min(fitting_batch(job, chosen, plan.trees(model), loaded=False), TIMED_ROWS)
+    decoded = decoded_policies(plan.policies_on(model), plan.screened)
+    rows = min(fitting_batch(job, decoded, plan.trees(model), loaded=False), TIMED_ROWS)
     engine = TimedEngine(model, model.load(), chosen, job.sampling, rows)
     _timed(engine, chosen, texts, 1)
     # Both read the prompts, the second one decodes more steps.
@@ -113,7 +115,8 @@ def _seconds_on_gpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
     model = replace(job.model, overrides=models.ENDLESS)
     loaded = model.load()
     traces = plan.trees(model) * len(chosen)
-    rows = min(fitting_batch(job, chosen, plan.trees(model)), traces)
+    decoded = decoded_policies(plan.policies_on(model), plan.screened)
+    rows = min(fitting_batch(job, decoded, plan.trees(model)), traces)
     total = 0.0
     # Settings of unlike forms are decoded one after the other.
     for together in grouped(chosen, lambda policy: cache_form(policy, model.device)).values():
@@ -202,9 +205,9 @@ def sweep(  # noqa: PLR0913
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
         promise = promise or promised(plan, store, replace, allow_code)
-        # Who replaces the settings of a run knows that others are decoded.
-        if not replace and (again := _decoded_again(promise, store.manifest(empty=promise))):
-            on_message(again)
+        earlier = store.manifest(empty=promise)
+        if sentence := _hidden(promise, earlier, store) if replace else _decoded_again(promise, earlier):
+            on_message(sentence)
         store.set_aside(plan.contents_by_key())
         pool = pool or stack.enter_context(WorkerPool(workers, address))
         driver = Driver(plan, store, run, pool, batch_size, on_trace, on_message)
@@ -244,6 +247,27 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
     if others:
         _check_others(plan, others, store, allow_code)
     return now.merge_with(earlier)
+
+
+def _hidden(now: Manifest, earlier: Manifest, store: Store) -> str:
+    """Return a sentence on the stored traces of the run that it does not have any more, or ""."""
+    places = _stored_places(now, store)
+    count = len(_stored_places(earlier, store) - places)
+    if not count:
+        return ""
+    traces = "1 trace" if count == 1 else f"{count:,} traces"
+    return f"Warning: {traces} of earlier sweeps are not part of the run any more; they stay stored and are not shown."
+
+
+def _stored_places(manifest: Manifest, store: Store) -> set[Key]:
+    """Return the keys of the stored traces that a manifest promises."""
+    samples = store.samples()
+    found: set[Key] = set()
+    for cell in manifest.expected:
+        for problem in cell.problems:
+            key = cell.run_key, cell.setting.id, cell.benchmark, problem
+            found.update((*key, sample) for sample in samples.get(key, ()) if sample < cell.samples)
+    return found
 
 
 def _decoded_again(now: Manifest, earlier: Manifest) -> str:
@@ -349,12 +373,20 @@ class Driver:
             before = self.finished
             if self.run is local:
                 self.on_message(needs_text(job, self.pool))
+            refused: list[RefusedTraceError] = []
             for trace, decoded in self.run(job, self.pool):
-                self.store.add(keys[model.name, trace.benchmark, trace.setting], trace)
+                try:
+                    self.store.add(keys[model.name, trace.benchmark, trace.setting], trace)
+                except RefusedTraceError as error:
+                    # The traces that are being decoded are still to be stored.
+                    refused.append(error)
+                    continue
                 self.finished += 1
                 self.decoded += decoded
                 self.saved += len(trace.tokens) - decoded
                 self.on_trace(Progress(trace, self.finished, plan.traces, self.decoded, self.saved))
+            if refused:
+                raise RefusedTraceError.of_several(refused)
             units = self._missing(model, cells)
             if not units:
                 return

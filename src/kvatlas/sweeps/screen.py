@@ -84,7 +84,7 @@ def _copy_traces(plan: Plan, traces: Path, to: Store) -> None:
             unlike = plan.manifest().unlike(manifest) or "other weights or prompts than the spec"
             raise KvatlasError(f"The full-cache traces of {str(traces)!r} cannot be read: they have {unlike}.")
         contents = {key: source.contents(key) for key in expected}
-        for key, trace in source.traces():
+        for key, trace in source.traces_of_all_sweeps():
             content = contents.get(key, {}).get(trace.problem)
             if trace.setting == FULL.setting and content and content == expected[key].get(trace.problem):
                 to.add(key, trace)

@@ -18,12 +18,12 @@ from kvatlas.benchmarks import Benchmark
 from kvatlas.core import LOSE_AT_MOST, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
 from kvatlas.policies import permit, policies
+from kvatlas.results.records import MAX_SAMPLES
 from kvatlas.text import did_you_mean, number, read_value, scalar
 
 Value = int | float | str | bool
 #: Limits of a sweep.
 MAX_PROBLEMS = 100_000
-MAX_SAMPLES = 10_000
 MAX_SETTINGS = 10_000
 MAX_TRACES = 100_000_000
 #: The most characters of a spec file.

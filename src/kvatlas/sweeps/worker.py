@@ -16,7 +16,7 @@ from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import Policy, ReferenceTrace, Signal
-from kvatlas.sweeps.plan import FULL, WorkItem, provenance
+from kvatlas.sweeps.plan import FULL, WorkItem, decoded_policies, provenance
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,7 +123,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     torch.set_num_threads(1)
     model = job.model.load()
     settings = job.policies()
-    chosen = tuple(dict.fromkeys([*settings.values(), FULL]))
+    chosen = decoded_policies(settings.values(), job.screened)
     size = _batch_size(job, chosen, loaded=True)
     engine = Engine(job.model, model, chosen, job.sampling, size)
     # Those of other forms come later.
@@ -157,7 +157,7 @@ def worker_needs(job: Job) -> tuple[int, int]:
     """Return the batch of one worker, and the bytes of its weights and caches at their largest."""
     from kvatlas.engine.scheduler import peak
 
-    chosen = tuple(dict.fromkeys([*job.policies().values(), FULL]))
+    chosen = decoded_policies(job.policies().values(), job.screened)
     size = _batch_size(job, chosen, loaded=False)
     taken = peak(job.model, chosen, size, len(job.units), job.prompt, job.sampling.max_new_tokens)
     return size, taken.total

@@ -26,12 +26,12 @@ from kvatlas.stats.verdicts import Verdict
 from kvatlas.text import axis_label, model_name
 
 Json = dict[str, Any]
-#: The outcome of a trace in one letter.
+#: The outcome of a trace in one letter, in the words of `source.js`.
 RIGHT = "r"
 WRONG = "w"
 TRUNCATED = "t"
-NO_ANSWER = "n"
 MISSING = "."
+_LETTERS = {Status.TRUNCATED: TRUNCATED, Status.NO_ANSWER: "n", Status.GRADER_TIMEOUT: "g", Status.UNKNOWN: "u"}
 
 
 class Cells:
@@ -300,6 +300,8 @@ def marks(cell: CellTraces, problems: Sequence[str]) -> str:
     """Return the outcomes of a cell, one letter for each problem and sample, samples side by side."""
     status = cell.traces["status"]
     correct = cell.traces["correct"] > 0
-    letters = np.where(status == STATUS[Status.TRUNCATED], TRUNCATED, np.where(status > 0, NO_ANSWER, MISSING))
+    letters = np.full(status.shape, MISSING)
+    for without_answer, letter in _LETTERS.items():
+        letters[status == STATUS[without_answer]] = letter
     letters = np.where(status == STATUS[Status.OK], np.where(correct, RIGHT, WRONG), letters)
     return "".join(cell.in_order(letters, problems, MISSING).ravel().tolist())

@@ -24,6 +24,8 @@ from kvatlas.results.export import check_target, replacing
 from kvatlas.results.store import Store
 from kvatlas.text import visible
 
+#: Suffixes of a page.
+PAGE_SUFFIXES = (".html", ".htm")
 #: Bytes of traces that stand in the page itself, before compression.
 TRACES_LIMIT = 4_000_000
 #: Traces of a page for which the attention of the full cache at their departure is measured.
@@ -139,7 +141,7 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
 def check_page(out: Path) -> None:
     """Raise KvatlasError for a name that no page has and a path that cannot be written to."""
     check_target(out)
-    if out.suffix.lower() not in (".html", ".htm"):
+    if out.suffix.lower() not in PAGE_SUFFIXES:
         raise KvatlasError(f"A report is a page and cannot be written as {out.name!r}; the name must end in .html.")
 
 

@@ -1,6 +1,6 @@
 /* Addresses behind the #, and the source that answers them: a server, files, or documents in this page. */
 const state = { run: null, runs: [], versions: new Map(), turn: 0, trace: null };
-const marks = { r: "right", w: "wrong", t: "truncated", n: "no answer", ".": "missing" };
+const marks = { r: "right", w: "wrong", t: "truncated", n: "no answer", g: "grader timeout", u: "unknown to this version", ".": "missing" };
 const filters = {
   "": ["all", () => true],
   lost: ["lost: wrong here, right with the full cache", (mark, full) => mark !== "r" && full === "r"],
