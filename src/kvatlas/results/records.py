@@ -156,11 +156,11 @@ def _fault(name: str, value: object, expected: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value for a sentence: short, and in whole characters."""
+    """Return a value for a sentence: short, and in characters that a terminal shows."""
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         return f"an integer of {value.bit_length():,} bits"
     text = str(value)
-    text = text if is_storable_text(text) else ascii(text)
+    text = text if text.isprintable() else ascii(text)
     return text if len(text) <= 100 else f"{text[:100]} ..."
 
 
