@@ -79,7 +79,7 @@ def test_an_error_in_a_method_is_one_sentence_that_names_policy_method_and_excep
     )
     assert (code, out) == (2, "")
     (sentence,) = err.splitlines()
-    assert sentence.startswith(f"kvatlas: The policy '{policy}' failed in {method} ({FAULTS[statement]}")
+    assert f"The policy '{policy}' failed in {method} ({FAULTS[statement]}" in sentence
     assert "\x1b" not in sentence
 
 

@@ -164,7 +164,7 @@ def _is_there(folder: Path) -> bool:
     """Return True if a folder holds a whole model of this version of the conversion."""
     try:
         mark = json.loads((folder / MARK).read_text("utf-8"))
-        return mark["conversion"] == CONVERSION and mark["files"] == _file_sizes(folder)
+        return bool(mark["conversion"] == CONVERSION and mark["files"] == _file_sizes(folder))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
