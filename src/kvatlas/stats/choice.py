@@ -136,10 +136,11 @@ class Choice:
     @property
     def cheapest_here(self) -> Setting | None:
         """The setting proven on these problems that keeps least by its own numbers; None where there is none."""
-        if self.family is None:
+        if self.family is None or self.losses is None:
             return None
+        losses = self.losses
         for sequence in self.family.sequences:
-            proven = [id_ for id_ in sequence if id_ in (self.losses or {}) and self.losses[id_].keeps_any]
+            proven = [id_ for id_ in sequence if id_ in losses and losses[id_].keeps_any]
             if proven:
                 return self.settings[proven[-1]]
         return None

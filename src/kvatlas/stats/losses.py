@@ -298,7 +298,7 @@ def _by_claim(family: LossFamily, sequences: Sequence[Sequence[int]]) -> dict[Cl
         untested = list(range(len(family.settings)))
     else:
         untested = np.flatnonzero(paired.missing > MOST_MISSING * paired.pairs).tolist()
-    found = {}
+    found: dict[Claim, list[Loss | None]] = {}
     for claim in Claim:
         if claim is Claim.THESE and family.refused:
             continue
