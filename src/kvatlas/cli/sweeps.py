@@ -106,7 +106,7 @@ def plan(
         rows = designs([len(problems) for problems in planned.problems.values()], detect)
     provable = _provable(planned)
     if as_json:
-        document = {**estimate, "provable": provable.to_dict() if provable else None}
+        document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
         if detect is not None:
             document["detect"] = rows
         typer.echo(json.dumps(document))
@@ -123,7 +123,11 @@ def plan(
         from kvatlas.report.text import say
 
         tokens = estimate["decoded_tokens"]["shared"] // planned.spec.samples
-        print_text("\n" + " ".join(say("provable", provable, tokens)))
+        print_text(f"\nThe numbers will speak of {planned.claim.words}.")
+        if planned.spec.sampling.temperature:
+            print_text("\n" + " ".join(say("provable", provable, tokens)))
+        else:
+            print_text("\n" + " ".join(say("provable_greedy", provable)))
         print_text(f"\n{control_sentence(planned)}")
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")

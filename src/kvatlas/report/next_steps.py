@@ -135,7 +135,12 @@ def _more_samples(choice: Choice, required: Required) -> Iterator[_Change]:
         f"{model_name(choice.model)}, on these problems and if that is its loss. Traces that are there are not "
         "decoded again; limits then allow for a second look."
     )
-    yield "more-samples", f"{required.samples} samples of each problem", reason, {"samples": required.samples}
+    yield (
+        "more-samples",
+        f"{required.samples} samples of each problem",
+        reason,
+        {"samples": required.samples, "looks": []},
+    )
 
 
 def _more_problems(choice: Choice, required: Required, spec: Json) -> Iterator[_Change]:

@@ -231,9 +231,7 @@ class Manifest:
             swept_cells = [cell for name, cell in cells.items() if name in swept]
             spec |= _spec_of_settings(swept_cells, axes)
         # The claim and the looks are those that were decided before the first data.
-        for name in ("claim", "looks"):
-            if name in earlier.spec:
-                spec[name] = earlier.spec[name]
+        spec |= {"claim": earlier.spec.get("claim", "problems_like_these"), "looks": earlier.spec.get("looks", [])}
         provenance = {**earlier.provenance, **self.provenance}
         if kept and _is_extension(earlier, swept):
             provenance["extensions"] = earlier.provenance.get("extensions", 0) + 1

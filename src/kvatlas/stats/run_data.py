@@ -239,8 +239,7 @@ class RunData:
     @cached_property
     def refused(self) -> str:
         """Why the run cannot speak of its problems sampled anew, as a clause, or ""."""
-        full = [cell for cell in self.cells if cell.setting.id == _FULL.id]
-        return refusal(self.manifests, self.metric, full)
+        return refusal(self.manifests, self.metric, self.cells)
 
     @cached_property
     def claim(self) -> Claim:

@@ -150,12 +150,14 @@ def _tested(result: Result, cells: Cells) -> Json:
 def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed(map_)
+    thick = map_.keeps_like if map_.keeps_like < region else frozenset()
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []
     for row in reversed(rows):
         coords = [(row, column) for column in columns]
         numbers.append([_number(map_, coord, differences, cells) for coord in coords])
-        is_framed.append([int(coord in region) for coord in coords])
+        # 2 where a frame is thick: proven for problems like these, too.
+        is_framed.append([int(coord in region) + int(coord in thick) for coord in coords])
     return {
         "model": map_.model,
         "short": model_name(map_.model),
