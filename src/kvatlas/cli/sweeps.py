@@ -120,17 +120,20 @@ def plan(
             f"show {row['own_points']:.1f}."
         )
     if provable is not None:
-        from kvatlas.report.text import say
-
-        tokens = estimate["decoded_tokens"]["shared"] // planned.spec.samples
-        print_text(f"\nThe numbers will speak of {planned.claim.words}.")
-        if planned.spec.sampling.temperature:
-            print_text("\n" + " ".join(say("provable", provable, tokens)))
-        else:
-            print_text("\n" + " ".join(say("provable_greedy", provable)))
-        print_text(f"\n{control_sentence(planned)}")
+        _print_provable(planned, provable, estimate["decoded_tokens"]["shared"] // planned.spec.samples)
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
+
+
+def _print_provable(planned: Plan, provable: Provable, tokens: int) -> None:
+    """Print what a plan can prove and with which control; one more sample takes so many tokens."""
+    from kvatlas.report.text import say
+
+    print_text(f"\nThe numbers will speak of {planned.claim.words}.")
+    is_drawn = planned.spec.sampling.temperature > 0
+    sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
+    print_text("\n" + " ".join(sentences))
+    print_text(f"\n{control_sentence(planned)}")
 
 
 def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: bool) -> None:

@@ -196,27 +196,22 @@ def choice_of(
     """
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
-    kept = {id_: _mean(stored[id_]) for id_, loss in losses.items() if loss.is_kept}
-    settings = {cell.setting.id: cell.setting for cell in cells}
-    checked = validity(cells)
-    reason = None if checked is None else checked.reason
-    if reason is None and family.is_floor:
-        reason = floor_reason(family)
-    # From a vacuous map nothing is chosen.
-    allowed = kept if reason is None else {}
-    chosen_among = allowed if among is None else {id_: cell for id_, cell in allowed.items() if id_ in among}
     limits = {id_: loss.limit for id_, loss in losses.items()}
-    by_memory = _least_memory(list(chosen_among.values()), limits)
-    by_time = _least_time(list(allowed.values()), limits)
-    certain = [cell for id_, cell in chosen_among.items() if losses[id_].keeps_like]
-    prices = prices_of_setting(stored[by_memory.setting.id], baselines) if by_memory is not None else []
-    savings = {id_: saving for id_ in losses if (saving := _saving(stored[id_], baselines)) is not None}
+    reason = _reason(cells, family)
+    # From a vacuous map nothing is chosen.
+    kept = [id_ for id_, loss in losses.items() if loss.is_kept and reason is None]
+    means = {id_: _mean(stored[id_]) for id_ in kept}
+    by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
+    by_memory = _least_memory(by_cost, limits)
+    certain = [cell for cell in by_cost if losses[cell.setting.id].keeps_like]
+    prices = [] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines)
+    settings = {cell.setting.id: cell.setting for cell in cells}
     return Choice(
         model,
         _name_of_benchmarks(cells),
         len(settings),
         by_memory=by_memory,
-        by_time=by_time,
+        by_time=_least_time(list(means.values()), limits),
         deployable=_least_memory(certain, limits),
         prices=prices,
         control=control,
@@ -225,7 +220,7 @@ def choice_of(
         family=family,
         losses=losses,
         settings=settings,
-        savings=savings,
+        savings=_savings({id_: stored[id_] for id_ in losses}, baselines),
     )
 
 
@@ -233,6 +228,14 @@ def _name_of_benchmarks(cells: Sequence[CellTraces]) -> str:
     """Return the only benchmark of the cells, or the name of their mean."""
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return names[0] if len(names) == 1 else mean_of(len(names))
+
+
+def _reason(cells: Sequence[CellTraces], family: LossFamily) -> str | None:
+    """Return as a clause why the traces of a model can show no loss, or None."""
+    checked = validity(cells)
+    if checked is not None and checked.reason is not None:
+        return checked.reason
+    return floor_reason(family) if family.is_floor else None
 
 
 def floor_reason(family: LossFamily) -> str:
@@ -259,6 +262,12 @@ def _least_time(cells: Sequence[Cell], limits: Mapping[str, float] | None = None
 def _mean(cells: Sequence[CellTraces]) -> Cell:
     """Return the mean over benchmarks of the cells of one setting."""
     return mean_cell([cell.cell for cell in cells])
+
+
+def _savings(cells: Mapping[str, Sequence[CellTraces]], baselines: Sequence[CellTraces]) -> dict[str, Saving]:
+    """Return what the cells of each setting save, as far as the costs are known."""
+    savings = {id_: _saving(of_setting, baselines) for id_, of_setting in cells.items()}
+    return {id_: saving for id_, saving in savings.items() if saving is not None}
 
 
 def _saving(cells: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Saving | None:

@@ -281,13 +281,18 @@ def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTrace
     by_setting = {}
     has_compressed = np.zeros(paired.values.shape, bool)
     for row, setting in enumerate(ids):
-        pairs_of_setting = [of_benchmark[row] for of_benchmark in pairs]
-        of_setting = [pair[0] for pair in pairs_of_setting if pair is not None]
+        of_setting = _cells_of_row(pairs, row)
         has_compressed[row] = _problems_with_compressed(of_setting, paired)
         claims = {claim: loss for claim, found in by_claim.items() if (loss := found[row]) is not None}
         if claims:
             by_setting[setting] = _setting_loss(family, row, claims, of_setting, names)
     return replace(family, by_setting=by_setting, has_compressed=has_compressed)
+
+
+def _cells_of_row(benchmarks: Iterable[Sequence[CellPair | None]], row: int) -> list[CellTraces]:
+    """Return the cells of the setting of a row, on the benchmarks that have one."""
+    pairs = [of_benchmark[row] for of_benchmark in benchmarks]
+    return [pair[0] for pair in pairs if pair is not None]
 
 
 def _by_claim(family: LossFamily, sequences: Sequence[Sequence[int]]) -> dict[Claim, list[Loss | None]]:
