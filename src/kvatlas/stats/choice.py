@@ -204,7 +204,6 @@ def choice_of(
     by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
     by_memory = _least_memory(by_cost, limits)
     certain = [cell for cell in by_cost if losses[cell.setting.id].keeps_like]
-    prices = [] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines)
     settings = {cell.setting.id: cell.setting for cell in cells}
     return Choice(
         model,
@@ -213,7 +212,7 @@ def choice_of(
         by_memory=by_memory,
         by_time=_least_time(list(means.values()), limits),
         deployable=_least_memory(certain, limits),
-        prices=prices,
+        prices=_prices(stored, by_memory, baselines),
         control=control,
         vacuous=reason,
         margin=family.margin,
@@ -262,6 +261,13 @@ def _least_time(cells: Sequence[Cell], limits: Mapping[str, float] | None = None
 def _mean(cells: Sequence[CellTraces]) -> Cell:
     """Return the mean over benchmarks of the cells of one setting."""
     return mean_cell([cell.cell for cell in cells])
+
+
+def _prices(
+    cells: Mapping[str, Sequence[CellTraces]], chosen: Cell | None, baselines: Sequence[CellTraces]
+) -> list[Price]:
+    """Return what a right answer of the chosen setting costs beside the full cache's."""
+    return [] if chosen is None else prices_of_setting(cells[chosen.setting.id], baselines)
 
 
 def _savings(cells: Mapping[str, Sequence[CellTraces]], baselines: Sequence[CellTraces]) -> dict[str, Saving]:
