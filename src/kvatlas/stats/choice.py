@@ -359,12 +359,12 @@ def cheapest(
 
     With `limits` of losses by setting id it is that of the smallest limit within 1 % of the least cost.
     """
-    known = [cost for cost in costs if cost]
-    if len(known) < len(members) or not members:
+    all_costs = [cost for cost in costs if cost]
+    if len(all_costs) < len(members) or not members:
         return None
-    least = min(known)
+    least = min(all_costs)
     ranked = []
-    for index, (cell, cost) in enumerate(zip(members, known, strict=True)):
+    for index, (cell, cost) in enumerate(zip(members, all_costs, strict=True)):
         if limits is None:
             ranked.append((cost, -cell.estimate.value, index))
         elif cost <= SAME_COST * least:

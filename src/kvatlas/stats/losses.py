@@ -329,15 +329,15 @@ def _setting_loss(
         claims = {claim: replace(loss, is_kept=False) for claim, loss in claims.items()}
     lost = -paired.values[row]
     by_benchmark = {}
-    for number, name in enumerate(benchmarks):
-        by_benchmark[name] = float(mean_of_known(lost[paired.strata == number]))
-    own = claims[family.claim]
+    for stratum, name in enumerate(benchmarks):
+        by_benchmark[name] = float(mean_of_known(lost[paired.strata == stratum]))
+    deciding = claims[family.claim]
     if family.claim is Claim.LIKE:
         # Problems like these include these, so both limits have to say so.
         is_kept = all(loss.is_kept for loss in claims.values())
-        own = replace(own, is_kept=is_kept, is_broken=all(loss.is_broken for loss in claims.values()))
+        deciding = replace(deciding, is_kept=is_kept, is_broken=all(loss.is_broken for loss in claims.values()))
     return SettingLoss(
-        **vars(own),
+        **vars(deciding),
         traces=traces,
         compressed=compressed,
         claims=claims,

@@ -227,8 +227,8 @@ class RunData:
     @cached_property
     def manifests(self) -> list[Manifest]:
         """The manifests of the cells, which may come from several runs."""
-        cells = self.chosen or ()
-        by_id = {id(manifest): manifest for manifest in [cell.table.manifest for cell in cells] or [self.manifest]}
+        of_cells = [cell.table.manifest for cell in self.chosen or ()]
+        by_id = {id(manifest): manifest for manifest in of_cells or [self.manifest]}
         return list(by_id.values())
 
     @cached_property
