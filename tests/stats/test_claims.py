@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvatlas.core import Claim, KvatlasError, Setting
+from kvatlas.deploy.export import MeasuredCell
 from kvatlas.report.result import analyse
 from kvatlas.report.text import every_map, one_page
 from kvatlas.stats.numerics.bounded import upper_limit
@@ -173,6 +174,30 @@ def test_looks_and_extensions_widen_the_limits(tmp_path: Path) -> None:
     assert "limits are those of 2.5 % and err in up to 10 % in all" in one_page(extended)
     assert Look(share=1.0).quantile(1) == pytest.approx(1.75)
     assert Look(extensions=2).quantile(2) == pytest.approx(2.4977, abs=1e-3)
+
+
+def test_a_run_that_goes_on_is_read_at_its_last_whole_look(tmp_path: Path) -> None:
+    outcomes = same(16)
+    for of_setting in outcomes.values():
+        for grades in of_setting.values():
+            grades[10:, 4] = np.nan
+            grades[:, 5:] = np.nan
+    result = described(tmp_path, outcomes, partial=True, looks=[2, 4, 8, 16])
+    loss = losses(result)[0]
+    assert loss["look"] == {"share": 0.25, "extensions": 0}
+    assert (loss["pairs"], loss["missing"]) == (240, 0)
+    assert loss["loses"] == 0
+    # Without looks the missing pairs count, and are too many.
+    undeclared = described(tmp_path / "undeclared", outcomes, partial=True)
+    assert not any(one["limits"]["these_problems"]["kept"] for one in losses(undeclared))
+
+
+def test_what_is_proven_on_these_problems_alone_is_not_deployed_unnamed(tmp_path: Path) -> None:
+    described(tmp_path / "these", same(16))
+    with pytest.raises(KvatlasError, match="Expected one setting proven for problems like these, the run has: none"):
+        MeasuredCell.from_run(tmp_path / "these" / "run")
+    described(tmp_path / "like", same(2, {"CHAIN6": 240}))
+    assert MeasuredCell.from_run(tmp_path / "like" / "run").setting == setting("random", 8, 0.1)
 
 
 @pytest.mark.parametrize(("right", "words"), [(0, "solves none of the 130 problems"), (3, "solves 2.3 % of the 130")])

@@ -246,13 +246,13 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
 
 
 def _card(choice: Choice, result: Result, cells: Cells) -> Json:
-    """Return the chosen setting of a model (`shown`), else the one proven to lose least, and the words about it.
+    """Return the chosen setting of a model (`shown`), else the one nearest to be proven, and the words about it.
 
     `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points, with its
     95 % interval, and `limit` the upper limit that decides. `compressed` of its `traces` were compressed.
     """
     chosen = choice.by_memory if choice.shown is not False else None
-    cell = chosen or _safest_cell(choice, result)
+    cell = chosen or _nearest_cell(choice, result)
     of_model = [one for one in result.comparisons if one.model == choice.model]
     losses = list((choice.losses or {}).values())
     card: Json = {
@@ -283,11 +283,11 @@ def _card(choice: Choice, result: Result, cells: Cells) -> Json:
     return card
 
 
-def _safest_cell(choice: Choice, result: Result) -> Cell | None:
-    """Return the cell that is proven to lose least; None if traces cannot show any difference."""
-    if choice.safest is None or choice.vacuous is not None:
+def _nearest_cell(choice: Choice, result: Result) -> Cell | None:
+    """Return the cell that is nearest to be proven; None if traces cannot show any difference."""
+    setting = choice.offered
+    if setting is None or choice.vacuous is not None:
         return None
-    setting, _ = choice.safest
     shown: list[Cell] = []
     for one in result.every:
         if (one.map.model, one.map.benchmark) == (choice.model, choice.benchmark):
