@@ -434,7 +434,7 @@ def test_a_second_verification_says_what_is_old_and_again_asks_anew(
     assert "4 of 4 answers were stored before" in err
     assert json.loads(report)["cell"]["problems"] == 2
     with Store.open(out) as store:
-        promised = [trace for _, trace in store.promised()]
+        promised = [trace for _, trace in store.traces()]
         manifest = store.manifest()
     assert {trace.text for trace in promised} == {"A: 4"}
     said = json.loads(promised[0].made_with)

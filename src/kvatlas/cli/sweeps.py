@@ -106,7 +106,7 @@ def plan(
         rows = designs([len(problems) for problems in planned.problems.values()], detect)
     provable = _provable(planned)
     if as_json:
-        document = {**estimate, "provable": provable.to_dict() if provable else None}
+        document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
         if detect is not None:
             document["detect"] = rows
         typer.echo(json.dumps(document))
@@ -120,11 +120,20 @@ def plan(
             f"show {row['own_points']:.1f}."
         )
     if provable is not None:
-        from kvatlas.report.text import say
-
-        print_text("\n" + " ".join(say("provable", provable)))
+        _print_provable(planned, provable, estimate["decoded_tokens"]["shared"] // planned.spec.samples)
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
+
+
+def _print_provable(planned: Plan, provable: Provable, tokens: int) -> None:
+    """Print what a plan can prove and with which control; one more sample takes so many tokens."""
+    from kvatlas.report.text import say
+
+    print_text(f"\nThe numbers will speak of {planned.claim.words}.")
+    is_drawn = planned.spec.sampling.temperature > 0
+    sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
+    print_text("\n" + " ".join(sentences))
+    print_text(f"\n{control_sentence(planned)}")
 
 
 def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: bool) -> None:
@@ -162,7 +171,21 @@ def _provable(planned: Plan) -> Provable | None:
     if "full" not in baselines or not compared:
         return None
     sizes = [len(problems) for problems in planned.problems.values()]
-    return provable(sizes, margin_from_points(planned.spec.lose_at_most), len(compared))
+    return provable(sizes, margin_from_points(planned.spec.lose_at_most), len(compared), planned.spec.samples)
+
+
+def control_sentence(planned: Plan) -> str:
+    """Return a sentence on the setting of a plan that is to show that its run can see a loss."""
+    from kvatlas.stats.controls import is_control
+
+    controls = [policy.setting for policy, _ in planned.policies if is_control(policy.setting)]
+    if not controls:
+        return (
+            "The plan has no control. Add one, as {policy: random, ratio: 0.1} with the budget of the others: a run "
+            "that does not see its loss sees none."
+        )
+    least = min(controls, key=lambda setting: setting.values["ratio"])
+    return f"The control is {least}: a run that does not see its loss sees none."
 
 
 @app.command()

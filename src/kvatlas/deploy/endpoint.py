@@ -29,6 +29,7 @@ from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, canonical
 from kvatlas.deploy.export import MeasuredCell
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Key, Manifest, Store
+from kvatlas.results.records import RefusedTraceError
 
 T = TypeVar("T")
 #: The most seconds of a request, from its sending to the end of its answer.
@@ -359,12 +360,16 @@ def ask(  # noqa: PLR0913
         failures: list[KvatlasError] = []
         stored = 0
         for question, answer in _arriving(questions, missing, concurrency):
-            if isinstance(answer, Answer):
-                stored += 1
-                store.add(question[0].run_key, questions.trace(*question, answer))
-                on_trace(total - len(missing) + stored, total)
-            else:
+            if not isinstance(answer, Answer):
                 failures.append(answer)
+                continue
+            try:
+                store.add(question[0].run_key, questions.trace(*question, answer))
+            except RefusedTraceError as error:
+                failures.append(error)
+                continue
+            stored += 1
+            on_trace(total - len(missing) + stored, total)
         if failures:
             raise _failed(failures, len(missing), stored)
         return Asked(_answers(store, cells), dict(earlier), stored)
@@ -447,7 +452,7 @@ def _failed(failures: Sequence[KvatlasError], asked: int, stored: int) -> Kvatla
 def _answers(store: Store, cells: Sequence[Expected]) -> dict[tuple[str, str, int], Trace]:
     """Return the stored answers of these cells by benchmark, problem and sample."""
     keys = {cell.run_key for cell in cells}
-    return {(t.benchmark, t.problem, t.sample): t for key, t in store.promised() if key in keys}
+    return {(t.benchmark, t.problem, t.sample): t for key, t in store.traces() if key in keys}
 
 
 def _day(trace: Trace) -> str:
