@@ -100,8 +100,8 @@ LookOption = Annotated[
     typer.Option(
         "--look",
         metavar="NAME=VALUE",
-        help="columns=1|2, width=INCHES, font=NAME, title=TEXT, dark=true, intervals=true|false, plain=true, "
-        "kind=density, or NAME=TEXT to rename what a figure shows. Repeat it.",
+        help="columns=1|2, width=INCHES, font=NAME, title=TEXT, dark=true, intervals=true|false, kept=true, "
+        "plain=true, kind=density, or NAME=TEXT to rename what a figure shows. Repeat it.",
     ),
 ]
 
@@ -113,6 +113,7 @@ _LOOK: Mapping[str, tuple[tuple[type, ...], str]] = {
     "dark": ((bool,), "true or false"),
     "intervals": ((bool,), "true or false"),
     "plain": ((bool,), "true or false"),
+    "kept": ((bool,), "true or false"),
 }
 #: Those that are texts.
 _LOOK_TEXTS = ("title", "font", "kind")

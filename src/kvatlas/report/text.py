@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Cell, CellCoord, Setting, grouped
 from kvatlas.policies import all_values
+from kvatlas.report.equal_memory import averages_sentences, level_sentence, memory_lines
 from kvatlas.report.headline import loses_text, setting_words
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
@@ -90,6 +91,9 @@ def _environment() -> Environment:
         "ceiling": lambda share: f"{math.ceil(100 * share - 1e-9)}",
         "at": at,
         "estimates": _estimates,
+        "level_sentence": level_sentence,
+        "memory_lines": memory_lines,
+        "averages_sentences": averages_sentences,
     }
     environment.globals |= {
         "say": say,

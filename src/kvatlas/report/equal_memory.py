@@ -1,0 +1,302 @@
+"""Local windows at equal memory, in sentences and as data; levels of an axis with the tokens that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from kvatlas.core import CellCoord, percent
+from kvatlas.policies.memory import apart_sentence
+from kvatlas.report.as_data import Json, contrast_document, p_value
+from kvatlas.stats.equal_memory import ONE_TOKEN, WINDOW, EqualMemory, MemoryEstimate, MemoryPair
+from kvatlas.stats.memory_of_averages import RATIO, MemoryTrend, TokenKinds, memory_trends, token_kinds
+from kvatlas.text import model_name, percent_text
+
+if TYPE_CHECKING:
+    from kvatlas.report.result import MapResult, Result
+    from kvatlas.stats.csv_tests import PooledEffect
+
+#: Levels that a sentence names one by one.
+_NAMED = 5
+
+
+# -- levels of an axis -------------------------------------------------------------------------------------------------
+
+
+def level_sentence(effect: PooledEffect) -> str:
+    """Return the level of an axis that differs most from the others, each with the tokens that stay."""
+    rank, level, most = effect.strongest
+    others = [other for other, _ in effect.levels if other != level]
+    is_below = most.value < 0
+    tokens = {name: stays.tokens for name, stays in effect.stays.items()}
+    differ = bool(tokens) and max(tokens.values()) - min(tokens.values()) >= ONE_TOKEN / 2
+    details = [f"{percent_text(most.low)} to {percent_text(most.high)}", f"p {_p_text(effect.adjusted_p)}"]
+    own = ""
+    end = ""
+    if differ:
+        own = f" ({tokens[level]:,.0f} tokens stay)"
+        details.insert(0, f"{_several([tokens[other] for other in others])};")
+        end = f"; {_keeps(tokens[level], [tokens[other] for other in others], is_below)}"
+    elif tokens:
+        end = f"; all keep {tokens[level]:,.0f} tokens"
+    maps = f", in {effect.below[rank]} of {effect.maps} maps" if effect.maps > 1 and is_below else ""
+    names = _and(map(str, others)) if len(others) <= _NAMED else f"the {len(others)} others"
+    distance = f"{percent_text(abs(most.value))} points {'below' if is_below else 'above'}"
+    return f"{effect.axis} {level}{own} is {distance} {names}{maps} ({', '.join(details).replace(';,', ';')}){end}"
+
+
+def _several(tokens: Sequence[float]) -> str:
+    """Return the tokens of several levels: one by one, of many the range."""
+    if len(tokens) <= _NAMED:
+        return ", ".join(f"{one:,.0f}" for one in tokens)
+    return f"{min(tokens):,.0f} to {max(tokens):,.0f}"
+
+
+def _keeps(own: float, others: Sequence[float], is_below: bool) -> str:
+    """Return a clause on the memory of a level beside the others, since it may be the cause."""
+    is_fewer = own < sum(others) / len(others)
+    also = "also " if is_fewer == is_below else ""
+    clause = f"it {also}keeps {'fewer' if is_fewer else 'more'}"
+    return clause if also else f"though {clause}"
+
+
+# -- one line a map ----------------------------------------------------------------------------------------------------
+
+
+def memory_lines(maps: Sequence[MapResult]) -> list[str]:
+    """Return what each map says of local windows at equal memory, for maps in which the question arises.
+
+    Lines name what differs between the maps.
+    """
+    parts = [(model_name(one.map.model), one.map.benchmark, one.map.policy) for one in maps]
+    differing = [index for index in range(3) if len({part[index] for part in parts}) > 1]
+    lines = []
+    for one, part in zip(maps, parts, strict=True):
+        if one.verdict.memory is not None:
+            name = " | ".join(filter(None, (part[index] for index in differing)))
+            finding = _finding(one.verdict.memory)
+            lines.append(f"{name}: {finding}" if name else f"{finding[0].upper()}{finding[1:]}")
+    return lines
+
+
+def memory_title(maps: Sequence[MapResult], singles: Sequence[MapResult]) -> str:
+    """Return the title of a figure of maps by the tokens that stay: what is proven of windows at equal memory.
+
+    `singles` are the maps of one benchmark each.
+    """
+    known = [one for one in maps if one.verdict.memory is not None]
+    proven = [one for one in known if one.verdict.memory is not None and one.verdict.memory.best is not None]
+    if not known:
+        trends = memory_trends([one.map for one in singles])
+        shown = [model_name(trend.model) for trend in trends if trend.is_shown]
+        if shown:
+            return f"These averages rise or fall with the tokens that stay: {_and(shown)}"
+        return "No trend with the tokens that stay in these averages" if trends else "Averages by the tokens that stay"
+    if not proven:
+        return "At equal memory no window is proven better"
+    one = min(proven, key=_p_of_best)
+    assert one.verdict.memory is not None
+    assert one.verdict.memory.best is not None
+    pair = one.verdict.memory.best
+    axes = one.verdict.memory.axes
+    tokens = " and ".join(dict.fromkeys(f"{tokens:,.0f}" for tokens in pair.tokens))
+    subject = f"{model_name(one.map.model)}, {one.map.policy}: at" if len(known) > 1 else "At"
+    more = f"; proven in {len(proven)} of {len(known)} panels" if len(known) > 1 else ""
+    points = percent_text(pair.test.difference.value)
+    return (
+        f"{subject} {tokens} tokens {place(pair.better, axes)} beats {place(pair.other, axes)} by {points} points{more}"
+    )
+
+
+def _p_of_best(one: MapResult) -> float:
+    memory = one.verdict.memory
+    assert memory is not None
+    assert memory.best is not None
+    return memory.best.test.adjusted_p
+
+
+def _finding(memory: EqualMemory) -> str:
+    if memory.best is not None:
+        return _proven(memory, memory.best)
+    if memory.is_blind:
+        text = apart_sentence(memory.windows)
+    else:
+        text = f"at equal memory no window is proven better ({_pairs(memory)})"
+    if memory.estimate is not None:
+        text += f"; {_estimated(memory, memory.estimate)}"
+    return f"{text}."
+
+
+def _proven(memory: EqualMemory, pair: MemoryPair) -> str:
+    difference = pair.test.difference
+    better, other = (f"{tokens:,.0f}" for tokens in pair.tokens)
+    kept = f"both keep {better}" if better == other else f"they keep {better} and {other}"
+    return (
+        f"at equal memory {place(pair.better, memory.axes)} is {percent_text(difference.value)} points above "
+        f"{place(pair.other, memory.axes)} ({percent_text(difference.low)} to {percent_text(difference.high)} over "
+        f"{_pairs(memory)}, adjusted p {_p_text(pair.test.adjusted_p)}); {kept}{_keeps_more(pair)}."
+    )
+
+
+def _keeps_more(pair: MemoryPair) -> str:
+    """Return a clause on the benchmarks on which the better setting keeps more tokens; empty without any."""
+    if not pair.keeps_more:
+        return ""
+    listed = _and(f"{tokens:,.0f} more on {name}" for name, tokens in pair.keeps_more.items())
+    return f" in the mean over benchmarks, the first {listed}"
+
+
+def _estimated(memory: EqualMemory, estimate: MemoryEstimate) -> str:
+    """Return the estimate by straight lines, which is no proof."""
+    difference = estimate.difference
+    low, high = (f"{tokens:,.0f}" for tokens in (estimate.low, estimate.high))
+    tokens = f"at {low} tokens" if low == high else f"over {low} to {high} tokens"
+    other = memory.axes[1 - memory.axes.index(WINDOW)]
+    between = "ratios" if other == RATIO else f"values of {other}"
+    return (
+        f"{estimate.wide} minus {estimate.narrow} {tokens}: {percent_text(difference.value)} "
+        f"({percent_text(difference.low)} to {percent_text(difference.high)}), straight lines between {between}"
+    )
+
+
+def place(coord: CellCoord, axes: tuple[str, str]) -> str:
+    """Return a cell by its window first: `window 16, ratio 0.3`."""
+    values = dict(zip(axes, coord, strict=True))
+    window = values.pop(WINDOW)
+    return ", ".join([f"window {window}", *(f"{name} {value}" for name, value in values.items())])
+
+
+def _pairs(memory: EqualMemory) -> str:
+    count = len(memory.tests)
+    return f"{count} pair{'' if count == 1 else 's'}"
+
+
+# -- averages alone ----------------------------------------------------------------------------------------------------
+
+
+def averages_document(result: Result) -> Json | None:
+    """Return what maps of averages say of memory as data, in points; None without such maps."""
+    maps = [one.map for one in result.single]
+    trends = memory_trends(maps)
+    kinds = token_kinds(maps)
+    if kinds is None or not trends:
+        return None
+    documents = []
+    for trend in trends:
+        gap = trend.against_thriftier
+        documents.append(
+            {
+                "model": trend.model,
+                "low_tokens": trend.low_tokens,
+                "high_tokens": trend.high_tokens,
+                "total_tokens": trend.total_tokens,
+                "per_thousand_tokens": contrast_document(trend.per_thousand),
+                "lowest_ratio": trend.lowest_ratio,
+                "lowest_ratio_against_cells_that_keep_no_more": None if gap is None else contrast_document(gap),
+            }
+        )
+    return {
+        "trends": documents,
+        "per_thousand_chosen_tokens": {"value": percent(kinds.chosen), "maps_of_that_sign": kinds.chosen_alike},
+        "per_thousand_moved_to_the_window": {"value": percent(kinds.moved), "maps_of_that_sign": kinds.moved_alike},
+        "maps": kinds.maps,
+        "benchmarks": kinds.benchmarks,
+    }
+
+
+def averages_sentences(result: Result) -> list[str]:
+    """Return what maps of averages say of memory: one sentence a model, and one over all maps; nothing is proven."""
+    maps = [one.map for one in result.single]
+    trends = memory_trends(maps)
+    sentences = [_trend_sentence(trend) for trend in trends]
+    kinds = token_kinds(maps)
+    if kinds is None or not trends:
+        return sentences
+    sentences.append(_kinds_sentence(kinds))
+    blind = dict.fromkeys(trend.windows for trend in trends if trend.is_blind)
+    return [*sentences, *(f"{apart_sentence(windows)}." for windows in blind)]
+
+
+def _trend_sentence(trend: MemoryTrend) -> str:
+    slope = trend.per_thousand
+    text = (
+        f"{model_name(trend.model)} ({trend.low_tokens:,.0f} to {trend.high_tokens:,.0f} of "
+        f"{trend.total_tokens:,.0f} tokens stay): {percent_text(slope.value, 2)} points per 1,000 tokens "
+        f"({percent_text(slope.low, 2)} to {percent_text(slope.high, 2)}), {'a' if trend.is_shown else 'no'} trend"
+    )
+    gap = trend.against_thriftier
+    if gap is None:
+        return f"{text}."
+    side = "below" if gap.value < 0 else "above"
+    return (
+        f"{text}; {RATIO} {trend.lowest_ratio} lies {percent_text(abs(gap.value))} {side} cells of higher ratio that "
+        f"keep no more ({percent_text(gap.low)} to {percent_text(gap.high)})."
+    )
+
+
+def _kinds_sentence(kinds: TokenKinds) -> str:
+    return (
+        f"1,000 chosen tokens more are worth {percent_text(kinds.chosen)} points ({kinds.chosen_alike} of {kinds.maps} "
+        f"maps agree in sign), 1,000 moved to the window {percent_text(kinds.moved)} ({kinds.moved_alike} of "
+        f"{kinds.maps}); the {kinds.benchmarks} benchmarks are the units, so nothing of it is proven."
+    )
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def memory_document(memory: EqualMemory) -> Json:
+    """Return local windows at equal memory as data."""
+    estimate = memory.estimate
+    return {
+        "pairs": len(memory.tests),
+        "proven": [_pair_document(memory, pair) for pair in memory.proven],
+        "strongest": _pair_document(memory, memory.best) if memory.best else None,
+        "estimate": None
+        if estimate is None
+        else {
+            "wide": estimate.wide,
+            "narrow": estimate.narrow,
+            "low_tokens": round(estimate.low, 3),
+            "high_tokens": round(estimate.high, 3),
+            **contrast_document(estimate.difference, "difference"),
+        },
+        "nothing_in_common": [list(pair) for pair in memory.apart],
+        "front": {
+            "observed": [_coord(memory, coord) for coord in memory.front],
+            "proven_off": [_coord(memory, coord) for coord in memory.proven_off],
+        },
+    }
+
+
+def _coord(memory: EqualMemory, coord: CellCoord) -> Json:
+    return dict(zip(memory.axes, coord, strict=True))
+
+
+def _pair_document(memory: EqualMemory, pair: MemoryPair) -> Json:
+    difference = pair.test.difference
+    return {
+        "better": {**_coord(memory, pair.better), "stays_tokens": round(pair.tokens[0], 3)},
+        "other": {**_coord(memory, pair.other), "stays_tokens": round(pair.tokens[1], 3)},
+        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in pair.keeps_more.items()},
+        "difference": percent(difference.value),
+        "low": percent(difference.low),
+        "high": percent(difference.high),
+        "p": p_value(difference.p),
+        "adjusted_p": p_value(pair.test.adjusted_p),
+    }
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _and(names: Iterable[str]) -> str:
+    """Return names as a list of words: `16`, `16 and 32`, `16, 32 and 64`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _p_text(p: float) -> str:
+    from kvatlas.report.text import p_text
+
+    return p_text(p)
