@@ -214,15 +214,16 @@ def averages_sentences(result: Result) -> list[str]:
         return sentences
     sentences.append(_kinds_sentence(kinds))
     blind = dict.fromkeys(trend.windows for trend in trends if trend.is_blind)
-    return [*sentences, *(f"{apart_sentence(windows)}." for windows in blind)]
+    return [*sentences, *(f"{apart_sentence(windows).capitalize()}." for windows in blind)]
 
 
 def _trend_sentence(trend: MemoryTrend) -> str:
     slope = trend.per_thousand
+    verdict = "a trend" if trend.is_shown else "no trend is shown"
     text = (
         f"{model_name(trend.model)} ({trend.low_tokens:,.0f} to {trend.high_tokens:,.0f} of "
         f"{trend.total_tokens:,.0f} tokens stay): {percent_text(slope.value, 2)} points per 1,000 tokens "
-        f"({percent_text(slope.low, 2)} to {percent_text(slope.high, 2)}), {'a' if trend.is_shown else 'no'} trend"
+        f"({percent_text(slope.low, 2)} to {percent_text(slope.high, 2)}), {verdict}"
     )
     gap = trend.against_thriftier
     if gap is None:

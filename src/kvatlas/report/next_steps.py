@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError, Setting
+from kvatlas.report.equal_memory_grid import equal_memory_grid
 from kvatlas.report.headline import loses_text, margin_text, setting_words
 from kvatlas.stats.choice import Choice
+from kvatlas.stats.equal_memory import EqualMemory
 from kvatlas.stats.losses import RequiredProblems
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name
@@ -44,9 +46,10 @@ class NextStep:
         return dict(vars(self))
 
 
-def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
-    """Return the next steps of a run: more problems, a larger budget, higher or finer ratios.
+def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[EqualMemory] = ()) -> list[NextStep]:
+    """Return the next steps of a run: more problems, a larger budget, higher or finer ratios, a grid of equal memory.
 
+    `memories` are the windows of its maps at equal memory.
     None of adaptive sweeps, of screens, and of runs that were not made by a spec. Choices without a full cache, and
     those of traces that cannot show a difference, have none.
     """
@@ -67,6 +70,11 @@ def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
             if name not in steps:
                 command = f"kvatlas sweep {name}.yaml --out {folder}"
                 steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
+    grid = equal_memory_grid(run, spec, memories)
+    if grid is not None:
+        title, reason, changes = grid
+        command = f"kvatlas sweep equal-memory.yaml --out {folder}-equal-memory"
+        steps["equal-memory"] = NextStep("equal-memory", title, reason, spec_text({**spec, **changes}), command)
     return list(steps.values())
 
 

@@ -374,7 +374,8 @@ class Result:
         """The next steps after a run; none for several sources."""
         if len(self.sources) != 1 or not self.opened_runs:
             return ()
-        return tuple(next_steps(self.opened_runs[0].run, self.choices))
+        memories = [one.verdict.memory for one in self.grids if one.verdict.memory is not None] if self.maps else []
+        return tuple(next_steps(self.opened_runs[0].run, self.choices, memories))
 
     def comparison_documents(self) -> list[Json]:
         """Return the comparisons as data: first minus second, in points."""

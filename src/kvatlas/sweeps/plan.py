@@ -22,7 +22,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, narrow_sentence, no_choice_sentence, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
-from kvatlas.sweeps.plan_notes import byte_notes, device_notes
+from kvatlas.sweeps.plan_notes import byte_notes, device_notes, window_sentence
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -248,7 +248,11 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """Sentences on differences that this sweep cannot show."""
-        sentences = [no_choice_sentence(self.audit)]
+        grid = [
+            (model, [policy.bind(model) for policy, is_baseline in self.policies if not is_baseline])
+            for model in self.models
+        ]
+        sentences = [no_choice_sentence(self.audit), window_sentence(self.spec.axes, grid, self.prompts)]
         for model in self.models:
             sentences.append(self._outside_claims(model))
             for benchmark in self.benchmarks:
