@@ -155,7 +155,7 @@ def _estimated(memory: EqualMemory, estimate: MemoryEstimate) -> str:
     between = "ratios" if other == RATIO else f"values of {other}"
     return (
         f"{estimate.wide} minus {estimate.narrow} {tokens}: {percent_text(difference.value)} "
-        f"({percent_text(difference.low)} to {percent_text(difference.high)}), straight lines between {between}"
+        f"({percent_text(difference.low)} to {percent_text(difference.high)}), estimated by straight lines between {between}"
     )
 
 
