@@ -10,7 +10,7 @@ from kvatlas.core import KvatlasError, Setting
 from kvatlas.policies.memory import kept_and_total, local_window_of, stays
 from kvatlas.results import Store
 from kvatlas.results.csv_maps import ascending
-from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps import make_plan, parse_spec, read_spec, sweep
 from tests.command_line import Call
 
 EVERY: dict[str, Any] = {"kv_budget": 48, "every": 32, "budget_over": "thinking"}
@@ -103,3 +103,13 @@ def test_a_share_on_the_command_line(kvatlas: Call) -> None:
     assert "local_window=20%" in kvatlas.succeed(*cell, "--local-window", "20%", "--problems", 1, "--json")
     sentence = kvatlas.refuse(*cell, "--local-window", "100%", "--problems", 1)
     assert "expected an integer >= 1, or a share of the kv_budget below 100%" in sentence
+
+
+def test_the_recipe_of_equal_memory_keeps_the_same_tokens_under_all_windows() -> None:
+    recipe = read_spec(Path(__file__).parents[2] / "recipes" / "embedded" / "equal_memory.yaml")
+    settings = [setting for setting, is_baseline in recipe.cells() if not is_baseline]
+    windows = {setting.values["local_window"] for setting in settings}
+    by_budget = {setting.values["kv_budget"]: stays(setting, [30]) for setting in settings}
+    assert len(windows) == 4
+    assert all(stays(setting, [30]) == by_budget[setting.values["kv_budget"]] for setting in settings)
+    assert not any("cannot tell window from memory" in text for text in make_plan(recipe).warnings)

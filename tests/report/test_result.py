@@ -11,13 +11,13 @@ from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.figures.findings import finding
 from kvatlas.figures.panels import metric_panels
 from kvatlas.report.result import analyse
-from kvatlas.report.text import every_map, one_page, p_text, recommendation
+from kvatlas.report.text import every_map, one_page, recommendation
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import BINOMIAL_NOTE
 from kvatlas.stats.losses import LossFamily
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
-from kvatlas.text import fixed
+from kvatlas.text import fixed, p_text
 from tests.stats.synthetic import grid, manifest, traces
 
 FULL = (Setting.from_parameters("full"),)

@@ -1,16 +1,15 @@
-"""Local windows at equal memory, in sentences and as data; levels of an axis with the tokens that stay."""
+"""Sentences on local windows at equal memory, and on the levels of an axis with the tokens that stay."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kvatlas.core import CellCoord, percent
+from kvatlas.core import CellCoord
 from kvatlas.policies.memory import apart_sentence
-from kvatlas.report.as_data import Json, contrast_document, p_value
 from kvatlas.stats.equal_memory import ONE_TOKEN, WINDOW, EqualMemory, MemoryEstimate, MemoryPair
 from kvatlas.stats.memory_of_averages import RATIO, MemoryTrend, TokenKinds, memory_trends, token_kinds
-from kvatlas.text import model_name, percent_text
+from kvatlas.text import model_name, p_text, percent_text
 
 if TYPE_CHECKING:
     from kvatlas.report.result import MapResult, Result
@@ -30,7 +29,7 @@ def level_sentence(effect: PooledEffect) -> str:
     is_below = most.value < 0
     tokens = {name: stays.tokens for name, stays in effect.stays.items()}
     differ = bool(tokens) and max(tokens.values()) - min(tokens.values()) >= ONE_TOKEN / 2
-    details = [f"{percent_text(most.low)} to {percent_text(most.high)}", f"p {_p_text(effect.adjusted_p)}"]
+    details = [f"{percent_text(most.low)} to {percent_text(most.high)}", f"p {p_text(effect.adjusted_p)}"]
     own = ""
     end = ""
     if differ:
@@ -134,7 +133,7 @@ def _proven(memory: EqualMemory, pair: MemoryPair) -> str:
     return (
         f"at equal memory {place(pair.better, memory.axes)} is {percent_text(difference.value)} points above "
         f"{place(pair.other, memory.axes)} ({percent_text(difference.low)} to {percent_text(difference.high)} over "
-        f"{_pairs(memory)}, adjusted p {_p_text(pair.test.adjusted_p)}); {kept}{_keeps_more(pair)}."
+        f"{_pairs(memory)}, adjusted p {p_text(pair.test.adjusted_p)}); {kept}{_keeps_more(pair)}."
     )
 
 
@@ -155,7 +154,8 @@ def _estimated(memory: EqualMemory, estimate: MemoryEstimate) -> str:
     between = "ratios" if other == RATIO else f"values of {other}"
     return (
         f"{estimate.wide} minus {estimate.narrow} {tokens}: {percent_text(difference.value)} "
-        f"({percent_text(difference.low)} to {percent_text(difference.high)}), estimated by straight lines between {between}"
+        f"({percent_text(difference.low)} to {percent_text(difference.high)}), estimated by straight "
+        f"lines between {between}"
     )
 
 
@@ -172,36 +172,6 @@ def _pairs(memory: EqualMemory) -> str:
 
 
 # -- averages alone ----------------------------------------------------------------------------------------------------
-
-
-def averages_document(result: Result) -> Json | None:
-    """Return what maps of averages say of memory as data, in points; None without such maps."""
-    maps = [one.map for one in result.single]
-    trends = memory_trends(maps)
-    kinds = token_kinds(maps)
-    if kinds is None or not trends:
-        return None
-    documents = []
-    for trend in trends:
-        gap = trend.against_thriftier
-        documents.append(
-            {
-                "model": trend.model,
-                "low_tokens": trend.low_tokens,
-                "high_tokens": trend.high_tokens,
-                "total_tokens": trend.total_tokens,
-                "per_thousand_tokens": contrast_document(trend.per_thousand),
-                "lowest_ratio": trend.lowest_ratio,
-                "lowest_ratio_against_cells_that_keep_no_more": None if gap is None else contrast_document(gap),
-            }
-        )
-    return {
-        "trends": documents,
-        "per_thousand_chosen_tokens": {"value": percent(kinds.chosen), "maps_of_that_sign": kinds.chosen_alike},
-        "per_thousand_moved_to_the_window": {"value": percent(kinds.moved), "maps_of_that_sign": kinds.moved_alike},
-        "maps": kinds.maps,
-        "benchmarks": kinds.benchmarks,
-    }
 
 
 def averages_sentences(result: Result) -> list[str]:
@@ -243,51 +213,6 @@ def _kinds_sentence(kinds: TokenKinds) -> str:
     )
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
-
-
-def memory_document(memory: EqualMemory) -> Json:
-    """Return local windows at equal memory as data."""
-    estimate = memory.estimate
-    return {
-        "pairs": len(memory.tests),
-        "proven": [_pair_document(memory, pair) for pair in memory.proven],
-        "strongest": _pair_document(memory, memory.best) if memory.best else None,
-        "estimate": None
-        if estimate is None
-        else {
-            "wide": estimate.wide,
-            "narrow": estimate.narrow,
-            "low_tokens": round(estimate.low, 3),
-            "high_tokens": round(estimate.high, 3),
-            **contrast_document(estimate.difference, "difference"),
-        },
-        "nothing_in_common": [list(pair) for pair in memory.apart],
-        "front": {
-            "observed": [_coord(memory, coord) for coord in memory.front],
-            "proven_off": [_coord(memory, coord) for coord in memory.proven_off],
-        },
-    }
-
-
-def _coord(memory: EqualMemory, coord: CellCoord) -> Json:
-    return dict(zip(memory.axes, coord, strict=True))
-
-
-def _pair_document(memory: EqualMemory, pair: MemoryPair) -> Json:
-    difference = pair.test.difference
-    return {
-        "better": {**_coord(memory, pair.better), "stays_tokens": round(pair.tokens[0], 3)},
-        "other": {**_coord(memory, pair.other), "stays_tokens": round(pair.tokens[1], 3)},
-        "better_keeps_more_on": {name: round(tokens, 3) for name, tokens in pair.keeps_more.items()},
-        "difference": percent(difference.value),
-        "low": percent(difference.low),
-        "high": percent(difference.high),
-        "p": p_value(difference.p),
-        "adjusted_p": p_value(pair.test.adjusted_p),
-    }
-
-
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
@@ -295,9 +220,3 @@ def _and(names: Iterable[str]) -> str:
     """Return names as a list of words: `16`, `16 and 32`, `16, 32 and 64`."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _p_text(p: float) -> str:
-    from kvatlas.report.text import p_text
-
-    return p_text(p)

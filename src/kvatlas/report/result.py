@@ -24,8 +24,8 @@ from kvatlas.report.as_data import (
     stays_document,
     table_document,
 )
-from kvatlas.report.equal_memory import averages_document, memory_document
 from kvatlas.report.headline import headline
+from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.stats.adaptive import NO_PAIRS
@@ -411,7 +411,7 @@ class Result:
             "comparisons": self.comparison_documents(),
             "recommendation": {**first_choice, "all": choices},
             "effects": [pooled_document(effect) for effect in self.effects],
-            "memory_of_averages": averages_document(self),
+            "memory_of_averages": averages_document([one.map for one in self.single]),
             "per_right_answer": [
                 {**vars(price), "setting": str(price.setting), "policy": price.setting.policy} for price in self.prices
             ],

@@ -20,7 +20,7 @@ from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.prices import Price
 from kvatlas.stats.setting_tables import SettingRow, SettingTable
-from kvatlas.text import axis_label, bytes_text, interval_text, model_name, percent_text, points_text
+from kvatlas.text import axis_label, bytes_text, interval_text, model_name, p_text, percent_text, points_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -109,13 +109,6 @@ def _environment() -> Environment:
 
 
 # -- words and numbers ---------------------------------------------------------------------------------------------
-
-
-def p_text(p: float) -> str:
-    """Return a p-value with two digits; a bound near 0 and 1."""
-    if p < 0.001:
-        return "< 0.001"
-    return "> 0.99" if p > 0.99 else f"{p:.2g}"
 
 
 def brief(share: float) -> str:

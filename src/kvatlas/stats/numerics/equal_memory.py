@@ -41,7 +41,7 @@ class PairTest:
     """A pair of settings, the first minus the second, with its p-value after Holm's adjustment.
 
     `difference` has limits that hold for all pairs of the map together, each side at 5 %, so that the lower one is
-    above 0 wherever the largest distance is proven. NaN limits where the first is not the better one.
+    above 0 wherever the largest distance is proven. Its limits are NaN where nothing is proven.
     """
 
     pair: Pair
@@ -84,14 +84,19 @@ def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair]) -> list[P
     # A setting that is not better on these units has a p-value above one half, whatever it is.
     is_better = means > _TINY
     p = np.ones(len(pairs))
+    if is_better.any():
+        p[is_better] = special.ndtr(-score(differences[is_better], 0.0, -1.0, 1.0, strata))
+    adjusted = np.array(holm(p.tolist()))
+
+    # Limits take longer than tests, and are only told of proven pairs.
+    is_proven = adjusted <= LEVEL
     low = np.full(len(pairs), np.nan)
     high = np.full(len(pairs), np.nan)
-    if is_better.any():
-        better = differences[is_better]
-        p[is_better] = special.ndtr(-score(better, 0.0, -1.0, 1.0, strata))
-        low[is_better], high[is_better] = interval(better, -1.0, 1.0, normal_quantile(LEVEL / len(pairs)), strata)
+    if is_proven.any():
+        z = normal_quantile(LEVEL / len(pairs))
+        low[is_proven], high[is_proven] = interval(differences[is_proven], -1.0, 1.0, z, strata)
     contrasts = map(Contrast, means.tolist(), low.tolist(), high.tolist(), p.tolist())
-    return [PairTest(*row) for row in zip(pairs, contrasts, holm(p.tolist()), strict=True)]
+    return [PairTest(*row) for row in zip(pairs, contrasts, adjusted.tolist(), strict=True)]
 
 
 def strongest(tests: Sequence[PairTest]) -> PairTest | None:
