@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence, Set
+from itertools import chain, pairwise, product
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -203,17 +203,12 @@ def _draw(panel: Axes, one: MemoryMap, room: float, options: FigureOptions) -> N
         _draw_interval(panel, half, options)
     front = set(one.front)
     _draw_front(panel, [one.map.cells[coord] for coord in front], options)
-    taken = []
+    names = []
     for order, (window, line) in enumerate(one.lines.items()):
         colour = options.colours.lines[order % len(options.colours.lines)]
         marker = colours.MARKERS[order % len(colours.MARKERS)]
-        x = [_tokens(cell) for _, cell in line]
-        y = [100 * cell.estimate.value for _, cell in line]
-        panel.plot(x, y, color=colour, lw=1.2, zorder=3)
-        for coord, left, height in zip([coord for coord, _ in line], x, y, strict=True):
-            face = colour if coord in front else options.colours.ground
-            panel.plot(left, height, marker, color=colour, mfc=face, ms=_MARKER, mew=1, zorder=4)
-        taken.append((options.named(f"window {window}"), colour, x, y))
+        name = options.named(f"window {window}")
+        names.append(_draw_line(panel, line, front, _Stroke(name, colour, marker), options))
     for coord in one.proven_off:
         cell = one.map.cells[coord]
         place = (_tokens(cell), 100 * cell.estimate.value)
@@ -221,9 +216,43 @@ def _draw(panel: Axes, one: MemoryMap, room: float, options: FigureOptions) -> N
     _draw_pair(panel, one, options)
     boxes = [] if full is None else [_draw_full(panel, full, options)]
     if room:
-        write_names(panel, [End(y[-1], name, colour) for name, colour, _, y in taken], room)
+        write_names(panel, [End(line.y[-1], line.name, line.colour) for line in names], room)
     else:
-        _write_windows(panel, taken, boxes, _front_points(panel, one))
+        _write_windows(panel, names, boxes, _front_points(panel, one))
+
+
+class _Stroke(NamedTuple):
+    """The name of a line, its colour and its marker."""
+
+    name: str
+    colour: str
+    marker: str
+
+
+class _Drawn(NamedTuple):
+    """A line as it is drawn: its name and colour, and its points."""
+
+    name: str
+    colour: str
+    x: list[float]
+    y: list[float]
+
+
+def _draw_line(
+    panel: Axes,
+    line: Sequence[tuple[CellCoord, Cell]],
+    front: Set[CellCoord],
+    stroke: _Stroke,
+    options: FigureOptions,
+) -> _Drawn:
+    """Draw the settings of a window as markers on a line, those on the front filled."""
+    x = [_tokens(cell) for _, cell in line]
+    y = [100 * cell.estimate.value for _, cell in line]
+    panel.plot(x, y, color=stroke.colour, lw=1.2, zorder=3)
+    for (coord, _), left, height in zip(line, x, y, strict=True):
+        face = stroke.colour if coord in front else options.colours.ground
+        panel.plot(left, height, stroke.marker, color=stroke.colour, mfc=face, ms=_MARKER, mew=1, zorder=4)
+    return _Drawn(stroke.name, stroke.colour, x, y)
 
 
 def _set_limits(panel: Axes, tokens: Sequence[float], heights: Sequence[float], half: float | None) -> None:
@@ -350,70 +379,77 @@ def _draw_full(panel: Axes, full: Cell, options: FigureOptions) -> _Box:
 
 
 def _write_windows(
-    panel: Axes,
-    lines: Sequence[tuple[str, str, Sequence[float], Sequence[float]]],
-    boxes: list[_Box],
-    front: Sequence[tuple[float, float]],
+    panel: Axes, lines: Sequence[_Drawn], texts: Sequence[_Box], front: Sequence[tuple[float, float]]
 ) -> None:
     """Write the name of each line beside one of its markers, where it hides least and no other line is nearer.
 
-    `front` are the corners of the dotted steps in inches, `boxes` the texts that are there.
+    `front` are the corners of the dotted steps in inches, `texts` the boxes of texts that are there.
     """
     wide, high = _inches(panel)
     left, right = panel.get_xlim()
     bottom, top = panel.get_ylim()
-    in_inches = []
-    for _, _, x, y in lines:
-        across = (np.array(x) - left) / (right - left) * wide
-        up = (np.array(y) - bottom) / (top - bottom) * high
-        in_inches.append((across, up))
-    points = [point for across, up in in_inches for point in zip(across, up, strict=True)]
-    strokes = [_along(across, up) for across, up in in_inches]
-    steps = _along(*zip(*front, strict=True)) if len(front) > 1 else []
+    markers = []
+    for line in lines:
+        across = (np.array(line.x) - left) / (right - left) * wide
+        up = (np.array(line.y) - bottom) / (top - bottom) * high
+        markers.append(list(zip(across.tolist(), up.tolist(), strict=True)))
+    scene = _Scene((wide, high), markers, [_along(points) for points in markers], _along(front), list(texts))
     height = style.SMALL_TYPE * style.LINE
-
-    def cost(box: _Box, line: int) -> float:
-        """Return how much a name hides; much where it leaves the panel, meets a text, or is nearer to another line."""
-        inside = box.left >= 0 and box.right <= wide and box.bottom >= 0 and box.top <= high
-        hidden = sum(box.overlaps(x, y, _FREE) for x, y in points)
-        crossed = sum(box.overlaps(x, y) for x, y in chain.from_iterable(strokes))
-        crossed += 0.3 * sum(box.overlaps(x, y) for x, y in steps)
-        distances = [min(box.distance(x, y) for x, y in stroke) for stroke in strokes]
-        is_nearer = any(distance < distances[line] for distance in distances)
-        blocked = 1000 * (not inside) + 500 * sum(box.meets(other) for other in boxes) + 30 * is_nearer
-        return blocked + 20 * hidden + 4 * crossed
-
-    for line, ((name, colour, _, _), (across, up)) in enumerate(zip(lines, in_inches, strict=True)):
-        width = text_width(name, bold=True)
-        candidates: list[_Box] = []
-        for x, y in zip(across, up, strict=True):
-            for gap in (_NAME_GAP, 2 * _NAME_GAP):
-                starts = (x + gap, x - width / 2, x - width - gap)
-                floors = (y - height - gap, y + gap, y - height / 2)
-                candidates += [_Box(start, low, start + width, low + height) for start in starts for low in floors]
-        box = min(candidates, key=lambda candidate: cost(candidate, line))
-        boxes.append(box)
+    for index, line in enumerate(lines):
+        boxes = _places(markers[index], text_width(line.name, bold=True), height)
+        costs = [scene.cost(box, index) for box in boxes]
+        box = boxes[costs.index(min(costs))]
+        scene.texts.append(box)
         panel.text(
             box.left / wide,
             (box.bottom + height / 2) / high,
-            name,
+            line.name,
             transform=panel.transAxes,
             fontsize=style.SMALL_TYPE,
             fontweight="bold",
-            color=colour,
+            color=line.colour,
             va="center",
             zorder=6,
         )
 
 
-def _along(across: Sequence[float], up: Sequence[float]) -> list[tuple[float, float]]:
-    """Return points along a line through markers, so close that a name cannot lie between two of them."""
-    found: list[tuple[float, float]] = []
-    for start in range(len(across) - 1):
+def _places(markers: Sequence[tuple[float, float]], width: float, height: float) -> list[_Box]:
+    """Return the boxes of this size around markers in which a name may stand."""
+    boxes: list[_Box] = []
+    for (x, y), gap in product(markers, (_NAME_GAP, 2 * _NAME_GAP)):
+        starts = (x + gap, x - width / 2, x - width - gap)
+        floors = (y - height - gap, y + gap, y - height / 2)
+        boxes += [_Box(start, low, start + width, low + height) for start, low in product(starts, floors)]
+    return boxes
+
+
+class _Scene(NamedTuple):
+    """What is drawn in a panel of this size, in inches: markers and points along each line, steps, and texts."""
+
+    size: tuple[float, float]
+    markers: Sequence[Sequence[tuple[float, float]]]
+    strokes: Sequence[Sequence[tuple[float, float]]]
+    steps: Sequence[tuple[float, float]]
+    texts: list[_Box]
+
+    def cost(self, box: _Box, line: int) -> float:
+        """Return how much the name of a line hides; much where it leaves the panel or is nearer to another line."""
+        is_inside = box.left >= 0 and box.right <= self.size[0] and box.bottom >= 0 and box.top <= self.size[1]
+        met = sum(box.meets(other) for other in self.texts)
+        hidden = sum(box.overlaps(x, y, _FREE) for x, y in chain.from_iterable(self.markers))
+        crossed = sum(box.overlaps(x, y) for x, y in chain.from_iterable(self.strokes))
+        stepped = sum(box.overlaps(x, y) for x, y in self.steps)
+        distances = [min(box.distance(x, y) for x, y in stroke) for stroke in self.strokes]
+        is_nearer = min(distances) < distances[line]
+        return 1000 * (not is_inside) + 500 * met + 30 * is_nearer + 20 * hidden + 4 * crossed + stepped
+
+
+def _along(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return points along a line through others, so close that a name cannot lie between two of them."""
+    found = list(points)
+    for (x, y), (next_x, next_y) in pairwise(points):
         steps = np.linspace(0, 1, 24)
-        x = across[start] + steps * (across[start + 1] - across[start])
-        y = up[start] + steps * (up[start + 1] - up[start])
-        found += zip(x.tolist(), y.tolist(), strict=True)
+        found += zip((x + steps * (next_x - x)).tolist(), (y + steps * (next_y - y)).tolist(), strict=True)
     return found
 
 

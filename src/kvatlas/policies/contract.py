@@ -288,8 +288,9 @@ class CompressingPolicy(Policy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.local_window, str):
-            object.__setattr__(self, "window_share", plain_share(self.local_window))
+        given: Any = self.local_window
+        if isinstance(given, str):
+            object.__setattr__(self, "window_share", plain_share(given))
         if self.window_share:
             object.__setattr__(self, "local_window", window_in_tokens(self.window_share, self.tokens))
         # A share of a budget in bytes has no tokens before `bind` names the model.

@@ -83,35 +83,29 @@ def memory_title(maps: Sequence[MapResult], singles: Sequence[MapResult]) -> str
 
     `singles` are the maps of one benchmark each.
     """
-    known = [one for one in maps if one.verdict.memory is not None]
-    proven = [one for one in known if one.verdict.memory is not None and one.verdict.memory.best is not None]
+    known = [(one, one.verdict.memory) for one in maps if one.verdict.memory is not None]
     if not known:
-        trends = memory_trends([one.map for one in singles])
-        shown = [model_name(trend.model) for trend in trends if trend.is_shown]
-        if shown:
-            return f"These averages rise or fall with the tokens that stay: {_and(shown)}"
-        return "No trend with the tokens that stay in these averages" if trends else "Averages by the tokens that stay"
+        return _title_of_averages(singles)
+    proven = [(one, memory, memory.best) for one, memory in known if memory.best is not None]
     if not proven:
         return "At equal memory no window is proven better"
-    one = min(proven, key=_p_of_best)
-    assert one.verdict.memory is not None
-    assert one.verdict.memory.best is not None
-    pair = one.verdict.memory.best
-    axes = one.verdict.memory.axes
+    one, memory, pair = min(proven, key=lambda item: item[2].test.adjusted_p)
     tokens = " and ".join(dict.fromkeys(f"{tokens:,.0f}" for tokens in pair.tokens))
     subject = f"{model_name(one.map.model)}, {one.map.policy}: at" if len(known) > 1 else "At"
     more = f"; proven in {len(proven)} of {len(known)} panels" if len(known) > 1 else ""
     points = percent_text(pair.test.difference.value)
     return (
-        f"{subject} {tokens} tokens {place(pair.better, axes)} beats {place(pair.other, axes)} by {points} points{more}"
+        f"{subject} {tokens} tokens {place(pair.better, memory.axes)} beats {place(pair.other, memory.axes)} by "
+        f"{points} points{more}"
     )
 
 
-def _p_of_best(one: MapResult) -> float:
-    memory = one.verdict.memory
-    assert memory is not None
-    assert memory.best is not None
-    return memory.best.test.adjusted_p
+def _title_of_averages(maps: Sequence[MapResult]) -> str:
+    trends = memory_trends([one.map for one in maps])
+    shown = [model_name(trend.model) for trend in trends if trend.is_shown]
+    if shown:
+        return f"These averages rise or fall with the tokens that stay: {_and(shown)}"
+    return "No trend with the tokens that stay is shown by these averages" if trends else "Averages by tokens that stay"
 
 
 def _finding(memory: EqualMemory) -> str:

@@ -192,8 +192,8 @@ def _cell(
         seconds_mean=numbers.get("seconds_mean"),
         stays_tokens=numbers.get("stays_tokens"),
     )
-    if "kv_budget" in parameters:
-        rule = Setting.from_parameters(policy, **parameters, **_PUBLISHED_RULE)
+    if coord is not None and "kv_budget" in defaults:
+        rule = Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE})
         kept = stays(rule, [_PUBLISHED_PROMPT])
         cell = cell if kept is None else replace(cell, stays_tokens=kept.tokens, stays_share=kept.share)
     return coord, cell

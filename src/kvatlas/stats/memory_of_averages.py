@@ -117,16 +117,7 @@ def _trend(maps: Sequence[Map]) -> MemoryTrend | None:
     means = np.mean([[map_.cells[coord].estimate.value for coord in first.cells] for map_ in maps], axis=0)
     centred = (tokens - tokens.mean()) / 1000
     slope_weights = centred / (centred @ centred)
-    ratios = _column(first, RATIO)
-    pairs = [
-        (one, other)
-        for one in np.flatnonzero(ratios == ratios.min())
-        for other in np.flatnonzero((ratios > ratios.min()) & (tokens <= tokens[one]))
-    ]
-    pair_weights = np.zeros(len(tokens))
-    for one, other in pairs:
-        pair_weights[one] += 1 / len(pairs)
-        pair_weights[other] -= 1 / len(pairs)
+    pair_weights = _lowest_ratio_weights(_column(first, RATIO), tokens)
     share = next(iter(first.cells.values())).stays_share
     windows = next(values for name, values in first.axes if name == WINDOW)
     by_window = {window: tokens[_column(first, WINDOW) == window].tolist() for window in windows}
@@ -136,11 +127,28 @@ def _trend(maps: Sequence[Map]) -> MemoryTrend | None:
         float(tokens.max()),
         math.nan if share is None else float(tokens[0] / share),
         _weighted(slope_weights, means, deviation),
-        float(ratios.min()),
-        _weighted(pair_weights, means, deviation) if pairs else None,
+        float(_column(first, RATIO).min()),
+        None if pair_weights is None else _weighted(pair_weights, means, deviation),
         windows,
         (windows[0], windows[-1]) in windows_apart(by_window),
     )
+
+
+def _lowest_ratio_weights(ratios: Floats, tokens: Floats) -> Floats | None:
+    """Return weights of cells: the lowest ratio minus cells of higher ratios that keep no more, over all such pairs."""
+    is_lowest = ratios == ratios.min()
+    pairs = [
+        (one, other)
+        for one in np.flatnonzero(is_lowest)
+        for other in np.flatnonzero(~is_lowest & (tokens <= tokens[one]))
+    ]
+    if not pairs:
+        return None
+    cell_weights = np.zeros(len(tokens))
+    for one, other in pairs:
+        cell_weights[one] += 1 / len(pairs)
+        cell_weights[other] -= 1 / len(pairs)
+    return cell_weights
 
 
 def _weighted(cell_weights: Floats, means: Floats, deviation: float) -> Contrast:

@@ -248,11 +248,10 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """Sentences on differences that this sweep cannot show."""
-        grid = [
-            (model, [policy.bind(model) for policy, is_baseline in self.policies if not is_baseline])
-            for model in self.models
+        sentences = [
+            no_choice_sentence(self.audit),
+            window_sentence(self.spec.axes, self.models, self.policies, self.prompts),
         ]
-        sentences = [no_choice_sentence(self.audit), window_sentence(self.spec.axes, grid, self.prompts)]
         for model in self.models:
             sentences.append(self._outside_claims(model))
             for benchmark in self.benchmarks:
