@@ -143,11 +143,15 @@ def _room_of_names(maps: Sequence[MemoryMap], options: FigureOptions) -> float:
     """
     names = []
     for one in maps:
-        by_line = [[round(_tokens(cell)) for _, cell in line] for line in one.lines.values()]
-        if any(line != by_line[0] for line in by_line):
+        distinct = set(map(_rounded_tokens, one.lines.values()))
+        if len(distinct) > 1:
             return 0.0
         names += [options.named(f"window {window}") for window in one.lines]
     return max(map(text_width, names)) + 0.03
+
+
+def _rounded_tokens(line: Sequence[tuple[CellCoord, Cell]]) -> tuple[int, ...]:
+    return tuple(round(_tokens(cell)) for _, cell in line)
 
 
 def _panel_names(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
@@ -155,8 +159,8 @@ def _panel_names(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]
     names = []
     for one in maps:
         benchmark = f"{one.map.benchmark} benchmarks" if one.map.is_mean else one.map.benchmark
-        parts = (model_name(one.map.model), one.map.policy, benchmark)
-        names.append(", ".join(options.named(part) for part in parts if part))
+        words = (model_name(one.map.model), one.map.policy, benchmark)
+        names.append(", ".join(options.named(word) for word in words if word))
     return names
 
 
@@ -164,7 +168,7 @@ def _about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
     """Return the clauses about all panels."""
     others = dict.fromkeys(one.map.axes[1 - one.side][0] for one in maps)
     about = [f"a line: one local window; a point: one {' or '.join(others)}"]
-    problems = common([common([cell.estimate.problems for cell in one.map.cells.values()]) for one in maps])
+    problems = common([_problems(one) for one in maps])
     if problems is not None:
         about.append(counted(problems, "problem"))
     about.append("filled: on the observed front (dotted), where no setting with as few tokens is higher")
@@ -174,6 +178,10 @@ def _about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
     if len(halves) == len(maps) and options.intervals is not False:
         about.append("bar at the left: 95 % interval of the median cell")
     return about
+
+
+def _problems(one: MemoryMap) -> int | None:
+    return common([cell.estimate.problems for cell in one.map.cells.values()])
 
 
 def _half_interval(one: MemoryMap) -> float | None:
@@ -266,7 +274,8 @@ def _set_limits(panel: Axes, tokens: Sequence[float], heights: Sequence[float], 
     top = middle + 0.6 * reach
     # There are no percentages beyond, but the line at 100 needs a little room.
     if top > 104:
-        bottom, top = bottom - (top - 104), 104
+        bottom -= top - 104
+        top = 104
     panel.set_ylim(bottom, top)
 
 
@@ -340,14 +349,17 @@ class _Box(NamedTuple):
         """Return whether a point lies within this box, or nearer than `gap`."""
         return self.left - gap < x < self.right + gap and self.bottom - gap < y < self.top + gap
 
-    def distance(self, x: float, y: float) -> float:
-        """Return the distance of a point from this box."""
-        return math.hypot(max(self.left - x, x - self.right, 0.0), max(self.bottom - y, y - self.top, 0.0))
+    def distance_to(self, points: Iterable[tuple[float, float]]) -> float:
+        """Return the distance of the nearest of some points from this box."""
+        return min(
+            math.hypot(max(self.left - x, x - self.right, 0.0), max(self.bottom - y, y - self.top, 0.0))
+            for x, y in points
+        )
 
     def meets(self, other: _Box) -> bool:
         """Return whether two boxes overlap."""
-        beside = self.right <= other.left or other.right <= self.left
-        return not (beside or self.top <= other.bottom or other.top <= self.bottom)
+        meets_across = self.left < other.right and other.left < self.right
+        return meets_across and self.bottom < other.top and other.bottom < self.top
 
 
 def _inches(panel: Axes) -> tuple[float, float]:
@@ -439,7 +451,7 @@ class _Scene(NamedTuple):
         hidden = sum(box.overlaps(x, y, _FREE) for x, y in chain.from_iterable(self.markers))
         crossed = sum(box.overlaps(x, y) for x, y in chain.from_iterable(self.strokes))
         stepped = sum(box.overlaps(x, y) for x, y in self.steps)
-        distances = [min(box.distance(x, y) for x, y in stroke) for stroke in self.strokes]
+        distances = [box.distance_to(stroke) for stroke in self.strokes]
         is_nearer = min(distances) < distances[line]
         return 1000 * (not is_inside) + 500 * met + 30 * is_nearer + 20 * hidden + 4 * crossed + stepped
 

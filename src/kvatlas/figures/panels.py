@@ -229,13 +229,15 @@ def with_tokens(panels: Sequence[Panel]) -> list[Panel]:
     Raises KvatlasError if they are known of no cell.
     """
     shown = []
+    is_known = False
     for panel in panels:
         texts = {}
         for coord, text in panel.cells.items():
             tokens = panel.map.cells[coord].stays_tokens
+            is_known = is_known or tokens is not None
             texts[coord] = text._replace(small="" if tokens is None else f"{tokens:,.0f}")
         shown.append(replace(panel, cells=texts))
-    if not any(text.small for panel in shown for text in panel.cells.values()):
+    if not is_known:
         raise KvatlasError("--look kept=true: the tokens that stay after a compression are known of no cell.")
     return shown
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from kvatlas.core import CellCoord
@@ -30,10 +31,10 @@ def level_sentence(effect: PooledEffect) -> str:
     tokens = {name: stays.tokens for name, stays in effect.stays.items()}
     differ = bool(tokens) and max(tokens.values()) - min(tokens.values()) >= ONE_TOKEN / 2
     details = [f"{percent_text(most.low)} to {percent_text(most.high)}", f"p {p_text(effect.adjusted_p)}"]
-    own = ""
+    level_tokens = ""
     end = ""
     if differ:
-        own = f" ({tokens[level]:,.0f} tokens stay)"
+        level_tokens = f" ({tokens[level]:,.0f} tokens stay)"
         details.insert(0, f"{_several([tokens[other] for other in others])};")
         end = f"; {_keeps(tokens[level], [tokens[other] for other in others], is_below)}"
     elif tokens:
@@ -41,7 +42,8 @@ def level_sentence(effect: PooledEffect) -> str:
     maps = f", in {effect.below[rank]} of {effect.maps} maps" if effect.maps > 1 and is_below else ""
     names = _and(map(str, others)) if len(others) <= _NAMED else f"the {len(others)} others"
     distance = f"{percent_text(abs(most.value))} points {'below' if is_below else 'above'}"
-    return f"{effect.axis} {level}{own} is {distance} {names}{maps} ({', '.join(details).replace(';,', ';')}){end}"
+    inside = ", ".join(details).replace(";,", ";")
+    return f"{effect.axis} {level}{level_tokens} is {distance} {names}{maps} ({inside}){end}"
 
 
 def _several(tokens: Sequence[float]) -> str:
@@ -67,14 +69,14 @@ def memory_lines(maps: Sequence[MapResult]) -> list[str]:
 
     Lines name what differs between the maps.
     """
-    parts = [(model_name(one.map.model), one.map.benchmark, one.map.policy) for one in maps]
-    differing = [index for index in range(3) if len({part[index] for part in parts}) > 1]
+    names = [(model_name(one.map.model), one.map.benchmark, one.map.policy) for one in maps]
+    differing = [len(set(column)) > 1 for column in zip(*names, strict=True)]
     lines = []
-    for one, part in zip(maps, parts, strict=True):
+    for one, name in zip(maps, names, strict=True):
         if one.verdict.memory is not None:
-            name = " | ".join(filter(None, (part[index] for index in differing)))
+            subject = " | ".join(filter(None, compress(name, differing)))
             finding = _finding(one.verdict.memory)
-            lines.append(f"{name}: {finding}" if name else f"{finding[0].upper()}{finding[1:]}")
+            lines.append(f"{subject}: {finding}" if subject else f"{finding[0].upper()}{finding[1:]}")
     return lines
 
 
@@ -83,16 +85,16 @@ def memory_title(maps: Sequence[MapResult], singles: Sequence[MapResult]) -> str
 
     `singles` are the maps of one benchmark each.
     """
-    known = [(one, one.verdict.memory) for one in maps if one.verdict.memory is not None]
-    if not known:
+    tested = [(one, one.verdict.memory) for one in maps if one.verdict.memory is not None]
+    if not tested:
         return _title_of_averages(singles)
-    proven = [(one, memory, memory.best) for one, memory in known if memory.best is not None]
+    proven = [(one, memory, memory.best) for one, memory in tested if memory.best is not None]
     if not proven:
         return "At equal memory no window is proven better"
     one, memory, pair = min(proven, key=lambda item: item[2].test.adjusted_p)
     tokens = " and ".join(dict.fromkeys(f"{tokens:,.0f}" for tokens in pair.tokens))
-    subject = f"{model_name(one.map.model)}, {one.map.policy}: at" if len(known) > 1 else "At"
-    more = f"; proven in {len(proven)} of {len(known)} panels" if len(known) > 1 else ""
+    subject = f"{model_name(one.map.model)}, {one.map.policy}: at" if len(tested) > 1 else "At"
+    more = f"; proven in {len(proven)} of {len(tested)} panels" if len(tested) > 1 else ""
     points = percent_text(pair.test.difference.value)
     return (
         f"{subject} {tokens} tokens {place(pair.better, memory.axes)} beats {place(pair.other, memory.axes)} by "

@@ -42,9 +42,9 @@ def equal_memory_grid(run: RunData, spec: Json, memories: Sequence[EqualMemory])
     budgets = _budgets(memories, prompt)
     between = _tokens_between(run)
     settings = [_setting(entry, between) for entry in spec.get("settings", ())]
-    known = [entry for entry in settings if entry is not None]
-    changes = {"settings": known, "axes": {"kv_budget": budgets, WINDOW: list(_SHARES)}}
-    if len(budgets) < 2 or not known or len(known) < len(settings) or not _is_valid({**spec, **changes}):
+    of_grid = [entry for entry in settings if entry is not None]
+    changes = {"settings": of_grid, "axes": {"kv_budget": budgets, WINDOW: list(_SHARES)}}
+    if len(budgets) < 2 or not of_grid or len(of_grid) < len(settings) or not _is_valid({**spec, **changes}):
         return None
     reason = (
         "A wider window keeps more tokens here, and no window is proven better at equal memory. In this grid all "
@@ -66,7 +66,7 @@ def _budgets(memories: Sequence[EqualMemory], prompt: float) -> list[int]:
     lowest = []
     highest = []
     for memory in memories:
-        by_window = [memory.tokens[memory.window == number] for number in range(len(memory.windows))]
+        by_window = [memory.tokens[memory.window == index] for index in range(len(memory.windows))]
         low = max(tokens.min() for tokens in by_window)
         high = min(tokens.max() for tokens in by_window)
         # Windows without memory in common say where they end.

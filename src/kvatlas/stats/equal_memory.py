@@ -98,13 +98,13 @@ class EqualMemory:
         found = line_estimate(self.values, self.strata, self.tokens, self.window)
         if found is None:
             return None
-        wide, narrow = (self.windows[number] for number in found.windows)
+        wide, narrow = (self.windows[index] for index in found.windows)
         return MemoryEstimate(wide, narrow, found.low, found.high, found.difference)
 
     @cached_property
     def apart(self) -> list[tuple[Any, Any]]:
         """The pairs of windows that have no memory in common."""
-        by_window = {level: self.tokens[self.window == number] for number, level in enumerate(self.windows)}
+        by_window = {level: self.tokens[self.window == index] for index, level in enumerate(self.windows)}
         return windows_apart({level: tokens.tolist() for level, tokens in by_window.items()})
 
     @property

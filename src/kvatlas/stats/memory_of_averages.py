@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,10 @@ def _column(map_: Map, axis: str) -> Floats:
     return np.array([float(coord[side]) for coord in map_.cells])
 
 
+def _values(map_: Map) -> Floats:
+    return np.array([cell.estimate.value for cell in map_.cells.values()])
+
+
 def _tokens(map_: Map) -> Floats:
     return np.array([cell.stays_tokens for cell in map_.cells.values()], float)
 
@@ -99,7 +104,7 @@ def _tokens(map_: Map) -> Floats:
 def _slopes_by_kind(map_: Map) -> tuple[float, float]:
     """Return the least-squares slopes over 1,000 tokens that stay at one window, and over 1,000 of window beside."""
     tokens = _tokens(map_)
-    values = np.array([cell.estimate.value for cell in map_.cells.values()])
+    values = _values(map_)
     design = np.stack([np.ones(len(tokens)), tokens / 1000, _column(map_, WINDOW) / 1000], axis=1)
     _, chosen, moved = np.linalg.lstsq(design, values, rcond=None)[0]
     return float(chosen), float(moved)
@@ -108,13 +113,13 @@ def _slopes_by_kind(map_: Map) -> tuple[float, float]:
 def _trend(maps: Sequence[Map]) -> MemoryTrend | None:
     """Return the trend of the maps of one model on unlike benchmarks; None where their problems are unknown."""
     variances = [variance(map_) for map_ in maps]
-    known = [one for one in variances if one is not None]
-    if len(known) < len(maps):
+    bounds = [one for one in variances if one is not None]
+    if len(bounds) < len(maps):
         return None
-    deviation = math.sqrt(math.fsum(known)) / len(maps)
+    deviation = math.sqrt(math.fsum(bounds)) / len(maps)
     first = maps[0]
     tokens = np.mean([_tokens(map_) for map_ in maps], axis=0)
-    means = np.mean([[map_.cells[coord].estimate.value for coord in first.cells] for map_ in maps], axis=0)
+    means = np.mean([_values(map_) for map_ in maps], axis=0)
     centred = (tokens - tokens.mean()) / 1000
     slope_weights = centred / (centred @ centred)
     pair_weights = _lowest_ratio_weights(_column(first, RATIO), tokens)
@@ -139,8 +144,8 @@ def _lowest_ratio_weights(ratios: Floats, tokens: Floats) -> Floats | None:
     is_lowest = ratios == ratios.min()
     pairs = [
         (one, other)
-        for one in np.flatnonzero(is_lowest)
-        for other in np.flatnonzero(~is_lowest & (tokens <= tokens[one]))
+        for one, other in permutations(range(len(tokens)), 2)
+        if is_lowest[one] and not is_lowest[other] and tokens[other] <= tokens[one]
     ]
     if not pairs:
         return None
