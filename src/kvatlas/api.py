@@ -252,7 +252,8 @@ def run(  # noqa: PLR0913
 ) -> Run:
     """Decode one setting of a policy on one or more benchmarks.
 
-    `parameters` are those of the policy: `kv_budget` and `local_window` in tokens, `ratio` in [0, 1], and its own.
+    `parameters` are those of the policy: `kv_budget` and `local_window` in tokens (a window also as a
+    share, `25%`), `ratio` in [0, 1], and its own.
     `problems` limits each benchmark to its first problems. The setting is added to a run in `out` (`allow_code` is that
     of `sweep`), or takes the place of its settings (`replace`); without `out` the traces are deleted with the returned
     run. Raises KvatlasError for a setting that the model, the benchmark or the policy cannot do, for one that keeps the

@@ -87,6 +87,16 @@ CELL_COLUMNS = [
         title="peak KV cache",
     ),
     Column(
+        "stays_tokens",
+        "stays_tokens",
+        "tokens",
+        digits=3,
+        frame="stays_tokens",
+        in_csv=True,
+        title="tokens after a compression",
+    ),
+    Column("stays_share", "stays_share", is_share=True, frame="stays_share"),
+    Column(
         "output_tokens_mean",
         "output_tokens_mean",
         "tokens",

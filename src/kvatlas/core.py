@@ -454,7 +454,8 @@ class Cell:
     """One setting on a map: the estimate and the costs of the setting (means over traces; None on a CSV map).
 
     `seconds_mean` is a trace's share of the wall time of its batches. `unmeasured` counts traces whose metric is
-    unknown; the estimate leaves them out.
+    unknown; the estimate leaves them out. `stays_tokens` are the tokens after a compression by the setting's rule, the
+    mean over problems, and `stays_share` is their share of the tokens before it.
     """
 
     setting: Setting
@@ -468,6 +469,8 @@ class Cell:
     seconds_mean: float | None = None
     unmeasured: int | None = None
     audit: BudgetAudit | None = None
+    stays_tokens: float | None = None
+    stays_share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""

@@ -91,6 +91,13 @@ def points_text(difference: float) -> str:
     return signed(100 * difference, minus="-")
 
 
+def p_text(p: float) -> str:
+    """Return a p-value with two digits; a bound near 0, and above 0.5, where it says nothing."""
+    if p < 0.001:
+        return "< 0.001"
+    return "> 0.5" if p > 0.5 else f"{p:.2g}"
+
+
 def interval_text(estimate: Estimate) -> str:
     """Return the interval as `32.6–65.4` in percent, empty where it is unknown."""
     if estimate.low is None or estimate.high is None:

@@ -92,7 +92,10 @@ Policy = Annotated[str, typer.Option(help="A policy, FILE.py:CLASS, or a cell as
 KvBudget = Annotated[
     str | None, typer.Option(metavar="N", help="Cache length at which a compression fires: tokens, or bytes as 12MiB.")
 ]
-LocalWindow = Annotated[int | None, typer.Option(help="Newest tokens that a compression always keeps.")]
+LocalWindow = Annotated[
+    str | None,
+    typer.Option(metavar="N", help="Newest tokens that a compression always keeps, or a share of the budget as 25%."),
+]
 Ratio = Annotated[float | None, typer.Option(help="Share of the older thinking tokens that a compression keeps.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Another parameter of the policy.")]
 Cell = Annotated[str, typer.Option("--policy", help="The cell, as 'dynts ratio=0.3'; default: the recommended one.")]
@@ -125,8 +128,8 @@ LookOption = Annotated[
     typer.Option(
         "--look",
         metavar="NAME=VALUE",
-        help="columns=1|2, width=INCHES, font=NAME, title=TEXT, dark=true, intervals=true|false, plain=true, "
-        "kind=density, or NAME=TEXT to rename what a figure shows. Repeat it.",
+        help="columns=1|2, width=INCHES, font=NAME, title=TEXT, dark=true, intervals=true|false, kept=true, "
+        "plain=true, kind=density, or NAME=TEXT to rename what a figure shows. Repeat it.",
     ),
 ]
 
@@ -138,6 +141,7 @@ _LOOK: Mapping[str, tuple[tuple[type, ...], str]] = {
     "dark": ((bool,), "true or false"),
     "intervals": ((bool,), "true or false"),
     "plain": ((bool,), "true or false"),
+    "kept": ((bool,), "true or false"),
 }
 #: Those that are texts.
 _LOOK_TEXTS = ("title", "font", "kind")
@@ -187,7 +191,7 @@ def joined(*options: Mapping[str, Any]) -> dict[str, Any]:
 def cell(
     policy: str,
     kv_budget: str | None,
-    local_window: int | None,
+    local_window: str | None,
     ratio: float | None,
     texts: Sequence[str] | None,
     known: Sequence[str] = (),
@@ -207,7 +211,8 @@ def cell(
     pairs = joined(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
     budget = None if kv_budget is None else read_value(owner, "kv_budget", kv_budget)
-    options = {"kv_budget": budget, "local_window": local_window, "ratio": ratio}
+    window = None if local_window is None else read_value(owner, "local_window", local_window)
+    options = {"kv_budget": budget, "local_window": window, "ratio": ratio}
     given = {key: value for key, value in options.items() if value is not None}
     values = {key: read_value(owner, key, value) for key, value in pairs.items()}
     return Setting.from_parameters(**joined({"policy": name}, values, given))

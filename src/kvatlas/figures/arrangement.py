@@ -197,6 +197,8 @@ def marks(panels: Sequence[Panel], has_values: bool, has_intervals: bool, option
     found: list[str] = list(chain.from_iterable(panel.about for panel in panels))
     if not has_values:
         found = [mark for mark in found if mark != BEST and not mark.startswith(LOSES)]
+    if has_intervals and options.kept:
+        found.append("small type: tokens after a compression")
     found.append(_interval_mark(panels, has_intervals, options))
     if any(panel.memory for panel in panels):
         found.append("dotted: equal mean KV memory")
@@ -205,7 +207,7 @@ def marks(panels: Sequence[Panel], has_values: bool, has_intervals: bool, option
 
 def _interval_mark(panels: Sequence[Panel], has_intervals: bool, options: FigureOptions) -> str:
     """Return how the panels tell their intervals, empty where they do not."""
-    if has_intervals:
+    if has_intervals and not options.kept:
         return "small type: 95 % intervals"
     if options.intervals is not None:
         return ""

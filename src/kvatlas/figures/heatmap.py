@@ -23,7 +23,7 @@ from kvatlas.figures.heatmap_layout import (
     label_room,
     row_name_lines,
 )
-from kvatlas.figures.panels import NARROWEST, Baseline, CellText, Panel, metric_panels
+from kvatlas.figures.panels import NARROWEST, Baseline, CellText, Panel, metric_panels, with_tokens
 from kvatlas.figures.style import FigureOptions, Line, font_size, settle, sheet, text_width, wrapped
 from kvatlas.stats.pairs import Comparison
 from kvatlas.text import axis_label, signed, visible
@@ -77,6 +77,8 @@ def plot(
     """
     options = options or FigureOptions()
     _check_panels(panels, one_bar)
+    if options.kept:
+        panels = with_tokens(panels)
     if options.plain and shared is None and not one_bar:
         shared = False
     with options.applied():

@@ -145,7 +145,8 @@ def heatmap_layout(
     if across:
         return sizes.layout(across)
     if sizes.intervals:
-        raise KvatlasError("--look intervals=true: the cells are too narrow for intervals; leave it out.")
+        option = "kept=true" if options.kept else "intervals=true"
+        raise KvatlasError(f"--look {option}: the cells are too narrow for a second number; leave it out.")
     # A panel alone, without numbers.
     return sizes.layout(1)._replace(value=0.0, interval=0.0)
 
@@ -168,7 +169,8 @@ class _Sizes:
         cells = list(chain.from_iterable(panel.cells.values() for panel in panels))
         self.columns = max(len(panel.map.axes[1][1]) for panel in panels)
         self.values = [cell.text + cell.mark for cell in cells]
-        self.intervals = [cell.small for cell in cells if cell.small] if options.intervals else []
+        has_small = options.intervals or options.kept
+        self.intervals = [cell.small for cell in cells if cell.small] if has_small else []
         self.high = _panel_height(panels, bool(self.intervals))
         labels = _vertical_labels(panels, options)
         self.label = max(style.LEAST_TYPE, font_size(label_room(self.high), labels, LABEL_TYPE))

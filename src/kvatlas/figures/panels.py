@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from statistics import fmean, median
@@ -232,6 +232,25 @@ def _widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
         for estimate in estimates
         if estimate.low is not None and estimate.high is not None
     ]
+
+
+def with_tokens(panels: Sequence[Panel]) -> list[Panel]:
+    """Return panels with the tokens that stay after a compression as the second line of their cells.
+
+    Raises KvatlasError if they are known of no cell.
+    """
+    shown = []
+    is_known = False
+    for panel in panels:
+        texts = {}
+        for coord, text in panel.cells.items():
+            tokens = panel.map.cells[coord].stays_tokens
+            is_known = is_known or tokens is not None
+            texts[coord] = text._replace(small="" if tokens is None else f"{tokens:,.0f}")
+        shown.append(replace(panel, cells=texts))
+    if not is_known:
+        raise KvatlasError("--look kept=true: the tokens that stay after a compression are known of no cell.")
+    return shown
 
 
 class Unit(NamedTuple):

@@ -90,7 +90,8 @@ class FigureOptions:
     are texts by the names of models, benchmarks, policies, axes and metrics. `intervals` is True for intervals in the
     cells of maps, False for no intervals at all. `title` replaces the finding; an empty one leaves it out. A `plain`
     figure has panels alone, without sentences. `kind` is `density` for the density of problems in place of their
-    number. Raises KvatlasError for values that no figure can have.
+    number. With `kept` the cells of maps have the tokens that stay after a compression in small type. Raises
+    KvatlasError for values that no figure can have.
     """
 
     columns: int | None = None
@@ -102,6 +103,7 @@ class FigureOptions:
     font: str = ""
     plain: bool = False
     kind: str = ""
+    kept: bool | None = None
     #: The names that a figure shows, which labels may replace.
     _names: dict[str, None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -114,6 +116,8 @@ class FigureOptions:
             raise KvatlasError("--look columns and --look width are both given; leave one of them out.")
         if self.kind not in KINDS:
             raise KvatlasError(f"--look kind: expected {', '.join(filter(None, KINDS))}, got {self.kind!r}.")
+        if self.kept and self.intervals:
+            raise KvatlasError("--look kept and --look intervals both need the small type of cells; leave one out.")
         if self.font:
             _check_font(self.font)
 

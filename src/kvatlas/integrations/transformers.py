@@ -77,7 +77,7 @@ def generate(  # noqa: PLR0913
     generation_config: GenerationConfig,
     policy: str = "full",
     kv_budget: int | str | None = None,
-    local_window: int | None = None,
+    local_window: int | str | None = None,
     ratio: float | None = None,
     settings: Mapping[str, Any] | None = None,
     seed: int | None = None,

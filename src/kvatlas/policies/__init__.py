@@ -24,6 +24,7 @@ from kvatlas.policies.parameter_types import (
     floor_ratio,
     int_param,
     scope_param,
+    window_in_tokens,
 )
 from kvatlas.policies.selection import select_tokens
 from kvatlas.registry import Registry
@@ -311,4 +312,5 @@ __all__ = [
     "register",
     "scope_param",
     "select_tokens",
+    "window_in_tokens",
 ]

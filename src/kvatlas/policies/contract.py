@@ -30,7 +30,10 @@ from kvatlas.policies.parameter_types import (
     floor_ratio,
     in_largest_unit,
     int_param,
+    plain_share,
     storage_parameters,
+    window_in_tokens,
+    window_param,
 )
 from kvatlas.text import did_you_mean
 
@@ -156,6 +159,8 @@ class Policy:
         values = {}
         for item in parameters(policy):
             value = getattr(policy, item.name)
+            if item.name == "local_window":
+                value = getattr(policy, "window_share", "") or value
             if item.name not in usual or value != usual[item.name]:
                 values[item.name] = value
         if "every" in values:
@@ -207,7 +212,7 @@ def _implied(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def parameters(policy: Policy | type[Policy]) -> list[Field[Any]]:
     """Return the fields of a policy that its user sets, last those of the storage of keys and values."""
     shared = [item.name for item in fields(Policy)]
-    settable = (item for item in fields(policy) if item.name not in ("preset", "tokens_held"))
+    settable = (item for item in fields(policy) if item.name not in ("preset", "tokens_held", "window_share"))
     return sorted(settable, key=lambda item: item.name in shared)
 
 
@@ -240,7 +245,8 @@ class CompressingPolicy(Policy):
     kv_budget: cache length (tokens per sequence, prompt included) at which a compression fires; with `every` the length
         after a compression. Bytes such as `12MiB` stand for the tokens that they hold, in the type in which the model
         runs and the policy's bits.
-    local_window: newest tokens that always stay, at least 1.
+    local_window: newest tokens that always stay, at least 1. A share such as `25%` stands for max(1, floor(share *
+        kv_budget)) tokens; the policy has these tokens, its setting the share.
     ratio: share in [0, 1] of the older tokens that stay.
     ratio_over: `thinking` (of the older thinking tokens alone, the prompt stays besides) or `older` (the published
         rule: of all older tokens, prompt included).
@@ -263,7 +269,7 @@ class CompressingPolicy(Policy):
     """
 
     kv_budget: int | str = budget_param()
-    local_window: int = int_param(least=1)
+    local_window: int = window_param()
     ratio: float = float_param(least=0, most=1)
     ratio_over: str = choice_param("thinking", "older")
     keep_prompt: bool = flag_param(True)
@@ -277,10 +283,19 @@ class CompressingPolicy(Policy):
     budgets: str = choice_param("equal", "pyramid", "ada", kw_only=True)
     #: The tokens that a budget in bytes holds; 0 before `bind` names the model. No parameter itself.
     tokens_held: int = field(default=0, kw_only=True, repr=False)
+    #: The local window as a share of the budget; empty for one in tokens. No parameter itself.
+    window_share: str = field(default="", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.storage.packed and self.residual > self.local_window:
+        given: Any = self.local_window
+        if isinstance(given, str):
+            object.__setattr__(self, "window_share", plain_share(given))
+        if self.window_share:
+            object.__setattr__(self, "local_window", window_in_tokens(self.window_share, self.tokens))
+        # A share of a budget in bytes has no tokens before `bind` names the model.
+        is_known = not self.window_share or bool(self.tokens)
+        if self.storage.packed and is_known and self.residual > self.local_window:
             raise KvatlasError(
                 f"residual is {self.residual}, more than the local_window {self.local_window}; expected at most that, "
                 "since a compression keeps every unpacked token."

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
@@ -39,6 +40,8 @@ OF_SCORES = ("plan_prefix", "refresh", "carry", "budgets")
 #: The units of a budget in bytes, each 1024 of the one before, and such a budget.
 _UNITS = "KMG"
 _BYTES = rf"[0-9]{{1,12}}[{_UNITS}]iB"
+#: A local window as a share of the KV budget, below 100 %.
+_WINDOW_SHARE = r"[0-9]{1,2}(\.[0-9]{1,6})?%"
 #: The largest integer that a parameter can be.
 MOST = 2**31 - 1
 
@@ -122,6 +125,18 @@ def in_largest_unit(text: str) -> str:
     return f"{size}{_UNITS[unit]}iB"
 
 
+def window_in_tokens(local_window: int | str, budget: int) -> int:
+    """Return the tokens of a local window; a share such as `25%` is one of a budget in tokens, at least 1 token."""
+    if isinstance(local_window, int):
+        return local_window
+    return max(1, math.floor(Fraction(local_window[:-1]) / 100 * budget))
+
+
+def plain_share(text: str) -> str:
+    """Return a share such as `25.0%` without needless zeros: equal shares are one setting."""
+    return f"{Decimal(text[:-1]).normalize():f}%"
+
+
 def parameter(expected: str, accepts: Callable[[Any], bool], default: Any = MISSING, **options: Any) -> Any:
     """Declare a parameter by a test of its values, and their description in an error sentence."""
     return field(default=default, metadata={"expected": expected, "accepts": accepts}, **options)
@@ -172,6 +187,17 @@ def budget_param() -> Any:
         return isinstance(value, int) and not isinstance(value, bool) and 2 <= value <= MOST
 
     return parameter("an integer >= 2, or bytes such as 12MiB (KiB, MiB or GiB)", accepts)
+
+
+def window_param() -> Any:
+    """Declare a parameter that is a number of tokens, or a share of the KV budget."""
+
+    def accepts(value: Any) -> bool:
+        if isinstance(value, str):
+            return re.fullmatch(_WINDOW_SHARE, value) is not None
+        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST
+
+    return parameter("an integer >= 1, or a share of the kv_budget below 100%, such as 25%", accepts)
 
 
 def scope_param(default: Scope) -> Any:

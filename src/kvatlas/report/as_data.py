@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvatlas.core import Cell, Claim, Setting, percent, rounded
+from kvatlas.policies.memory import Stays
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Control
 from kvatlas.stats.csv_tests import PooledEffect
@@ -39,6 +40,16 @@ def contrast_document(contrast: Contrast, name: str = "value") -> Json:
     limits = {name: contrast.value, "low": contrast.low, "high": contrast.high}
     in_percent = {key: percent(share) if math.isfinite(share) else None for key, share in limits.items()}
     return {**in_percent, "p": p_value(contrast.p)}
+
+
+def stays_document(stays: Stays | None) -> Json:
+    """Return the tokens that stay after a compression, and their share in percent."""
+    if stays is None:
+        return {"stays_tokens": None, "stays_share": None}
+    return {
+        "stays_tokens": rounded(stays.tokens, 3),
+        "stays_share": percent(None if math.isnan(stays.share) else stays.share),
+    }
 
 
 def loss_values(loss: SettingLoss | None) -> Json:
@@ -214,7 +225,14 @@ def pooled_document(effect: PooledEffect) -> Json:
         "over": effect.over,
         "p": p_value(effect.p),
         "adjusted_p": p_value(effect.adjusted_p),
-        "levels": [{"level": level, **contrast_document(contrast, "difference")} for level, contrast in effect.levels],
+        "levels": [
+            {
+                "level": level,
+                **contrast_document(contrast, "difference"),
+                **stays_document(effect.stays.get(level)),
+            }
+            for level, contrast in effect.levels
+        ],
         "maps": effect.maps or None,
         "below": list(effect.below) or None,
     }

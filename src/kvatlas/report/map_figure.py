@@ -13,12 +13,15 @@ from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, 
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures.against import against_figure
 from kvatlas.figures.against import data_csv as against_csv
+from kvatlas.figures.by_memory import data_csv as memory_csv
+from kvatlas.figures.by_memory import memory_figure
 from kvatlas.figures.findings import finding
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.loss_memory import data_csv as losses_csv
 from kvatlas.figures.loss_memory import has_losses, loss_figure
 from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels
 from kvatlas.figures.style import FigureOptions, check_figure, save
+from kvatlas.report.equal_memory import memory_title
 from kvatlas.report.headline import headline
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.report.result import Result, of_policy, open_result
@@ -44,6 +47,7 @@ class MapOptions:
         against: differences to a baseline, a policy, a model, or the maps of another run or CSV file.
         figure: the options of all figures.
         loss_by_memory: losses against memory saved in place of maps; by default for runs of equal bytes.
+        by_memory: the metric by the tokens that stay after a compression, a line for each local window.
     """
 
     mean: bool = False
@@ -51,6 +55,7 @@ class MapOptions:
     against: str | None = None
     figure: FigureOptions | None = None
     loss_by_memory: bool | None = None
+    by_memory: bool = False
 
 
 def plot_sources(
@@ -75,6 +80,8 @@ def plot_sources(
         _check_line(result, show)
         return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
     _check_mean(result, show)
+    if show.by_memory:
+        return _draw_by_memory(result, out, cost, show)
     if _is_by_memory(result, cost, show):
         return _draw_losses(result, out, show)
     if cost:
@@ -117,6 +124,8 @@ def _check_heatmap_options(show: MapOptions, figure: str) -> None:
         "--mean": show.mean,
         "--shared": show.shared is True,
         "--own": show.shared is False,
+        "--look kept=true": show.figure is not None and bool(show.figure.kept),
+        "--by-memory": show.by_memory and figure != "the tokens that stay",
         "--loss-by-memory": show.loss_by_memory is True and figure != "losses by memory",
         "--heatmaps": show.loss_by_memory is False and figure != "losses by memory",
     }
@@ -132,6 +141,20 @@ def _draw_losses(result: Result, out: Path, show: MapOptions) -> list[Path]:
         result.choices, metric, title=headline(result.choices, result.comparisons), notes=notes, options=show.figure
     )
     return save(figure, out, data=losses_csv(result.choices))
+
+
+def _draw_by_memory(result: Result, out: Path, cost: str | None, show: MapOptions) -> list[Path]:
+    """Draw one map for each model and policy by the tokens that stay: the mean over benchmarks, else the only map."""
+    others = {f"--against {show.against}": show.against, f"--metric {cost}": cost}
+    other = next((option for option, is_given in others.items() if is_given), None)
+    if other is not None:
+        raise KvatlasError(f"--by-memory and {other} are different figures; leave one of them out.")
+    _check_heatmap_options(show, "the tokens that stay")
+    grids = result.grids
+    maps = [one.map for one in grids]
+    memories = [one.verdict.memory for one in grids]
+    figure = memory_figure(maps, memories, title=memory_title(grids, result.single), options=show.figure)
+    return save(figure, out, data=memory_csv(maps, memories))
 
 
 def _draw_cost(result: Result, out: Path, cost: str, show: MapOptions) -> list[Path]:

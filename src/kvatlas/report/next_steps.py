@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import Claim, KvatlasError, Setting
+from kvatlas.report.equal_memory_grid import equal_memory_grid
 from kvatlas.report.headline import margin_text, setting_words
 from kvatlas.stats.choice import Choice
+from kvatlas.stats.equal_memory import EqualMemory
 from kvatlas.stats.losses import Required
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name
@@ -46,9 +48,11 @@ class NextStep:
         return dict(vars(self))
 
 
-def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
-    """Return the next steps of a run: more problems or samples, a larger budget, higher or finer ratios.
+def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[EqualMemory] = ()) -> list[NextStep]:
+    """Return the next steps of a run: more problems or samples, a larger budget, higher or finer ratios, and a grid of
+    equal memory.
 
+    `memories` are the windows of its maps at equal memory.
     None of adaptive sweeps, of screens, and of runs that were not made by a spec. Choices without a full cache, and
     those of traces that cannot show a difference, have none, except easier problems where the full cache solves next to
     none.
@@ -70,6 +74,11 @@ def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
             if name not in steps:
                 command = f"kvatlas sweep {name}.yaml --out {folder}"
                 steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
+    grid = equal_memory_grid(run, spec, memories)
+    if grid is not None:
+        title, reason, changes = grid
+        command = f"kvatlas sweep equal-memory.yaml --out {folder}-equal-memory"
+        steps["equal-memory"] = NextStep("equal-memory", title, reason, spec_text({**spec, **changes}), command)
     return list(steps.values())
 
 

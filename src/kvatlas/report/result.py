@@ -22,14 +22,17 @@ from kvatlas.report.as_data import (
     omnibus_document,
     p_value,
     pooled_document,
+    stays_document,
     table_document,
 )
 from kvatlas.report.headline import headline
+from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.stats.adaptive import NO_PAIRS
 from kvatlas.stats.choice import Choice, choices_of_maps, floor_reason
 from kvatlas.stats.csv_tests import PooledEffect, pooled_effects, verdicts_of_maps
+from kvatlas.stats.equal_memory import level_stays
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
@@ -144,6 +147,7 @@ class MapResult:
                 "spread": percent(verdict.spread),
                 "noise": percent(verdict.noise),
             },
+            "equal_memory": memory_document(verdict.memory) if verdict.memory else None,
             "method": verdict.basis.value if verdict.basis else None,
             "validity": map_.validity.to_dict() if map_.validity else None,
             "notes": [note.text for note in self.notes],
@@ -168,7 +172,11 @@ class MapResult:
         }
 
     def _effect(self, effect: Effect) -> Json:
-        levels = [{"level": level, **contrast_document(contrast)} for level, contrast in effect.levels]
+        stays = level_stays([self.map], effect.axis)
+        levels = [
+            {"level": level, **contrast_document(contrast), **stays_document(stays.get(level))}
+            for level, contrast in effect.levels
+        ]
         return {"axis": effect.axis, "levels": levels, "p": p_value(effect.p), "missed": percent(effect.hidden)}
 
 
@@ -399,7 +407,8 @@ class Result:
         """The next steps after a run; none for several sources."""
         if len(self.sources) != 1 or not self.opened_runs:
             return ()
-        return tuple(next_steps(self.opened_runs[0].run, self.choices))
+        memories = [one.verdict.memory for one in self.grids if one.verdict.memory is not None] if self.maps else []
+        return tuple(next_steps(self.opened_runs[0].run, self.choices, memories))
 
     def comparison_documents(self) -> list[Json]:
         """Return the comparisons as data: first minus second, in points."""
@@ -416,12 +425,14 @@ class Result:
         `maps`: one object per map with model, benchmark, metric, policy, axes, cells (how many), problems, samples,
         unmeasured (the most traces of a cell of which the metric is unknown), mean, min, max, peaks, lowest, estimates
         (every cell, see `Cell.to_dict`, with what it loses against the full cache), baselines, omnibus,
-        evidence_of_difference, plateau, may_lose, effects, stability, method, notes. `means`: the same for the means
+        evidence_of_difference, plateau, may_lose, effects, stability, equal_memory (local windows that keep the same
+        number of tokens, and the settings that are worth theirs), method, notes. `means`: the same for the means
         over benchmarks. `comparisons`: first minus second, in points, p-values adjusted over all of them.
         `recommendation`: the first model's choice, with that of every model under `all`; `vacuous` says why there is
         none, `proven_cheapest` is proven by the claim, `deployable` by both; `losses` have `limits` by each claim.
         `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
-        over all benchmarks (and models, for CSV maps), each level against the mean of the others. `per_right_answer`:
+        over all benchmarks (and models, for CSV maps), each level against the mean of the others.
+        `memory_of_averages`: what CSV maps say of the tokens that stay, which proves nothing. `per_right_answer`:
         what a right answer of each setting costs, with the ratio to the full cache's.
         """
         choices = [choice_document(choice) for choice in self.choices]
@@ -436,6 +447,7 @@ class Result:
             "comparisons": self.comparison_documents(),
             "recommendation": {**first_choice, "all": choices},
             "effects": [pooled_document(effect) for effect in self.effects],
+            "memory_of_averages": averages_document([one.map for one in self.single]),
             "per_right_answer": [
                 {**vars(price), "setting": str(price.setting), "policy": price.setting.policy} for price in self.prices
             ],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import Cell, CellCoord, Claim, Setting, grouped
 from kvatlas.policies import all_values
+from kvatlas.report.equal_memory import averages_sentences, level_sentence, memory_lines
 from kvatlas.report.headline import setting_words
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
@@ -18,7 +19,7 @@ from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.prices import Price
 from kvatlas.stats.setting_tables import SettingRow, SettingTable
-from kvatlas.text import axis_label, bytes_text, interval_text, model_name, percent_text, points_text
+from kvatlas.text import axis_label, bytes_text, interval_text, model_name, p_text, percent_text, points_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -89,6 +90,9 @@ def _environment() -> Environment:
         "times": lambda ratio: f"{100 * ratio:.0f} %",
         "at": at,
         "estimates": _estimates,
+        "level_sentence": level_sentence,
+        "memory_lines": memory_lines,
+        "averages_sentences": averages_sentences,
     }
     environment.globals |= {
         "say": say,
@@ -106,13 +110,6 @@ def _environment() -> Environment:
 
 
 # -- words and numbers ---------------------------------------------------------------------------------------------
-
-
-def p_text(p: float) -> str:
-    """Return a p-value with two digits; a bound near 0, and above 0.5, where it says nothing."""
-    if p < 0.001:
-        return "< 0.001"
-    return "> 0.5" if p > 0.5 else f"{p:.2g}"
 
 
 def brief(share: float) -> str:

@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.columns import csv_columns
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.policies.memory import stays
 from kvatlas.text import number, unguarded
 
 PUBLISHED = "published:"
@@ -24,6 +25,10 @@ MAX_CHARACTERS = 100_000_000
 _FOLDER = resources.files("kvatlas.results") / "published"
 #: Policy, KV budget and samples of the published maps (arXiv 2601.18383, section 5), which have no such columns.
 _PUBLISHED_AS: Mapping[str, Any] = {"policy": "dynts", "kv_budget": 5000, "samples": 5}
+#: The ratio of the published maps is one of all older tokens. The length of their prompts in tokens is not known: any
+#: up to 200 give the same tokens that stay.
+_PUBLISHED_RULE: Mapping[str, Any] = {"ratio_over": "older"}
+_PUBLISHED_PROMPT = 150
 #: The columns that hold the values of a metric, in percent.
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
 #: The other columns that kvatlas itself writes; they are read back. Columns that users add are written alone.
@@ -31,6 +36,8 @@ EXTRAS = tuple(column.name for column in csv_columns())
 #: The smallest values of the columns that hold integers, and a limit of all of them.
 _INTEGERS = {"local_window": 0, "problems": 1, "samples": 1, "peak_kv_tokens": 0, "truncated": 0}
 _BELOW = 10**9
+#: A local window that is a share of the KV budget.
+_SHARE = re.compile(r"\d+(\.\d+)?%")
 _MEAN = re.compile(r"mean of (\d+)")
 #: Missing cells that an error lists.
 _LISTED = 5
@@ -186,7 +193,12 @@ def _cell(
         output_tokens_mean=numbers.get("output_tokens_mean"),
         truncated=numbers.get("truncated"),
         seconds_mean=numbers.get("seconds_mean"),
+        stays_tokens=numbers.get("stays_tokens"),
     )
+    if coord is not None and "kv_budget" in defaults:
+        rule = Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE})
+        kept = stays(rule, [_PUBLISHED_PROMPT])
+        cell = cell if kept is None else replace(cell, stays_tokens=kept.tokens, stays_share=kept.share)
     return coord, cell
 
 
@@ -207,7 +219,9 @@ def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -
         raise KvatlasError(f"{where} has a value of {given[0]} alone; a cell needs both axes, a baseline neither.")
     values: dict[str, Any] = {}
     for axis in given:
-        if axis in ("local_window", "ratio"):
+        if axis == "local_window" and _SHARE.fullmatch(fields[axis]):
+            values[axis] = fields[axis]
+        elif axis in ("local_window", "ratio"):
             values[axis] = _number(where, axis, fields[axis])
         else:
             values[axis] = number(fields[axis])
@@ -289,8 +303,13 @@ def _listed(missing: Sequence[_Coord], axes: tuple[str, str]) -> str:
 
 
 def ascending(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the distinct values in ascending order; values that cannot be compared keep their order."""
+    """Return the distinct values in ascending order, shares such as `25%` too.
+
+    Values that cannot be compared keep their order.
+    """
     distinct = list(dict.fromkeys(values))
+    if distinct and all(isinstance(value, str) and _SHARE.fullmatch(value) for value in distinct):
+        return tuple(sorted(distinct, key=lambda share: float(share[:-1])))
     try:
         return tuple(sorted(distinct))
     except TypeError:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import Any
 
 import numpy as np
 
 from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, grouped
+from kvatlas.policies.memory import Stays
+from kvatlas.stats.equal_memory import level_stays
 from kvatlas.stats.estimates import common
 from kvatlas.stats.maps import mean_map, with_means
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats
@@ -97,13 +99,15 @@ class PooledEffect(Effect):
     """One joint test of an axis: each level against the mean of the others, with limits that hold together.
 
     `over` says what was pooled, `adjusted_p` allows for all effects that are tested. `below` counts, by level, the bare
-    `maps` in which it lies below the others.
+    `maps` in which it lies below the others. `stays` has the tokens after a compression at each
+    level; empty if unknown.
     """
 
     over: str = ""
     maps: int = 0
     below: tuple[int, ...] = ()
     adjusted_p: float = 1.0
+    stays: Mapping[Any, Stays] = field(default_factory=dict)
 
     @property
     def is_proven(self) -> bool:
@@ -147,7 +151,9 @@ def _effects_of_traces(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict])
         verdict = verdicts.get(name)
         if verdict is not None and verdict.basis is Basis.TRACES:
             over = f"{name.model} | {name.benchmark} | {name.policy}"
-            effects += [PooledEffect(effect.axis, effect.levels, over) for effect in verdict.effects]
+            for effect in verdict.effects:
+                stays = level_stays(names[name], effect.axis)
+                effects.append(PooledEffect(effect.axis, effect.levels, over, stays=stays))
     return effects
 
 
@@ -166,7 +172,9 @@ def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
     contrasts, below = permute_benchmarks(values, [map_.benchmark for map_ in group])
     axis, levels = group[0].axes[side]
     over = " | ".join(filter(None, group[0].name)) if len(group) == 1 else f"{len(group)} maps"
-    return PooledEffect(axis, tuple(zip(levels, contrasts, strict=True)), over, len(group), tuple(below))
+    by_level = tuple(zip(levels, contrasts, strict=True))
+    stays = level_stays(group, axis)
+    return PooledEffect(axis, by_level, over, len(group), tuple(below), stays=stays)
 
 
 def _table(map_: Map, rows: Sequence[Any], columns: Sequence[Any]) -> Floats:

@@ -11,6 +11,7 @@ from typing import Any
 from kvatlas.benchmarks.deaths import Death, Finding, TraceText, find_death, lost_at, read_statements
 from kvatlas.benchmarks.reading import Tags, read_text
 from kvatlas.core import Estimate, Setting, Trace
+from kvatlas.policies.memory import local_window_of
 from kvatlas.results import Manifest, Store
 from kvatlas.results.records import Key
 from kvatlas.stats.estimates import pass_at_1
@@ -72,7 +73,7 @@ def _token_places(trace: Trace, pieces: Pieces) -> tuple[list[int], list[int]]:
     # The text of a trace leaves out the end token.
     if not "".join(texts).startswith(trace.text):
         return [], []
-    local_window = trace.setting.values.get("local_window") or 0
+    local_window = local_window_of(trace.setting) or 0
     return list(accumulate(map(len, texts))), lost_at(trace.eviction_trace, prompt, local_window)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvatlas.core import Claim, Estimate, Setting
 from kvatlas.former_names import former_names
-from kvatlas.policies import budget_in_tokens, floor_ratio
+from kvatlas.policies import budget_in_tokens, floor_ratio, window_in_tokens
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.maps import with_means
@@ -406,4 +406,5 @@ def kept_by_rule(setting: Setting, token_bytes: int = 0, tail_bytes: int = 0) ->
         return float(budget)
     if window is None or ratio is None:
         return None
+    window = window_in_tokens(window, int(budget))
     return float(window + floor_ratio(ratio, budget - window))

@@ -308,6 +308,8 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
         seconds_mean=_merge(_mean, [cell.seconds_mean for cell in cells]),
         unmeasured=_merge(sum, [cell.unmeasured for cell in cells]),
         audit=_mean_audit([cell.audit for cell in cells]),
+        stays_tokens=_merge(_mean, [cell.stays_tokens for cell in cells]),
+        stays_share=_merge(_mean, [cell.stays_share for cell in cells]),
     )
 
 

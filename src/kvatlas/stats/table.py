@@ -30,6 +30,7 @@ from kvatlas.core import (
 )
 from kvatlas.policies import all_values
 from kvatlas.policies.audit import audit_setting
+from kvatlas.policies.memory import Stays, stays
 from kvatlas.results import Expected, Key, Manifest, TraceColumns
 from kvatlas.results.manifest import changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
@@ -340,6 +341,8 @@ class CellTraces:
             seconds_mean=self._mean("seconds"),
             unmeasured=self.unmeasured,
             audit=self.audit,
+            stays_tokens=self.stays.tokens if self.stays else None,
+            stays_share=self.stays.share if self.stays else None,
         )
 
     def _costs(self, cost: str) -> list[float]:
@@ -355,6 +358,11 @@ class CellTraces:
     def audit(self) -> BudgetAudit | None:
         """The audit of the setting's budget over the problems that have traces."""
         return audit_setting(self.setting, self.prompts.values())
+
+    @cached_property
+    def stays(self) -> Stays | None:
+        """The tokens after a compression by the rule of the setting, over the problems that have traces."""
+        return stays(self.setting, self.prompts.values(), self.expected.kv_bytes)
 
     def values(self) -> Floats:
         """Return the values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, MapName, Note, NoteKind
+from kvatlas.stats.equal_memory import EqualMemory, memory_of
 from kvatlas.stats.losses import GridLosses, SettingLoss, family_of
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, weights
@@ -84,7 +85,8 @@ class Verdict:
 
     `omnibus` tests "all settings behave alike". Without a full cache `plateau` holds the cells that are statistically
     tied with the best, `may_lose` by how much a cell may be below the best with 95 % confidence. `spread` is the
-    standard deviation over cells, `noise` that by chance alone. `losses` are those against the full cache.
+    standard deviation over cells, `noise` that by chance alone. `losses` are those against the full cache. `memory`
+    compares local windows at equal memory.
     """
 
     basis: Basis | None = None
@@ -97,6 +99,7 @@ class Verdict:
     may_lose: Mapping[CellCoord, float] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
     losses: Mapping[CellCoord, SettingLoss] | None = None
+    memory: EqualMemory | None = field(default=None, repr=False, compare=False)
 
     @property
     def evidence(self) -> bool | None:
@@ -125,7 +128,8 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
         cells = matrix(list(map(by_coord, groups)))
         if cells is None:
             continue
-        found = verdict(cells, run.axes, run.claim, *run.look)
+        memory = memory_of(cells, groups, run.axes, run.claim, *run.look)
+        found = replace(verdict(cells, run.axes, run.claim, *run.look), memory=memory)
         family = losses.get(family_of(groups))
         if family is not None:
             coords = {cell.setting.id: cell.coord(run.axes) for cell in groups[0]}

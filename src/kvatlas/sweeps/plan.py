@@ -23,7 +23,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import AuditedCell, audit, narrow_sentence, no_choice_sentence, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
-from kvatlas.sweeps.plan_notes import byte_notes, device_notes, unequal_notes
+from kvatlas.sweeps.plan_notes import byte_notes, device_notes, unequal_notes, window_sentence
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -271,7 +271,10 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         """Sentences on differences that this sweep cannot show."""
-        sentences = [no_choice_sentence(self.audit)]
+        sentences = [
+            no_choice_sentence(self.audit),
+            window_sentence(self.spec.axes, self.models, self.policies, self.prompts),
+        ]
         for model in self.models:
             sentences.append(self._outside_claims(model))
             for benchmark in self.benchmarks:

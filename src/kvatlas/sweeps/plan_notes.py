@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
+from statistics import fmean
+from typing import Any
 
+from kvatlas.core import grouped
 from kvatlas.models import ModelHandle
 from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, has_unequal_budgets
+from kvatlas.policies.memory import apart_sentence, stays, windows_apart
 
 
 def device_notes(models: Sequence[ModelHandle]) -> list[str]:
@@ -42,3 +47,40 @@ def byte_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> lis
         for model in models
         if model.dtype == "float32"
     ]
+
+
+def window_sentence(
+    axes: Mapping[str, Sequence[Any]],
+    models: Sequence[ModelHandle],
+    policies: Sequence[tuple[Policy, bool]],
+    prompts: Mapping[tuple[str, str], Sequence[int]],
+) -> str:
+    """Return a sentence on a grid of two axes whose narrowest and widest local window have no memory in common, or "".
+
+    Policies come with True for a baseline, `prompts` are lengths by model and benchmark.
+    """
+    varied = [name for name, values in axes.items() if len(values) > 1]
+    if len(varied) != 2 or "local_window" not in varied:
+        return ""
+    of_grid = grouped((policy for policy, is_baseline in policies if not is_baseline), lambda one: one.setting.policy)
+    for model, group in product(models, of_grid.values()):
+        by_benchmark = [lengths for (name, _), lengths in prompts.items() if name == model.name]
+        tokens = _tokens_by_window(model, group, by_benchmark)
+        windows = sorted(tokens, key=lambda window: fmean(tokens[window]))
+        if len(windows) > 1 and windows_apart({end: tokens[end] for end in (windows[0], windows[-1])}):
+            sentence = apart_sentence(windows)
+            return f"{sentence[0].upper()}{sentence[1:]}."
+    return ""
+
+
+def _tokens_by_window(
+    model: ModelHandle, policies: Sequence[Policy], benchmarks: Sequence[Sequence[int]]
+) -> dict[Any, list[float]]:
+    """Return what each local window keeps under its settings, the mean over benchmarks with prompts of such lengths."""
+    tokens: dict[Any, list[float]] = {}
+    for policy in policies:
+        found = [stays(policy.setting, lengths, model.kv_bytes(policy.storage)) for lengths in benchmarks]
+        kept = [one.tokens for one in found if one is not None]
+        if kept:
+            tokens.setdefault(policy.setting.values.get("local_window"), []).append(fmean(kept))
+    return tokens

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvatlas.core import EvictionTrace, Problem, Status, Trace
+from kvatlas.policies.memory import local_window_of
 from kvatlas.report.materials import RunMaterials
 from kvatlas.text import visible
 
@@ -85,7 +86,7 @@ def _token_fields(trace: Trace, pieces: list[str]) -> dict[str, Any]:
     # Scripts count UTF-16 units, in text whose hidden characters were made visible.
     fields = {"lengths": [len(visible(piece).encode("utf-16-le", "surrogatepass")) // 2 for piece in pieces]}
     if trace.eviction_trace is not None and trace.usage.prompt_tokens is not None:
-        window = trace.setting.values.get("local_window")
+        window = local_window_of(trace.setting)
         fields |= evictions_of(trace.eviction_trace, trace.usage.prompt_tokens, len(pieces), window)
     return fields
 

@@ -1,0 +1,200 @@
+"""Local windows at equal memory, and the settings that are worth their memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from kvatlas.core import CellCoord, Claim, Map
+from kvatlas.policies.memory import Stays, windows_apart
+from kvatlas.results.csv_maps import ascending
+from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, weights
+from kvatlas.stats.numerics.equal_memory import (
+    PairTest,
+    compare_pairs,
+    dominance_pairs,
+    line_estimate,
+    observed_front,
+    strongest,
+    thriftier_pairs,
+)
+from kvatlas.stats.numerics.looks import ONE_LOOK, Look
+from kvatlas.stats.table import CellTraces, GradeMatrix
+
+#: The axis whose levels are compared at equal memory.
+WINDOW = "local_window"
+#: Settings that differ by less than half of this keep the same number of tokens in words.
+ONE_TOKEN = 1.0
+
+
+@dataclass(frozen=True)
+class MemoryPair:
+    """A setting that is proven better than one that keeps no fewer tokens, with the tokens that stay under both.
+
+    Tokens are those in the mean over benchmarks. `keeps_more` names the benchmarks on which the better setting keeps
+    more, which prompts of unlike lengths make possible, with the tokens.
+    """
+
+    better: CellCoord
+    other: CellCoord
+    tokens: tuple[float, float]
+    keeps_more: Mapping[str, float]
+    test: PairTest
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """A wider window minus a narrower one over the tokens, from `low` to `high`, that both keep; no proof."""
+
+    wide: Any
+    narrow: Any
+    low: float
+    high: float
+    difference: Contrast
+
+
+@dataclass(frozen=True)
+class EqualMemory:
+    """What a map says of its local windows at equal memory, each part computed when it is asked for.
+
+    `values` [units, cells] are those of the units of the claim, NaN where one is missing, `strata` their benchmarks.
+    `tokens` [cells] stay after a compression, `window` [cells] numbers the local windows in `windows`, ascending.
+    `axes` are those of the coordinates, `by_benchmark` has the tokens of each benchmark. `widening` is that of a look.
+    """
+
+    coords: tuple[CellCoord, ...]
+    values: Floats
+    strata: Ints
+    tokens: Floats
+    window: Ints
+    windows: tuple[Any, ...]
+    axes: tuple[str, str]
+    by_benchmark: Mapping[str, Floats]
+    widening: float = 1.0
+
+    @cached_property
+    def tests(self) -> list[PairTest]:
+        """The settings that keep no more tokens than a setting of another window, against that."""
+        return compare_pairs(self.values, self.strata, dominance_pairs(self.tokens, self.window), self.widening)
+
+    @cached_property
+    def best(self) -> MemoryPair | None:
+        """The surest proof that a window is better at equal memory; None without one."""
+        test = strongest(self.tests)
+        return None if test is None else self._pair(test)
+
+    @cached_property
+    def proven(self) -> list[MemoryPair]:
+        """All settings that are proven better than one of another window that keeps no fewer tokens."""
+        return [self._pair(test) for test in self.tests if test.is_proven]
+
+    @cached_property
+    def estimate(self) -> MemoryEstimate | None:
+        """The two windows farthest apart that have memory in common, compared by straight lines; None without such."""
+        is_whole = ~np.isnan(self.values).any(1)
+        found = line_estimate(self.values[is_whole], self.strata[is_whole], self.tokens, self.window)
+        if found is None:
+            return None
+        wide, narrow = (self.windows[index] for index in found.windows)
+        return MemoryEstimate(wide, narrow, found.low, found.high, found.difference)
+
+    @cached_property
+    def apart(self) -> list[tuple[Any, Any]]:
+        """The pairs of windows that have no memory in common."""
+        by_window = {level: self.tokens[self.window == index] for index, level in enumerate(self.windows)}
+        return windows_apart({level: tokens.tolist() for level, tokens in by_window.items()})
+
+    @property
+    def is_blind(self) -> bool:
+        """True if the narrowest and the widest window have no memory in common: nothing between them is compared."""
+        return (self.windows[0], self.windows[-1]) in self.apart
+
+    @cached_property
+    def front(self) -> list[CellCoord]:
+        """The settings than which none of the map was better with no more tokens: observed, not proven."""
+        is_whole = ~np.isnan(self.values).any(1)
+        means = weights(self.strata[is_whole]) @ self.values[is_whole]
+        return [self.coords[index] for index in observed_front(self.tokens, means)]
+
+    @cached_property
+    def proven_off(self) -> list[CellCoord]:
+        """The settings off the front: one that keeps no more tokens is proven better (Holm over all such pairs)."""
+        tests = compare_pairs(self.values, self.strata, thriftier_pairs(self.tokens), self.widening)
+        off = {test.pair[1] for test in tests if test.is_proven}
+        return [coord for index, coord in enumerate(self.coords) if index in off]
+
+    def _pair(self, test: PairTest) -> MemoryPair:
+        better, other = test.pair
+        tokens = (float(self.tokens[better]), float(self.tokens[other]))
+        more = {name: float(kept[better] - kept[other]) for name, kept in self.by_benchmark.items()}
+        keeps_more = {name: difference for name, difference in more.items() if difference >= ONE_TOKEN / 2}
+        return MemoryPair(self.coords[better], self.coords[other], tokens, keeps_more, test)
+
+
+def memory_of(
+    cells: GradeMatrix,
+    benchmarks: Sequence[Sequence[CellTraces]],
+    axes: tuple[str, str],
+    claim: Claim = Claim.LIKE,
+    look: Look = ONE_LOOK,
+    samples: int | None = None,
+) -> EqualMemory | None:
+    """Return the local windows of a map at equal memory, from the table of its tests and its cells by benchmark.
+
+    None for a map without that axis, without a second window, and with a cell whose tokens are not known.
+    """
+    if WINDOW not in axes:
+        return None
+    side = axes.index(WINDOW)
+    windows = ascending(coord[side] for coord in cells.columns)
+    by_benchmark: dict[str, Floats] = {}
+    for group in benchmarks:
+        tokens = {cell.coord(axes): cell.stays.tokens for cell in group if cell.stays is not None}
+        kept = [tokens.get(coord, math.nan) for coord in cells.columns]
+        by_benchmark[group[0].benchmark] = np.array(kept)
+    mean_tokens = np.mean(list(by_benchmark.values()), axis=0)
+    if len(windows) < 2 or np.isnan(mean_tokens).any():
+        return None
+    grades, promised = cells.first(samples)
+    if claim is Claim.THESE:
+        values = grades.transpose(0, 2, 1)[promised]
+        strata = np.repeat(cells.all_strata, promised.sum(1))
+    else:
+        # A problem of which one sample is missing counts as missing.
+        has_samples = promised.any(1)
+        promised_grades = np.where(promised[:, None], grades, 0.0)[has_samples]
+        values = promised_grades.sum(2) / promised.sum(1)[has_samples, None]
+        strata = cells.all_strata[has_samples]
+    return EqualMemory(
+        cells.columns,
+        values,
+        strata,
+        mean_tokens,
+        np.array([windows.index(coord[side]) for coord in cells.columns]),
+        windows,
+        axes,
+        by_benchmark,
+        look.widening,
+    )
+
+
+def level_stays(maps: Sequence[Map], axis: str) -> dict[Any, Stays]:
+    """Return the tokens that stay at each level of an axis, the mean over the cells of maps; empty if one is unknown.
+
+    The share is NaN where it is not known.
+    """
+    by_level: dict[Any, list[Stays]] = {}
+    for map_ in maps:
+        side = [name for name, _ in map_.axes].index(axis)
+        for coord, cell in map_.cells.items():
+            if cell.stays_tokens is None:
+                return {}
+            share = math.nan if cell.stays_share is None else cell.stays_share
+            by_level.setdefault(coord[side], []).append(Stays(cell.stays_tokens, share))
+    return {level: Stays(*map(fmean, zip(*cells, strict=True))) for level, cells in by_level.items()}

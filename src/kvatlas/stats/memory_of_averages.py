@@ -1,0 +1,163 @@
+"""Memory in averages alone: what published maps, of which no trace is known, say of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from kvatlas.core import Map, grouped
+from kvatlas.policies.memory import windows_apart
+from kvatlas.stats.csv_tests import variance
+from kvatlas.stats.equal_memory import WINDOW
+from kvatlas.stats.numerics.arrays import Contrast, Floats, Z
+
+RATIO = "ratio"
+
+
+@dataclass(frozen=True)
+class MemoryTrend:
+    """What the averages of one model's maps say of memory, in Pass@1 as a share; limits are the binomial bound's.
+
+    `per_thousand` is the slope over 1,000 tokens that stay. `lowest_ratio` minus the cells of higher ratios that keep
+    no more tokens, `against_thriftier`, is the mean over all such pairs; None without any.
+    """
+
+    model: str
+    low_tokens: float
+    high_tokens: float
+    total_tokens: float
+    per_thousand: Contrast
+    lowest_ratio: Any
+    against_thriftier: Contrast | None
+    #: The local windows, ascending.
+    windows: tuple[Any, ...]
+    #: True if the narrowest and the widest of them keep no number of tokens in common.
+    is_blind: bool
+
+    @property
+    def is_shown(self) -> bool:
+        """True if the limits of the slope exclude 0."""
+        return self.per_thousand.low > 0 or self.per_thousand.high < 0
+
+
+@dataclass(frozen=True)
+class TokenKinds:
+    """The slopes, over 1,000 tokens, of a chosen token more and of one moved to the window, in the mean over maps.
+
+    Of the `maps` so many have the sign of the mean; `benchmarks` are the units that could prove it.
+    """
+
+    chosen: float
+    chosen_alike: int
+    moved: float
+    moved_alike: int
+    maps: int
+    benchmarks: int
+
+
+def memory_trends(maps: Sequence[Map]) -> list[MemoryTrend]:
+    """Return the trend of each model over the maps of averages whose tokens are known."""
+    usable = [map_ for map_ in maps if _has_windows_and_ratios(map_)]
+    trends = [_trend(of_model) for of_model in grouped(usable, lambda map_: (map_.model, map_.axes)).values()]
+    return [trend for trend in trends if trend is not None]
+
+
+def token_kinds(maps: Sequence[Map]) -> TokenKinds | None:
+    """Return the worth of chosen tokens and of the window over maps of averages; None without such maps."""
+    slopes = [_slopes_by_kind(map_) for map_ in maps if _has_windows_and_ratios(map_)]
+    if not slopes:
+        return None
+    chosen, moved = np.array(slopes).T
+    alike = [int((np.sign(slope) == np.sign(slope.mean())).sum()) for slope in (chosen, moved)]
+    benchmarks = len({map_.benchmark for map_ in maps})
+    return TokenKinds(float(chosen.mean()), alike[0], float(moved.mean()), alike[1], len(slopes), benchmarks)
+
+
+def _has_windows_and_ratios(map_: Map) -> bool:
+    """Return whether a map of averages has windows, ratios, and known tokens in all cells."""
+    names = [name for name, _ in map_.axes]
+    if map_.validity is not None or map_.is_mean or sorted(names) != sorted((WINDOW, RATIO)):
+        return False
+    if len(map_.cells) < 4 or min(len(values) for _, values in map_.axes) < 2:
+        return False
+    return all(cell.stays_tokens is not None for cell in map_.cells.values())
+
+
+def _column(map_: Map, axis: str) -> Floats:
+    side = [name for name, _ in map_.axes].index(axis)
+    return np.array([float(coord[side]) for coord in map_.cells])
+
+
+def _values(map_: Map) -> Floats:
+    return np.array([cell.estimate.value for cell in map_.cells.values()])
+
+
+def _tokens(map_: Map) -> Floats:
+    return np.array([cell.stays_tokens for cell in map_.cells.values()], float)
+
+
+def _slopes_by_kind(map_: Map) -> tuple[float, float]:
+    """Return the least-squares slopes over 1,000 tokens that stay at one window, and over 1,000 of window beside."""
+    tokens = _tokens(map_)
+    values = _values(map_)
+    design = np.stack([np.ones(len(tokens)), tokens / 1000, _column(map_, WINDOW) / 1000], axis=1)
+    _, chosen, moved = np.linalg.lstsq(design, values, rcond=None)[0]
+    return float(chosen), float(moved)
+
+
+def _trend(maps: Sequence[Map]) -> MemoryTrend | None:
+    """Return the trend of the maps of one model on unlike benchmarks; None where their problems are unknown."""
+    variances = [variance(map_) for map_ in maps]
+    bounds = [one for one in variances if one is not None]
+    if len(bounds) < len(maps):
+        return None
+    deviation = math.sqrt(math.fsum(bounds)) / len(maps)
+    first = maps[0]
+    tokens = np.mean([_tokens(map_) for map_ in maps], axis=0)
+    means = np.mean([_values(map_) for map_ in maps], axis=0)
+    centred = (tokens - tokens.mean()) / 1000
+    slope_weights = centred / (centred @ centred)
+    pair_weights = _lowest_ratio_weights(_column(first, RATIO), tokens)
+    share = next(iter(first.cells.values())).stays_share
+    windows = next(values for name, values in first.axes if name == WINDOW)
+    by_window = {window: tokens[_column(first, WINDOW) == window].tolist() for window in windows}
+    return MemoryTrend(
+        first.model,
+        float(tokens.min()),
+        float(tokens.max()),
+        math.nan if share is None else float(tokens[0] / share),
+        _weighted(slope_weights, means, deviation),
+        float(_column(first, RATIO).min()),
+        None if pair_weights is None else _weighted(pair_weights, means, deviation),
+        windows,
+        (windows[0], windows[-1]) in windows_apart(by_window),
+    )
+
+
+def _lowest_ratio_weights(ratios: Floats, tokens: Floats) -> Floats | None:
+    """Return weights of cells: the lowest ratio minus cells of higher ratios that keep no more, over all such pairs."""
+    is_lowest = ratios == ratios.min()
+    pairs = [
+        (one, other)
+        for one, other in permutations(range(len(tokens)), 2)
+        if is_lowest[one] and not is_lowest[other] and tokens[other] <= tokens[one]
+    ]
+    if not pairs:
+        return None
+    cell_weights = np.zeros(len(tokens))
+    for one, other in pairs:
+        cell_weights[one] += 1 / len(pairs)
+        cell_weights[other] -= 1 / len(pairs)
+    return cell_weights
+
+
+def _weighted(cell_weights: Floats, means: Floats, deviation: float) -> Contrast:
+    """Return a weighted sum of cells of this standard deviation each, with its 95 % limits."""
+    value = float(cell_weights @ means)
+    reach = Z * deviation * math.sqrt(float(cell_weights @ cell_weights))
+    return Contrast(value, value - reach, value + reach)
