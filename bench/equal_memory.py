@@ -1,4 +1,4 @@
-"""How often does `describe` print each of its lines on local windows at equal memory, and how often is it wrong?
+"""The lines of `describe` on local windows at equal memory: how often each is printed, and how often it is wrong.
 
     python bench/equal_memory.py [--rounds N] [--sizes N ...] [--only DESIGN ...] [--out FILE]
 

@@ -21,7 +21,7 @@ RATIO = "ratio"
 
 @dataclass(frozen=True)
 class MemoryTrend:
-    """What the averages of one model's maps say of memory, in Pass@1 as a share; limits are the binomial bound's.
+    """Memory in the averages of one model's maps, in Pass@1 as a share; limits are the binomial bound's.
 
     `per_thousand` is the slope over 1,000 tokens that stay. `lowest_ratio` minus the cells of higher ratios that keep
     no more tokens, `against_thriftier`, is the mean over all such pairs; None without any.

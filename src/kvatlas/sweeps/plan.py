@@ -272,8 +272,8 @@ class Plan:
     def warnings(self) -> list[str]:
         """Sentences on differences that this sweep cannot show."""
         sentences = [
-            no_choice_sentence(self.audit),
             window_sentence(self.spec.axes, self.models, self.policies, self.prompts),
+            no_choice_sentence(self.audit),
         ]
         for model in self.models:
             sentences.append(self._outside_claims(model))
