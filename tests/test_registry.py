@@ -8,7 +8,7 @@ import pytest
 
 from kvatlas import registry
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.policies import from_setting
+from kvatlas.policies import from_setting, permit
 from kvatlas.registry import Registry
 from tests.command_line import run_apart
 
@@ -132,5 +132,6 @@ def test_a_class_of_a_file_without_a_name_is_told_to_have_one(tmp_path: Path) ->
     code = "from kvatlas.policies import CompressingPolicy\n\n\nclass Mine(CompressingPolicy):\n    pass\n"
     (tmp_path / "nameless.py").write_text(code)
     setting = Setting.from_parameters(f"{tmp_path / 'nameless.py'}:Mine", kv_budget=64, local_window=8, ratio=0.3)
+    permit(setting.policy)
     with pytest.raises(KvatlasError, match="its name is None; expected a text in the class, as in name = 'mine'"):
         from_setting(setting)

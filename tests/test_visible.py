@@ -92,8 +92,18 @@ def command(*words: object) -> Callable[[], None]:
         ("list", "benchmarks", "file:FILE"),
         ("check", "file:FILE"),
         ("plan", "SPEC"),
-        ("deploy", "export", "RUN", "--to", "kvpress", "--policy", HOSTILE, "--out", "OUT"),
-        ("deploy", "verify", f"http://127.0.0.1:1/{HOSTILE}", "--against", "RUN", "--policy", HOSTILE, "--out", "OUT"),
+        ("deploy", "export", "RUN", "--to", "kvpress", "--policy", HOSTILE, "--out", "FOLDER"),
+        (
+            "deploy",
+            "verify",
+            f"http://127.0.0.1:1/{HOSTILE}",
+            "--against",
+            "RUN",
+            "--policy",
+            HOSTILE,
+            "--out",
+            "FOLDER",
+        ),
         ("draw", "curves", "RUN", "--policy", HOSTILE, "--out", "OUT"),
     ],
     ids=lambda words: " ".join(words[:2]) if isinstance(words, tuple) else None,
@@ -104,7 +114,7 @@ def test_no_command_sends_hostile_text_to_a_terminal(
     file, spec = tmp_path / "mine.json", tmp_path / "spec.yaml"
     file.write_text(json.dumps([{"question": f"{HOSTILE}?", "answer": f"7{HOSTILE}"}]))
     spec.write_text(yaml.safe_dump({"models": [f"hf:{HOSTILE}"], "benchmarks": ["CHAIN4"]}))
-    names = {"RUN": run, "OUT": tmp_path / "a.svg", "file:FILE": f"file:{file}", "SPEC": spec}
+    names = {"RUN": run, "OUT": tmp_path / "a.svg", "FOLDER": tmp_path / "a", "file:FILE": f"file:{file}", "SPEC": spec}
     said = terminal(command(*(names.get(word, word) for word in words)))
     assert "⟨U+001B⟩" in said or r"\x1b" in said
     assert not [mark for mark in STEERING if mark in said]

@@ -485,7 +485,7 @@ def test_calibrate_writes_what_triattention_reads(kvatlas: Call, tmp_path: Path)
         err = kvatlas.refuse(*RUN, *half_precision, f"weights={value}")
         assert "The model option weights is" in err
         assert expected in err
-    err = kvatlas.refuse("predictor", "calibrate", tmp_path / "nowhere" / "x", *words)
+    err = kvatlas.refuse("predictor", "calibrate", tmp_path / "nowhere" / "x.safetensors", *words)
     assert "name a file in an existing folder" in err
 
 

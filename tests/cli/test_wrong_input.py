@@ -238,7 +238,7 @@ def test_a_policy_of_a_file_may_be_named_as_readers_see_it(tmp_path: Path) -> No
     for name in ("one.py", "two.py"):
         (tmp_path / name).write_text(code)
         names.append(f"{tmp_path / name}:Sinks")
-    arguments = ("Sinks ratio=0.3", "96", 8, None, None)
+    arguments = ("Sinks ratio=0.3", "96", "8", None, None)
     with pytest.raises(KvatlasError, match="--allow-code"):
         options.cell(*arguments, ["dynts", names[0]])
     permit(names[0])

@@ -92,6 +92,7 @@ def test_the_traces_that_were_finished_are_kept(
         models=["embedded:tiny-llama"],
         benchmarks=["CHAIN3", "CHAIN9"],
         settings=[{"policy": policy, "kv_budget": 96, "ratio_over": "thinking"}],
+        samples=1,
         sampling={"temperature": 0, "max_new_tokens": 200},
         axes={"local_window": [4], "ratio": [0.2]},
     )
@@ -135,6 +136,7 @@ def test_generate_raises_the_sentence(tmp_path: Path, tiny_llama: ModelHandle, s
 
 
 def service(model: ModelHandle, policy: str) -> Service:
+    policies.permit(policy)
     values = {"kv_budget": 64, "local_window": 8, "ratio": 0.5}
     return Service(model, find_policy(model, policy, values), Sampling(), batch_size=2)
 

@@ -249,7 +249,7 @@ class _Reader:
         )
 
     def read(self, text: str) -> Any:
-        """Return the reading of all of a text; None if there is none."""
+        """Return the reading of all of a text; None if it has no reading."""
         # In LaTeX names without a backslash are products of letters.
         if not _TYPED_NAME.search(text):
             reading = self._read_latex(text)
@@ -320,13 +320,15 @@ class _Reader:
             names.append("NZQRC")
         if not set(re.findall("[A-Za-z]", _COMMAND.sub(" ", text))) <= set("".join(names)):
             return False
-        numbers = {str(abs(part)) for number in reading.atoms(sympy.Rational) for part in (number.p, number.q)}
+        numbers: set[str] = set()
+        for rational in reading.atoms(sympy.Rational):
+            numbers |= {str(abs(rational.p)), str(abs(rational.q))}
         for match in re.finditer(r"\d+", text):
+            if match[0] in numbers:
+                continue
             # Of two other numbers one may have the same value, as in the binomial coefficients of 5 and 2 or 3.
-            if match[0] not in numbers and all(
-                self._read_latex(f"{text[: match.start()]}{int(match[0]) + more}{text[match.end() :]}") == reading
-                for more in (1, 2)
-            ):
+            others = [f"{text[: match.start()]}{int(match[0]) + more}{text[match.end() :]}" for more in (1, 2)]
+            if all(self._read_latex(other) == reading for other in others):
                 return False
         return True
 
@@ -420,7 +422,7 @@ class _Comparer:
         return bool(links) and all(isinstance(link, self._sympy.Eq) for link in links)
 
     def _same_number(self, first: Any, second: Any, tolerance: float) -> bool:
-        values = [self._sympy.N(number.doit(), DIGITS) for number in (first, second)]
+        values = [self._sympy.N(quantity.doit(), DIGITS) for quantity in (first, second)]
         if not all(value.is_finite for value in values):
             return bool(values[0] == values[1] and values[0].is_infinite and values[0].is_extended_real)
         difference = abs(values[0] - values[1])

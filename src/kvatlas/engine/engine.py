@@ -115,7 +115,8 @@ class Engine:
         policies = list(policies)
         self.collector = SignalCollector(policies)
         self.decoded_tokens = self.passes = 0
-        self._device, self._dtype = weight.device, weight.dtype
+        self._device = weight.device
+        self._dtype = weight.dtype
         whole_pages = backend_for(weight.device, weight.dtype, backend)
         #: The backends of sequences with whole pages, and of those in parts.
         self._backends = {False: whole_pages, True: whole_pages}

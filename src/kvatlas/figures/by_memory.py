@@ -436,7 +436,7 @@ def _places(markers: Sequence[tuple[float, float]], width: float, height: float)
 
 
 class _Scene(NamedTuple):
-    """What is drawn in a panel of this size, in inches: markers and points along each line, steps, and texts."""
+    """The shapes of a panel of this size, in inches: markers and points along each line, steps, and texts."""
 
     size: tuple[float, float]
     markers: Sequence[Sequence[tuple[float, float]]]

@@ -155,7 +155,7 @@ def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
         return Finding("vocabulary", Check.FAILED, message, _OTHER)
     vocabulary = model.tokenizer.get_vocab()
     message = f"{len(vocabulary):,} tokens, {size:,} in the model"
-    beyond = [token for token, number in vocabulary.items() if number >= size]
+    beyond = [token for token, token_id in vocabulary.items() if token_id >= size]
     if beyond:
         some = f"{len(beyond)} of them, {min(beyond)!r} for one, are unknown to the model"
         return Finding("vocabulary", Check.WARNING, f"{message}: {some}", _OTHER)

@@ -32,7 +32,8 @@ MARK = "converted.json"
 #: Rises with every change of what a conversion writes: models of earlier ones are converted again.
 CONVERSION = 2
 #: The types of tokens in a GGUF that are matched as a whole in texts: control tokens, and those of the user.
-CONTROL, OF_USER = 3, 4
+CONTROL = 3
+OF_USER = 4
 #: The tensor of a rotation by positions whose low frequencies are divided, and the parameters of all models that have
 #: one, beside the factor.
 SCALED_ROTATION = "rope_freqs.weight"
@@ -258,7 +259,8 @@ def _keep_scaled_rotation(file: Path, reader: GGUFReader, model: PreTrainedModel
         rotation |= {"rope_type": "llama3", "factor": factor, **LLAMA3}
     head_dim = 2 * len(divisors)
     wavelengths = 2 * math.pi * rotation["rope_theta"] ** (torch.arange(0, head_dim, 2).double() / head_dim)
-    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    low = LLAMA3["low_freq_factor"]
+    high = LLAMA3["high_freq_factor"]
     smooth = (LLAMA3["original_max_position_embeddings"] / wavelengths - low) / (high - low)
     smooth = smooth.clamp(0, 1)
     if not torch.allclose(divisors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
@@ -390,8 +392,8 @@ def _write_tokenizer(
 
 def _place_in_template(processor: dict[str, Any], lost: Mapping[str, int]) -> None:
     """Replace the ids of tokens that a tokenizer puts around texts."""
-    for part in processor.get("processors", ()):
-        _place_in_template(part, lost)
+    for inner in processor.get("processors", ()):
+        _place_in_template(inner, lost)
     templates = processor.get("special_tokens")
     for name, entry in templates.items() if isinstance(templates, dict) else ():
         if name in lost:

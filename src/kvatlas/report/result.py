@@ -386,7 +386,8 @@ class Result:
         """For each model and policy the mean over benchmarks, else each of its maps (see `grids`)."""
         results = {one.map.name: one for one in self.every}
         maps = [one.map for one in results.values()]
-        return [results[map_.name] for map_ in grids(maps, [map_ for map_ in maps if map_.is_mean])]
+        means = [map_ for map_ in maps if map_.is_mean]
+        return [results[map_.name] for map_ in grids(maps, means)]
 
     @property
     def map_notes(self) -> dict[str, list[MapResult]]:

@@ -236,12 +236,15 @@ class Manifest:
         spec |= {"claim": earlier.spec.get("claim", "problems_like_these"), "looks": earlier.spec.get("looks", [])}
         extensions = earlier.provenance.get("extensions", 0) + int(_is_extension(earlier, swept))
         tags = {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})}
+        merged = {**earlier.provenance, **self.provenance, "tags": tags}
+        if extensions:
+            merged["extensions"] = extensions
         return replace(
             self,
             axes=tuple(axes.items()),
             expected=tuple(cells.values()),
             spec=spec,
-            provenance={**earlier.provenance, **self.provenance, "tags": tags, "extensions": extensions},
+            provenance=merged,
             about=_merged(earlier.about, self.about),
             contents=_merged(earlier.contents, self.contents),
         )

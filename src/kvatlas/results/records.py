@@ -146,7 +146,7 @@ def _is_integer(value: object, largest: int) -> bool:
 def _is_sound(evictions: EvictionTrace) -> bool:
     """Return whether an eviction trace is read back as it is."""
     numbers = (*evictions.evicted_at, *evictions.kept_by)
-    if not all(_is_integer(number, _LARGEST_TOKEN) for number in (evictions.holders, *numbers)):
+    if not all(_is_integer(count, _LARGEST_TOKEN) for count in (evictions.holders, *numbers)):
         return False
     return evictions.holders > 0 and _unpacked(_packed(evictions)) == evictions
 

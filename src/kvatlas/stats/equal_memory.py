@@ -61,7 +61,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class EqualMemory:
-    """What a map says of its local windows at equal memory, each part computed when it is asked for.
+    """The local windows of a map at equal memory, each part computed when it is asked for.
 
     `values` [units, cells] are those of the units of the claim, NaN where one is missing, `strata` their benchmarks.
     `tokens` [cells] stay after a compression, `window` [cells] numbers the local windows in `windows`, ascending.
@@ -97,8 +97,8 @@ class EqualMemory:
     @cached_property
     def estimate(self) -> MemoryEstimate | None:
         """The two windows farthest apart that have memory in common, compared by straight lines; None without such."""
-        is_whole = ~np.isnan(self.values).any(1)
-        found = line_estimate(self.values[is_whole], self.strata[is_whole], self.tokens, self.window)
+        values, strata = self._whole
+        found = line_estimate(values, strata, self.tokens, self.window) if len(strata) else None
         if found is None:
             return None
         wide, narrow = (self.windows[index] for index in found.windows)
@@ -118,9 +118,19 @@ class EqualMemory:
     @cached_property
     def front(self) -> list[CellCoord]:
         """The settings than which none of the map was better with no more tokens: observed, not proven."""
-        is_whole = ~np.isnan(self.values).any(1)
-        means = weights(self.strata[is_whole]) @ self.values[is_whole]
+        values, strata = self._whole
+        if not len(strata):
+            return []
+        means = weights(strata) @ values
         return [self.coords[index] for index in observed_front(self.tokens, means)]
+
+    @property
+    def _whole(self) -> tuple[Floats, Ints]:
+        """The units that all cells have, and their benchmarks; none if a benchmark has no such unit."""
+        is_whole = ~np.isnan(self.values).any(1)
+        if set(self.strata[is_whole]) != set(self.strata):
+            is_whole[:] = False
+        return self.values[is_whole], self.strata[is_whole]
 
     @cached_property
     def proven_off(self) -> list[CellCoord]:

@@ -205,8 +205,8 @@ def sweep(  # noqa: PLR0913
     with ExitStack() as stack:
         store = stack.enter_context(Store.create(folder, provenance()))
         promise = promise or promised(plan, store, replace, allow_code)
-        earlier = store.manifest(empty=promise)
-        if sentence := _hidden(promise, earlier, store) if replace else _decoded_again(promise, earlier):
+        sentence = _hidden(promise, store) if replace else _decoded_again(promise, store.manifest(empty=promise))
+        if sentence:
             on_message(sentence)
         store.set_aside(plan.contents_by_key())
         pool = pool or stack.enter_context(WorkerPool(workers, address))
@@ -249,8 +249,13 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
     return now.merge_with(earlier)
 
 
-def _hidden(now: Manifest, earlier: Manifest, store: Store) -> str:
+def _hidden(now: Manifest, store: Store) -> str:
     """Return a sentence on the stored traces of the run that it does not have any more, or ""."""
+    try:
+        earlier = store.manifest(empty=now)
+    except KvatlasError:
+        # A damaged manifest, which is replaced, does not say what the run had.
+        return ""
     places = _stored_places(now, store)
     count = len(_stored_places(earlier, store) - places)
     if not count:

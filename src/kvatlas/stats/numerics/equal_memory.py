@@ -83,9 +83,9 @@ def compare_pairs(values: Floats, strata: Ints, pairs: Sequence[Pair], widening:
     if not pairs:
         return []
     first, second = np.array(pairs).T
-    known = (values[:, first] - values[:, second]).T
-    lowest = np.where(np.isnan(known), -1.0, known)
-    highest = np.where(np.isnan(known), 1.0, known)
+    differences = (values[:, first] - values[:, second]).T
+    lowest = np.where(np.isnan(differences), -1.0, differences)
+    highest = np.where(np.isnan(differences), 1.0, differences)
     means = lowest @ weights(strata)
     # A setting that is not better on these units has a p-value above one half, whatever it is.
     is_better = means > _TINY
