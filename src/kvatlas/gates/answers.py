@@ -43,8 +43,8 @@ class Side:
     `conditions` name, for each task, what may change an answer besides its question. `endings_known` says that the
     log tells truncated answers from others. `texts` returns the texts of some answers, `read` all answers.
     `independent` is True for samples drawn apart at a temperature above 0, False for greedy ones, None if unknown.
-    `longest` is the most tokens that an answer may have. `made` is the time of the log, as text that sorts. Sides of
-    one `identity` are the same log or cell.
+    `may_copy` is False where samples are known to have random numbers of their own, so that equal texts are no copies.
+    `made` is the time of the log, as text that sorts. Sides of one `identity` are the same log or cell.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Side:
     length_unit: str = ""
     endings_known: bool = False
     independent: bool | None = None
-    longest: float | None = None
+    may_copy: bool = True
     made: str = ""
     identity: str = ""
     notes: tuple[str, ...] = ()

@@ -80,7 +80,7 @@ def gate(  # noqa: PLR0913
     if False in (first.independent, second.independent):
         independent = False
     chosen = None if claim == "auto" else Claim(claim)
-    return Gate(first, second, pairs, judge(pairs, margin, chosen, independent))
+    return Gate(first, second, pairs, judge(pairs, margin, chosen, independent, (first.may_copy, second.may_copy)))
 
 
 def _open(

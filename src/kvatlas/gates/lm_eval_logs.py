@@ -94,6 +94,10 @@ def _logs(path: Path, choice: Choice) -> dict[str, list[Log]]:
         date = match["date"] if match else ""
         if choice.has_task(task):
             logs.setdefault(task, []).append(Log(file, task, date, _results(file, date)))
+    lacking = [task for task in choice.tasks if task not in logs]
+    if lacking or not logs:
+        tasks = sorted({match["task"] for file in files if (match := NAME.fullmatch(file.name))})
+        raise KvatlasError(f"{str(path)!r} has no task {', '.join(lacking)!r}; there are: {', '.join(tasks)}.")
     for of_task in logs.values():
         of_task.sort(key=lambda log: log.date)
     return logs

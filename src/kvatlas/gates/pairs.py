@@ -144,7 +144,7 @@ class _Answers:
         alike: dict[str, list[str]] = {}
         for problem, content in zip(self.places, self.contents, strict=True):
             alike.setdefault(content, []).append(problem)
-        ranks = {}
+        ranks: dict[str, int] = {}
         for problems in alike.values():
             if len(problems) > 1:
                 ranks |= {problem: rank for rank, problem in enumerate(sorted(problems))}
@@ -198,6 +198,9 @@ def pair(before: Side, after: Side, allow: Collection[str] = ()) -> Pairs:
         where = (before.name, after.name)
         tasks.append(_pair_task((task, other), (first[task], second[other]), where, allow, notes))
     _refuse_missing(tasks, (before.name, after.name), allow)
+    by_name = [task.task for task in tasks if not task.by_content]
+    if by_name:
+        notes.append(f"{', '.join(by_name)}: paired by the names of problems, since a log has no text of the questions")
     if before.made and after.made and before.made[:19] > after.made[:19]:
         notes.append(f"before was made after the other side ({before.made[:19]}, {after.made[:19]}): are they swapped?")
     return Pairs(tuple(tasks), tuple(differences), tuple(dict.fromkeys(notes)))
@@ -211,7 +214,7 @@ def _by_task(side: Side) -> dict[str, _Answers]:
             answers = tasks[answer.task] = _Answers()
         answers.add(answer, side.name)
     if not tasks:
-        raise KvatlasError(f"{side.name!r} has no answers to compare.")
+        raise KvatlasError(f"{side.name!r} has no answers of the tasks that are compared.")
     for task, answers in tasks.items():
         answers.check_distinct(task, side.name)
         if np.isnan(answers.scores).all():
@@ -292,8 +295,6 @@ def _pair_task(
     shared = places[0].keys() & places[1].keys()
     if not shared:
         raise KvatlasError(_nothing_shared(task, sides, by_content))
-    if not by_content:
-        notes.append(f"{task} is paired by the names of its problems: a log has no text of the questions")
     _refuse_prompts(task, sides, [(places[0][key], places[1][key]) for key in shared], allow)
     every = list(dict.fromkeys((*keys[0], *keys[1])))
     counts = [len(np.unique(side.samples)) for side in sides]

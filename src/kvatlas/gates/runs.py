@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, Setting, Status
+from kvatlas.core import SERVED, KvatlasError, Setting, Status
 from kvatlas.gates.answers import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
 from kvatlas.results.records import STATUS
 from kvatlas.stats.metrics import rule
@@ -54,10 +54,13 @@ def side_of_setting(folder: Path, model: str, setting: Setting, name: str, choic
 def side_of_system(run: RunData, system: ModelSetting, name: str, choice: Choice) -> Side:
     """Return the side of a system of a run."""
     cells = [cell for cell in system.cells if choice.has_task(cell.benchmark)]
+    lacking = [task for task in choice.tasks if task not in {cell.benchmark for cell in cells}]
+    if lacking:
+        benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in system.cells))
+        raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
     check_pairs(cells)
     sampling: Mapping[str, Any] = run.manifest.spec.get("sampling", {})
     temperature = sampling.get("temperature")
-    longest = sampling.get("max_new_tokens")
     return Side(
         name,
         "run",
@@ -67,7 +70,7 @@ def side_of_system(run: RunData, system: ModelSetting, name: str, choice: Choice
         length_unit="tokens",
         endings_known=True,
         independent=None if temperature is None else temperature > 0,
-        longest=None if longest is None else float(longest),
+        may_copy=system.setting.policy == SERVED.policy,
         identity=f"{run.folder} {system.model} {system.setting.id}",
     )
 

@@ -40,9 +40,9 @@ def _side_of_folder(path: Path, name: str, choice: Choice) -> Side:
     if samples and inspect_logs:
         raise KvatlasError(f"{name!r} holds logs of lm-eval and of Inspect; name one of them.")
     if samples:
-        return _checked(lm_eval_logs.side_of(path, name, choice), name, choice)
+        return lm_eval_logs.side_of(path, name, choice)
     if inspect_logs:
-        return _checked(runs.side_of_inspect_logs(inspect_logs, name, choice), name, choice)
+        return runs.side_of_inspect_logs(inspect_logs, name, choice)
     if any(path.rglob("results_*.json")):
         raise KvatlasError(f"{name!r} holds results of lm-eval without samples; run it with --log_samples.")
     raise KvatlasError(f"{name!r} is a folder without answers; {_EXPECTED}.")
@@ -50,19 +50,19 @@ def _side_of_folder(path: Path, name: str, choice: Choice) -> Side:
 
 def _side_of_file(path: Path, name: str, choice: Choice) -> Side:
     if path.suffix == ".eval":
-        return _checked(runs.side_of_inspect_logs([path], name, choice), name, choice)
+        return runs.side_of_inspect_logs([path], name, choice)
     if path.name == FILE:
         return runs.side_of(path.parent, "", name, choice)
     if not tables.is_table(path):
         raise KvatlasError(f"{name!r} has a suffix that no log and no file of answers has; {_EXPECTED}.")
     head = _first_bytes(path)
     if path.suffix == ".jsonl" and lm_eval_logs.is_row(_first_row(head)):
-        return _checked(lm_eval_logs.side_of(path, name, choice), name, choice)
+        return lm_eval_logs.side_of(path, name, choice)
     if path.suffix == ".json" and head.startswith("{"):
         if '"eval"' not in head and path.name.startswith("results"):
             raise KvatlasError(f"{name!r} holds results, not samples; run lm-eval with --log_samples.")
-        return _checked(runs.side_of_inspect_logs([path], name, choice), name, choice)
-    return _checked(tables.side_of(path, name, choice), name, choice)
+        return runs.side_of_inspect_logs([path], name, choice)
+    return tables.side_of(path, name, choice)
 
 
 def _first_bytes(path: Path) -> str:
@@ -77,12 +77,3 @@ def _first_row(head: str) -> object:
     except (ValueError, RecursionError):
         # A first row of over a million bytes, as of prompts of many examples.
         return {"doc_id": 0, "resps": []} if line.startswith('{"doc_id"') else None
-
-
-def _checked(side: Side, name: str, choice: Choice) -> Side:
-    """Return a side that has all chosen tasks. Raises KvatlasError for one that it lacks."""
-    missing = [task for task in choice.tasks if side.conditions and task not in side.conditions]
-    if missing:
-        there = ", ".join(side.conditions) or "none of them"
-        raise KvatlasError(f"{name!r} has no task {missing[0]!r}; there are: {there}.")
-    return side

@@ -116,13 +116,15 @@ class Judgement:
     length: Contrast | None = None
 
 
-def judge(pairs: Pairs, margin: float, claim: Claim | None, independent: bool | None) -> Judgement:
-    """Return the verdict on pairs; `independent` says of the samples what `Side.independent` does.
+def judge(
+    pairs: Pairs, margin: float, claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
+) -> Judgement:
+    """Return the verdict on pairs; `independent` and `may_copy` say of the samples what a `Side` does.
 
     Without a claim it is that on these problems where several independent samples allow it. Raises KvatlasError for
     a claim on these problems that the samples cannot make.
     """
-    refused = _refused(pairs.tasks, independent, claim)
+    refused = _refused(pairs.tasks, claim, independent, may_copy)
     if claim is Claim.THESE and refused:
         raise KvatlasError(f"No claim on these problems alone is possible: {refused}.")
     samples = max(task.losses.shape[1] for task in pairs.tasks)
@@ -153,15 +155,19 @@ def judge(pairs: Pairs, margin: float, claim: Claim | None, independent: bool | 
     return replace(judgement, needed=needed[decides], needed_other=needed[other] if other else None)
 
 
-def _refused(tasks: Sequence[TaskPairs], independent: bool | None, claim: Claim | None) -> str:
+def _refused(
+    tasks: Sequence[TaskPairs], claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
+) -> str:
     """Return why the samples are no independent draws; "" if they are, or if there is one of each problem."""
     if independent is False:
         return "at temperature 0 nothing is drawn"
     samples = max(task.losses.shape[1] for task in tasks)
     if samples == 1:
         return ""
-    if all(_are_copies(task.before.fingerprints) or _are_copies(task.after.fingerprints) for task in tasks):
-        return f"the {samples} samples of each problem are copies of one text"
+    sides = [[task.before.fingerprints for task in tasks], [task.after.fingerprints for task in tasks]]
+    for fingerprints, is_suspect in zip(sides, may_copy, strict=True):
+        if is_suspect and all(_are_copies(of_task) for of_task in fingerprints):
+            return f"the {samples} samples of each problem are copies of one text"
     if independent is None and claim is not Claim.THESE:
         return "the temperature is unknown; --claim these_problems says that the samples are independent draws"
     return ""
@@ -276,13 +282,14 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
     times = max(1.0, (quantile * error / gap) ** 2)
     if loss < margin:
         sizes = np.bincount(strata).tolist()
-        least = sum(provable_sizes(sizes, margin - max(loss, 0.0))) / sum(sizes)
+        least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0))) / sum(sizes)
         times = max(times, least)
     if times > MOST_TIMES:
         return None
     if claim is Claim.LIKE_THESE:
         return math.ceil(times * len(values))
-    return math.ceil(times * max(task.losses.shape[1] for task in tasks))
+    samples = max(task.losses.shape[1] for task in tasks)
+    return math.ceil(times * samples)
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------
