@@ -14,10 +14,10 @@ import numpy as np
 from design_kept_kinds import LengthTrunk
 from design_kinds import Depths, Maps, Policies, Prices, Sequences, TwoSettings
 from design_parts import COLUMNS, ROWS, Trunk
-from kvatlas.stats.numerics.arrays import LEVEL, Flags, Floats, Ints, Z, problems_by_benchmark, standard_error
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Flags, Floats, Ints, Z, problems_by_benchmark, standard_error
 from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.decay import fit_decay
-from kvatlas.stats.numerics.levels import LevelTest, average_levels, permute_levels
+from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.losses import losses
 from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.numerics.sequential import Decision, replay
@@ -81,7 +81,7 @@ def simulate_maps(design: Maps, rng: np.random.Generator, rounds: int) -> Row:
     places = list(zip(design.rows.tolist(), design.columns.tolist(), strict=True))
     axes = levels_of(places, (ROWS, COLUMNS))
     p_values = []
-    tests: list[dict[str, LevelTest]] = []
+    tests: list[dict[str, list[Contrast]]] = []
     for number in range(rounds):
         p, by_axis = tests_of_map(design.draw(rng), design.strata, axes, number)
         p_values.append(p)
@@ -90,7 +90,7 @@ def simulate_maps(design: Maps, rng: np.random.Generator, rounds: int) -> Row:
     for axis, _, level_of_cell in axes:
         truth = level_effects(design.truth, level_of_cell)
         row[axis] = {
-            "found": share([by_axis[axis].p <= LEVEL for by_axis in tests]),
+            "found": share([proven_levels(by_axis[axis]) > 0 for by_axis in tests]),
             "coverage": share([covers_all(by_axis[axis], truth) for by_axis in tests]),
         }
     found = {axis: row[axis]["found"] for axis, _, _ in axes}
@@ -120,17 +120,23 @@ def false_alarms(design: Maps, omnibus: float, found: Mapping[str, float]) -> di
     return {f"false_alarm_{kind}": max(of_kind, default=None) for kind, of_kind in shares.items()}
 
 
-def tests_of_map(means: Floats, strata: Ints, axes: Sequence[Axis], seed: int) -> tuple[float, dict[str, LevelTest]]:
-    """Return the p-value of "all settings behave alike" and the tests of the axes, as `verdicts.verdict` has them.
+def tests_of_map(
+    means: Floats, strata: Ints, axes: Sequence[Axis], seed: int
+) -> tuple[float, dict[str, list[Contrast]]]:
+    """Return the p-value of "the settings are exchangeable" and the levels' contrasts, as `verdicts.verdict` has them.
 
     Tests of few random orders have seeds of their own: with the same orders in all rounds their errors would not
     average out.
     """
-    tests = {axis: permute_levels(average_levels(means, levels), strata, DRAWS, seed) for axis, _, levels in axes}
-    p_values = [test.p for test in tests.values()]
+    p_values = [permute_levels(average_levels(means, levels), strata, DRAWS, seed).p for _, _, levels in axes]
+    promised = np.ones((len(means), 1), bool)
+    contrasts = {}
+    for axis, _, levels in axes:
+        units = level_units(means[:, :, None], promised, strata, levels, by_trace=False)
+        contrasts[axis] = level_contrasts_of(units)
     if not any(len(names) == means.shape[1] for _, names, _ in axes):
         p_values.append(permute_levels(means, strata, DRAWS, seed).p)
-    return min(1.0, len(p_values) * min(p_values)), tests
+    return min(1.0, len(p_values) * min(p_values)), contrasts
 
 
 def level_effects(cells: Floats, level_of_cell: Sequence[int]) -> Floats:
@@ -139,19 +145,19 @@ def level_effects(cells: Floats, level_of_cell: Sequence[int]) -> Floats:
     return (levels - levels.mean()) * len(levels) / (len(levels) - 1)
 
 
-def covers_all(test: LevelTest, truth: Floats) -> bool:
-    pairs = zip(test.contrasts, truth.tolist(), strict=True)
+def covers_all(contrasts: Sequence[Contrast], truth: Floats) -> bool:
+    pairs = zip(contrasts, truth.tolist(), strict=True)
     return all(contrast.low - TINY <= effect <= contrast.high + TINY for contrast, effect in pairs)
 
 
-def proven_levels(test: LevelTest) -> int:
-    return sum(contrast.p <= LEVEL for contrast in test.contrasts)
+def proven_levels(contrasts: Sequence[Contrast]) -> int:
+    return sum(contrast.p <= LEVEL for contrast in contrasts)
 
 
-def contradictions(test: LevelTest) -> int:
+def contradictions(contrasts: Sequence[Contrast]) -> int:
     """Return the number of levels whose p-value is at most 5 % while the limits cover 0, or the other way round."""
     count = 0
-    for contrast in test.contrasts:
+    for contrast in contrasts:
         if contrast.p <= LEVEL:
             count += contrast.low <= 0 <= contrast.high
         else:

@@ -1,8 +1,9 @@
 """Runs in stores: of synthetic traces, over mazes by solvers that lose their way, and decoded ones."""
 
+import math
 import random
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -12,6 +13,7 @@ from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
 from kvatlas.results import Expected, Manifest, Store
+from kvatlas.stats.losses import kept_by_rule
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.stats.synthetic import traces
 
@@ -87,3 +89,69 @@ def wander(answer: str, chance: float, rng: random.Random) -> str:
                 return format_plan([*plan[:position], ("move_to", "Z9"), *plan[position:]])
             return format_plan(plan[:position]) if kind == 2 else ""
     return format_plan(plan)
+
+
+def store_outcomes(
+    folder: Path,
+    outcomes: Mapping[Setting, Mapping[str, Any]],
+    *,
+    compressions: Mapping[Setting, Any] | None = None,
+    copies: bool = False,
+    extensions: int = 0,
+    **spec: Any,
+) -> Path:
+    """Store a finished run of one model from arrays of outcomes.
+
+    `outcomes[setting][benchmark]` are grades [problems, samples] of 0 and 1, NaN where a trace is missing; all arrays of
+    a benchmark have one shape. `compressions[setting]` is a number for all traces, 2 where none is given. With `copies`
+    all samples of a problem write the same tokens. `spec` are keys of the stored spec, such as `claim` and `looks`.
+    """
+    settings = list(outcomes)
+    axes = {}
+    for name in ("local_window", "ratio"):
+        axes[name] = tuple(dict.fromkeys(one.values[name] for one in settings if name in one.values))
+    expected = tuple(
+        Expected(
+            "tiny",
+            benchmark,
+            setting,
+            f"key {benchmark}",
+            tuple(f"p{number:04d}" for number in range(len(grades))),
+            grades.shape[1],
+            setting.policy == "full",
+        )
+        for setting in settings
+        for benchmark, grades in outcomes[setting].items()
+    )
+    stored_spec = {"seed": 0, "models": ["tiny"], "sampling": {"temperature": 0.6}, **spec}
+    provenance = {"kvatlas": "test", "extensions": extensions}
+    with Store.create(folder) as store:
+        store.put_manifest(Manifest(tuple(axes.items()), expected, stored_spec, provenance))
+        store.add_all(
+            (cell.run_key, trace)
+            for cell in expected
+            for trace in _traces_of_outcomes(
+                cell, outcomes[cell.setting][cell.benchmark], (compressions or {}).get(cell.setting, 2), copies
+            )
+        )
+    return folder
+
+
+def _traces_of_outcomes(cell: Expected, grades: Any, compressions: int, copies: bool) -> Iterator[Trace]:
+    kept = kept_by_rule(cell.setting) or 400.0
+    for problem, row in zip(cell.problems, grades, strict=True):
+        for sample, grade in enumerate(row):
+            if not math.isnan(grade):
+                usage = Usage(50, 100, 80, 400, kept, 0 if cell.setting.policy == "full" else compressions, 0.1)
+                written = f"{cell.setting.id} {problem} {0 if copies else sample}"
+                yield Trace(
+                    model=cell.model,
+                    benchmark=cell.benchmark,
+                    problem=problem,
+                    sample=sample,
+                    setting=cell.setting,
+                    tokens=tuple(written.encode()),
+                    text="so\n</think>7",
+                    grade=Grade(bool(grade), float(grade), "7" if grade else "8", Status.OK),
+                    usage=usage,
+                )

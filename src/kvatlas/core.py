@@ -487,6 +487,8 @@ class Note:
 
 #: Points that a setting may lose against the full cache by default.
 LOSE_AT_MOST = 3.0
+#: Looks at the samples of a run that a spec declares, at most.
+MOST_LOOKS = 5
 
 #: The values of a cell on the vertical and the horizontal axis of its map.
 CellCoord = tuple[Any, Any]
@@ -505,6 +507,26 @@ def mean_of(benchmarks: int) -> str:
     return f"mean of {benchmarks}"
 
 
+class Claim(StrEnum):
+    """What a number of a run speaks of: the problems that were run, however often they are sampled, or the population.
+
+    The units are traces for these problems, and problems for problems like these.
+    """
+
+    THESE = "these_problems"
+    LIKE = "problems_like_these"
+
+    @property
+    def unit(self) -> str:
+        """The independent unit: a trace or a problem."""
+        return "trace" if self is Claim.THESE else "problem"
+
+    @property
+    def words(self) -> str:
+        """The claim as words in a sentence."""
+        return self.value.replace("_", " ")
+
+
 @dataclass(frozen=True)
 class Map:
     """A metric over two axes of the grid, for one model and one benchmark (or the mean over several).
@@ -513,7 +535,9 @@ class Map:
     pair of values in that order. `baselines` are settings outside the grid, by their text. `validity` is None if there
     are no traces. `averaged` counts the benchmarks of a mean map and is 0 for a map of one benchmark. `plateau` holds
     the cells that are statistically tied with the best, `keeps` those proven to lose at most the `margin` against the
-    full cache, `breaks` those proven to lose more; they are None if they were not tested.
+    full cache, `breaks` those proven to lose more; they are None if they were not tested. `keeps_like` and
+    `breaks_like` are those of them that are proven for problems like these, too: their frames are thick. `claim` is
+    that of the intervals.
     """
 
     model: str
@@ -529,7 +553,10 @@ class Map:
     plateau: frozenset[CellCoord] | None = None
     keeps: frozenset[CellCoord] | None = None
     breaks: frozenset[CellCoord] | None = None
+    keeps_like: frozenset[CellCoord] = frozenset()
+    breaks_like: frozenset[CellCoord] = frozenset()
     margin: float | None = None
+    claim: Claim | None = None
 
     @property
     def name(self) -> MapName:

@@ -41,6 +41,7 @@ def map_(
         bool | None, typer.Option("--loss-by-memory/--heatmaps", help="Points lost against memory saved, or maps.")
     ] = None,
     lose_at_most: options.LoseAtMost = None,
+    claim: options.ClaimOption = None,
     partial: options.Partial = False,
     fix: options.Fix = None,
     look: options.LookOption = None,
@@ -53,7 +54,7 @@ def map_(
     from kvatlas.report.map_figure import MapOptions, plot_sources
     from kvatlas.report.options import ReadOptions
 
-    read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most)
+    read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, claim=claim)
     show = MapOptions(mean, shared, against, options.figure_options(look), loss_by_memory)
     written = plot_sources(inputs, out, read, show)
     for path in written:

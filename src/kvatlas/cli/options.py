@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvatlas.core import KvatlasError, Setting, policy_name
+from kvatlas.core import Claim, KvatlasError, Setting, policy_name
 from kvatlas.figures.style import FigureOptions
 from kvatlas.text import parse_yaml, read_value, scalar
 
@@ -94,6 +94,9 @@ Systems = Annotated[
     typer.Option("--policy", metavar="CELL", help="A system, as 'R1-Qwen full' or 'dynts ratio=0.3'. Repeat it."),
 ]
 LoseAtMost = Annotated[float | None, typer.Option(metavar="POINTS", help="Margin; default: the sweep's own, 3.")]
+ClaimOption = Annotated[
+    Claim | None, typer.Option("--claim", help="What the numbers speak of; default: as the spec decided.")
+]
 FigureFile = Annotated[Path, typer.Option("--out", metavar="FILE", help="PNG, SVG or PDF by its suffix.")]
 LookOption = Annotated[
     list[str] | None,

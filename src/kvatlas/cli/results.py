@@ -29,6 +29,7 @@ def describe(
     policy: options.OnlyPolicy = None,
     problems: Annotated[int | None, typer.Option(min=1, help="Problems of a CSV map without them.")] = None,
     lose_at_most: options.LoseAtMost = None,
+    claim: options.ClaimOption = None,
     long: Annotated[bool, typer.Option("--long", help="Every map, test and comparison instead of one page.")] = False,
     deaths: Annotated[bool, typer.Option("--deaths", help="Read lost answers, and count how they died.")] = False,
     as_json: options.Json = False,
@@ -39,7 +40,8 @@ def describe(
     from kvatlas.report.result import analyse
     from kvatlas.report.text import every_map, one_page
 
-    read_options = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, problems)
+    fixed_values = options.assignments("--fix", fix)
+    read_options = ReadOptions(metric, partial, fixed_values, policy, lose_at_most, problems, claim=claim)
     result = analyse(inputs, read_options)
     cells = deaths_of(result) if deaths else []
     if as_json:

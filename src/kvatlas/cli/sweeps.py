@@ -122,7 +122,9 @@ def plan(
     if provable is not None:
         from kvatlas.report.text import say
 
-        print_text("\n" + " ".join(say("provable", provable)))
+        tokens = estimate["decoded_tokens"]["shared"] // planned.spec.samples
+        print_text("\n" + " ".join(say("provable", provable, tokens)))
+        print_text(f"\n{control_sentence(planned)}")
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
 
@@ -162,7 +164,21 @@ def _provable(planned: Plan) -> Provable | None:
     if "full" not in baselines or not compared:
         return None
     sizes = [len(problems) for problems in planned.problems.values()]
-    return provable(sizes, margin_from_points(planned.spec.lose_at_most), len(compared))
+    return provable(sizes, margin_from_points(planned.spec.lose_at_most), len(compared), planned.spec.samples)
+
+
+def control_sentence(planned: Plan) -> str:
+    """Return a sentence on the setting of a plan that is to show that its run can see a loss."""
+    from kvatlas.stats.controls import is_control
+
+    controls = [policy.setting for policy, _ in planned.policies if is_control(policy.setting)]
+    if not controls:
+        return (
+            "The plan has no control. Add one, as {policy: random, ratio: 0.1} with the budget of the others: a run "
+            "that does not see its loss sees none."
+        )
+    least = min(controls, key=lambda setting: setting.values["ratio"])
+    return f"The control is {least}: a run that does not see its loss sees none."
 
 
 @app.command()

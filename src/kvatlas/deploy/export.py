@@ -53,11 +53,13 @@ class MeasuredCell:
         else:
             from kvatlas.stats.run_analysis import RunAnalysis
 
-            choices = [(choice.model, choice.by_memory) for choice in RunAnalysis(run).choices if choice.by_memory]
+            # Without a name only what is proven for problems like these, too, may be served.
+            choices = [(choice.model, choice.deployable) for choice in RunAnalysis(run).choices if choice.deployable]
             if len(choices) != 1:
                 found = "; ".join(f"{model} {cell.setting}" for model, cell in choices) or "none"
                 raise KvatlasError(
-                    f"Expected one recommended setting, the run has: {found}. Name a cell with --policy."
+                    f"Expected one setting proven for problems like these, the run has: {found}. Name a cell with "
+                    "--policy."
                 )
             model, recommended = choices[0]
             setting = recommended.setting

@@ -6,16 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvatlas.core import Cell, Setting, percent, rounded
+from kvatlas.core import Cell, Claim, Setting, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
+from kvatlas.stats.controls import Control
 from kvatlas.stats.csv_tests import PooledEffect
-from kvatlas.stats.losses import LossFamily, RequiredProblems, SettingLoss
+from kvatlas.stats.losses import LossFamily, Required, SettingLoss
 from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.verdicts import Test
 
 Json = dict[str, Any]
+#: Why a claim on these problems is missing where no other reason is known.
+NO_SAMPLES = "an adaptive sweep chooses problems by the outcomes of earlier ones"
 
 
 def omnibus_document(test: Test | None) -> Json:
@@ -54,21 +58,56 @@ def setting_loss_document(setting: Setting, loss: SettingLoss, family: LossFamil
         "shown": loss.is_kept,
         "broken": loss.is_broken,
         "joint_limit": percent(loss.joint_limit),
+        "claim": family.claim.value if family else None,
+        "unit": family.claim.unit if family else None,
+        "units": loss.units or None,
+        "pairs": loss.pairs or None,
+        "missing": loss.missing,
+        "look": look_document(family),
+        "limits": limits_document(loss, family.refused if family else ""),
+        "by_benchmark": {name: percent(lost) for name, lost in loss.by_benchmark.items()},
         "traces": loss.traces,
         "compressed": loss.compressed,
         "loses_where_compressed": contrast_document(among, "loses") if among else None,
     }
 
 
-def required_document(required: RequiredProblems) -> Json:
-    """Return how many problems would prove the margin."""
+def look_document(family: LossFamily | None) -> Json | None:
+    """Return the look at the samples of a run; None for a single look at the end."""
+    if family is None or family.look == ONE_LOOK:
+        return None
+    return {"share": family.look.share, "extensions": family.look.extensions}
+
+
+def limits_document(loss: SettingLoss, refused: str = "") -> Json:
+    """Return the limits of a loss by each claim, or why a claim cannot be made."""
+    found: Json = {}
+    for claim in Claim:
+        of_claim = loss.claims.get(claim)
+        if of_claim is None:
+            found[claim.value] = {"refused": refused or NO_SAMPLES}
+        else:
+            found[claim.value] = {
+                "low": percent(of_claim.low),
+                "high": percent(of_claim.high),
+                "limit": percent(of_claim.limit),
+                "joint_limit": percent(of_claim.joint_limit),
+                "p": p_value(of_claim.p),
+                "kept": of_claim.is_kept,
+                "broken": of_claim.is_broken,
+            }
+    return found
+
+
+def required_document(required: Required) -> Json:
+    """Return how many problems, and samples of these, would prove the margin."""
     return {
         "setting": str(required.setting),
         "policy": required.setting.policy,
-        "problems": required.problems,
-        "needed": required.count,
-        "low_loss": percent(required.low_loss),
-        "needed_range": [required.at_low, required.at_high],
+        "problems": required.problems_now,
+        "needed": required.problems,
+        "samples": required.samples_now,
+        "samples_needed": required.samples,
     }
 
 
@@ -78,6 +117,10 @@ def comparison_document(comparison: Comparison) -> Json:
     return {
         **{name: getattr(comparison, name) for name in names},
         **contrast_document(comparison.difference, "difference"),
+        "limits": {
+            claim.value: contrast_document(contrast, "difference")
+            for claim, contrast in comparison.difference.claims.items()
+        },
         "problems": comparison.difference.problems,
         "pairs": comparison.difference.pairs or None,
         "note": comparison.note or None,
@@ -99,6 +142,10 @@ def choice_document(choice: Choice) -> Json:
         "candidates": choice.candidates,
         "plateau": choice.members,
         "by_time": chosen_document(choice.by_time, choice) if choice.by_time else None,
+        "proven_cheapest": str(choice.by_memory.setting) if choice.by_memory and choice.losses else None,
+        "deployable": str(choice.deployable.setting) if choice.deployable else None,
+        "claim": choice.family.claim.value if choice.family else None,
+        "control": control_document(choice.control),
         "vacuous": choice.vacuous,
         "margin": percent(choice.margin),
         **loss_values(choice.loss),
@@ -112,6 +159,13 @@ def choice_document(choice: Choice) -> Json:
         "saving": saving_document(choice.saving),
         "behind_highest": percent(choice.behind_highest),
     }
+
+
+def control_document(control: Control | None) -> Json | None:
+    """Return the control of a run, and whether it is proven to lose."""
+    if control is None:
+        return None
+    return {"setting": str(control.setting), **contrast_document(control.loss, "loses"), "seen": control.is_seen}
 
 
 def saving_document(saving: Saving | None) -> Json | None:

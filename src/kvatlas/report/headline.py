@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kvatlas.core import differing, grouped
+from kvatlas.core import Claim, differing, grouped
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_data import shown_policies
@@ -41,12 +41,6 @@ def margin_text(margin: float) -> str:
     return f"{points} point{'' if points == '1' else 's'}"
 
 
-def loses_text(loss: float) -> str:
-    """Return a loss in points, one below 0 as a gain: `loses 0.6`, `gains 0.6`."""
-    points = percent_text(loss)
-    return f"gains {points[1:]}" if points.startswith("-") else f"loses {points}"
-
-
 def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
     """Return a setting by the parameters that its policy varies among the candidates.
 
@@ -70,6 +64,8 @@ def _sentence(*clauses: str) -> str:
 def _kept(choices: Sequence[Choice]) -> str:
     """Return the cheapest settings proven to keep the margin and what they save; some model has one."""
     proven = f"proven to stay within {margin_text(choices[0].margin)} of the full cache"
+    if not all(choice.loss.keeps_like for choice in choices if choice.shown and choice.loss is not None):
+        proven += " on these problems"
     kept = [choice for choice in choices if choice.shown and choice.by_memory is not None]
     if not kept:
         return f"a setting is {proven}"
@@ -110,6 +106,8 @@ def _lost(choices: Sequence[Choice]) -> str:
         losses += (choice.losses or {}).values()
     broken = sum(loss.is_broken for loss in losses)
     margin = margin_text(choices[0].margin)
+    if choices[0].family is not None and choices[0].family.claim is Claim.LIKE and not choices[0].is_single:
+        margin += " for problems like these"
     if broken == len(losses):
         return f"every setting loses more than {margin} against the full cache"
     more = f" ({broken} of {len(losses)} are proven to lose more)" if broken else ""

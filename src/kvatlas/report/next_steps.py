@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import KvatlasError, Setting
-from kvatlas.report.headline import loses_text, margin_text, setting_words
+from kvatlas.core import Claim, KvatlasError, Setting
+from kvatlas.report.headline import margin_text, setting_words
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.losses import RequiredProblems
+from kvatlas.stats.losses import Required
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name
 
 #: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.
 _LARGER = 1.25
 _STEP = 16
-#: The most problems of a benchmark that a next step asks for.
+#: The most problems of a benchmark, and samples of a problem, that a next step asks for.
 _MOST_PROBLEMS = 2000
+_MOST_SAMPLES = 64
 #: The highest ratio that leaves something to choose.
 _HIGHEST_RATIO = 0.9
 
@@ -45,10 +47,11 @@ class NextStep:
 
 
 def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
-    """Return the next steps of a run: more problems, a larger budget, higher or finer ratios.
+    """Return the next steps of a run: more problems or samples, a larger budget, higher or finer ratios.
 
     None of adaptive sweeps, of screens, and of runs that were not made by a spec. Choices without a full cache, and
-    those of traces that cannot show a difference, have none.
+    those of traces that cannot show a difference, have none, except easier problems where the full cache solves next to
+    none.
     """
     from kvatlas.sweeps.spec import parse_spec
 
@@ -59,7 +62,7 @@ def next_steps(run: RunData, choices: Sequence[Choice]) -> list[NextStep]:
         return []
     if run.manifest.allocation or run.manifest.screened:
         return []
-    judged = [choice for choice in choices if choice.losses and choice.vacuous is None]
+    judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or _is_floor(choice))]
     folder = run.folder or Path("RUN")
     steps: dict[str, NextStep] = {}
     for choice in judged:
@@ -90,19 +93,54 @@ def spec_text(spec: Mapping[str, Any]) -> str:
 _Change = tuple[str, str, str, Json]
 
 
+def _is_floor(choice: Choice) -> bool:
+    return choice.family is not None and choice.family.is_floor
+
+
 def _changes(choice: Choice, spec: Json) -> Iterator[_Change]:
+    if _is_floor(choice):
+        yield from _easier_problems(choice, spec)
+        return
     if choice.shown:
         yield from _finer_ratios(choice, spec)
     elif choice.required is not None:
+        yield from _more_samples(choice, choice.required)
         yield from _more_problems(choice, choice.required, spec)
     if not choice.shown:
         yield from _higher_ratio(choice, spec)
         yield from _larger_budget(choice, spec)
 
 
-def _more_problems(choice: Choice, required: RequiredProblems, spec: Json) -> Iterator[_Change]:
+def _easier_problems(choice: Choice, spec: Json) -> Iterator[_Change]:
+    """Yield generated problems of fewer steps, in place of those of which the full cache solves next to none."""
+    easier = []
+    for entry in spec.get("benchmarks", ()):
+        name = entry["name"] if isinstance(entry, dict) else entry
+        match = re.fullmatch(r"([A-Z]+)(\d+)", name)
+        if match is None or int(match[2]) < 4:
+            return
+        easier.append(f"{match[1]}{int(match[2]) // 2}")
+    reason = f"On {model_name(choice.model)} {choice.vacuous}. Easier problems can show a loss."
+    yield "easier-problems", ", ".join(easier), reason, {"benchmarks": easier}
+
+
+def _more_samples(choice: Choice, required: Required) -> Iterator[_Change]:
+    """Yield the samples that would prove the setting at which testing stopped, on these problems."""
+    if choice.family is None or choice.family.claim is not Claim.THESE or required.samples is None:
+        return
+    if not required.samples_now < required.samples <= _MOST_SAMPLES:
+        return
+    reason = (
+        f"About {required.samples} samples would prove {_name(choice, required.setting)} on "
+        f"{model_name(choice.model)}, on these problems and if that is its loss. Traces that are there are not "
+        "decoded again; limits then allow for a second look."
+    )
+    yield "more-samples", f"{required.samples} samples of each problem", reason, {"samples": required.samples}
+
+
+def _more_problems(choice: Choice, required: Required, spec: Json) -> Iterator[_Change]:
     """Yield the problems that would prove the setting at which testing stopped."""
-    count = required.count or required.at_low
+    count = required.problems
     sizes = choice.family.sizes if choice.family else ()
     if count is None or not sizes:
         return
@@ -111,10 +149,9 @@ def _more_problems(choice: Choice, required: RequiredProblems, spec: Json) -> It
     if not max(sizes) < problems <= _MOST_PROBLEMS:
         return
     setting = _name(choice, required.setting)
-    lost = required.loss.value if required.count else required.low_loss
     reason = (
-        f"About {count:,} problems in all would prove {setting} on {model_name(choice.model)}, if it truly "
-        f"{loses_text(lost)}. Traces that are there are not decoded again."
+        f"About {count:,} problems in all would prove {setting} on {model_name(choice.model)} for problems like these, "
+        "if that is its loss. Traces that are there are not decoded again; limits then allow for a second look."
     )
     yield "more-problems", f"{problems:,} problems of each benchmark", reason, {"problems": problems}
 

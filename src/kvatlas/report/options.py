@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import Map
+from kvatlas.core import Claim, Map
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -29,6 +29,8 @@ class ReadOptions:
         lose_at_most: the margin in points against the full cache; the run's own if None. KvatlasError out of (0, 100).
         problems: the problems of CSV maps without such a column.
         samples: the samples of CSV maps without such a column.
+        claim: what the numbers speak of, in place of the claim that the spec decided. For CSV maps `these_problems`
+            declares that the samples were drawn independently.
     """
 
     metric: str | None = "pass@1"
@@ -38,6 +40,7 @@ class ReadOptions:
     lose_at_most: float | None = None
     problems: int | None = None
     samples: int | None = None
+    claim: Claim | None = None
 
     def __post_init__(self) -> None:
         margin_from_points(self.lose_at_most)
@@ -49,13 +52,14 @@ class ReadOptions:
 
     def open_run(self, folder: str | Path) -> RunData:
         """Return the run in a folder. Raises KvatlasError for a folder without a run."""
-        return RunData.open(folder, self.metric, self.partial, self.fix, self.lose_at_most)
+        return RunData.open(folder, self.metric, self.partial, self.fix, self.lose_at_most, self.claim)
 
     def open_source(self, source: str | Path) -> Source:
         """Return a run, or the maps of a CSV file or of `published:NAME` with intervals of the binomial bound."""
         if Path(source).is_dir():
             return RunAnalysis(self.open_run(source))
-        return with_binomial_bounds(read_maps(source, self.partial, self.problems, self.samples))
+        maps = read_maps(source, self.partial, self.problems, self.samples)
+        return with_binomial_bounds(maps, self.claim or Claim.LIKE)
 
 
 def bare_maps(source: Source) -> list[Map]:

@@ -10,13 +10,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
+from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
 from kvatlas.report.as_data import (
     NO_SETTING,
     Json,
     choice_document,
     comparison_document,
     contrast_document,
+    limits_document,
     loss_values,
     omnibus_document,
     p_value,
@@ -27,18 +28,19 @@ from kvatlas.report.headline import headline
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.stats.adaptive import NO_PAIRS
-from kvatlas.stats.choice import Choice, choices_of_maps
+from kvatlas.stats.choice import Choice, choices_of_maps, floor_reason
 from kvatlas.stats.csv_tests import PooledEffect, pooled_effects, verdicts_of_maps
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
+from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjusted
 from kvatlas.stats.prices import Price, prices
 from kvatlas.stats.run_analysis import RunAnalysis, grids, group_by_axes, with_regions
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.validity import Limitation, findings
+from kvatlas.stats.validity import Kind, Limitation, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
 from kvatlas.text import model_name
 
@@ -136,6 +138,7 @@ class MapResult:
             "evidence_of_difference": verdict.evidence,
             "plateau": [self._coord(coord) for coord in verdict.plateau] or None,
             "may_lose": percent(verdict.most_lost),
+            "claim": map_.claim.value if map_.claim else None,
             "effects": [self._effect(effect) for effect in verdict.effects],
             "stability": {
                 "spread": percent(verdict.spread),
@@ -161,6 +164,7 @@ class MapResult:
             "may_lose": percent(self.verdict.may_lose.get(coord)),
             **loss_values(loss),
             "shown": loss.is_kept if loss else None,
+            "limits": limits_document(loss) if loss else None,
         }
 
     def _effect(self, effect: Effect) -> Json:
@@ -243,6 +247,21 @@ class Result:
         return tuple(tables)
 
     @property
+    def claim(self) -> Claim:
+        """The claim of the numbers: that of all runs, else problems like these."""
+        claims = {run.run.claim for run in self._analyses} or {self.options.claim or Claim.LIKE}
+        return claims.pop() if len(claims) == 1 else Claim.LIKE
+
+    @property
+    def has_two_families(self) -> bool:
+        """Return whether a setting is proven to lose more while its difference from the full cache is not proven."""
+        broken = set()
+        for table in self.tables:
+            broken |= {row.name for row in table.rows if row.loss is not None and row.loss.breaks_any}
+        open_pairs = [one for one in self.comparisons if one.p_holm > LEVEL]
+        return any("full" in (one.first, one.second) and broken & {one.first, one.second} for one in open_pairs)
+
+    @property
     def runs(self) -> tuple[RunData, ...]:
         """The analysed runs."""
         return tuple(run.run for run in self._analyses)
@@ -283,7 +302,18 @@ class Result:
         cells: list[CellTraces] = []
         for run in self.opened_runs:
             cells += run.cells_of(self.options.policy)
-        return tuple(findings(cells))
+        return (*self._floors(), *findings(cells))
+
+    def _floors(self) -> list[Limitation]:
+        """Return a finding for each model whose full cache solves too little for a loss to be seen."""
+        found = []
+        for run in self._analyses:
+            for choice in run.choices:
+                if choice.family is not None and choice.family.is_floor:
+                    text = f"{model_name(choice.model)} on {choice.benchmark}: {floor_reason(choice.family)}; take "
+                    text += "easier problems, or more new tokens where traces are truncated."
+                    found.append(Limitation(Kind.FLOOR, choice.model, choice.benchmark, text))
+        return found
 
     @cached_property
     def effects(self) -> tuple[PooledEffect, ...]:
@@ -322,6 +352,8 @@ class Result:
         _, notes = self._means_and_notes
         for table in self.tables:
             notes = [*notes, *(note for note in table.notes if note not in notes)]
+        for run in self._analyses:
+            notes = [*notes, *(note for note in run.run.claim_notes if note not in notes)]
         is_adaptive = any(run.is_adaptive for run in self.opened_runs)
         return (NO_PAIRS, *notes) if is_adaptive else tuple(notes)
 
@@ -375,7 +407,8 @@ class Result:
     def to_dict(self) -> Json:
         """Return the document of `kvatlas describe --json`: percent scale, unknown values None.
 
-        `headline`: the finding in a sentence. `next_steps`: what to try next, with specs. `tables`: for runs without
+        `headline`: the finding in a sentence. `claim`: what the numbers speak of, `these_problems` or
+        `problems_like_these`. `next_steps`: what to try next, with specs. `tables`: for runs without
         maps one object per model with model, benchmark, metric, settings (the highest first; each as an estimate of a
         map, with its values by benchmark) and notes.
 
@@ -385,7 +418,8 @@ class Result:
         evidence_of_difference, plateau, may_lose, effects, stability, method, notes. `means`: the same for the means
         over benchmarks. `comparisons`: first minus second, in points, p-values adjusted over all of them.
         `recommendation`: the first model's choice, with that of every model under `all`; `vacuous` says why there is
-        none. `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
+        none, `proven_cheapest` is proven by the claim, `deployable` by both; `losses` have `limits` by each claim.
+        `findings`: what limits what the runs can show, the gravest first. `effects`: one joint test for each axis
         over all benchmarks (and models, for CSV maps), each level against the mean of the others. `per_right_answer`:
         what a right answer of each setting costs, with the ratio to the full cache's.
         """
@@ -393,6 +427,7 @@ class Result:
         first_choice = choices[0] if choices else NO_SETTING
         return {
             "headline": self.headline or None,
+            "claim": self.claim.value,
             "findings": [asdict(finding) for finding in self.findings],
             "tables": [table_document(table) for table in self.tables],
             "maps": [one.to_dict() for one in self.maps],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -10,9 +9,9 @@ from importlib import resources
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import Cell, CellCoord, Setting, grouped
+from kvatlas.core import Cell, CellCoord, Claim, Setting, grouped
 from kvatlas.policies import all_values
-from kvatlas.report.headline import loses_text, setting_words
+from kvatlas.report.headline import setting_words
 from kvatlas.report.result import MapResult, Result
 from kvatlas.stats.choice import Choice, kv_tokens_of
 from kvatlas.stats.losses import SettingLoss
@@ -43,9 +42,9 @@ def every_map(result: Result) -> str:
     return _rendered("describe_long.md", result)
 
 
-def say(macro: str, about: Any) -> list[str]:
+def say(macro: str, about: Any, *others: Any) -> list[str]:
     """Return the sentences that a macro of `sentences.txt` makes of a result, or of a part of it: its paragraphs."""
-    text = str(getattr(_environment().get_template("sentences.txt").module, macro)(about))
+    text = str(getattr(_environment().get_template("sentences.txt").module, macro)(about, *others))
     return [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
 
 
@@ -86,13 +85,15 @@ def _environment() -> Environment:
         "memory": memory_text,
         "price": price_text,
         "recommendation": recommendation,
-        "loses": loses_text,
-        "ceiling": lambda share: f"{math.ceil(100 * share - 1e-9)}",
+        "share": lambda share: f"{100 * share:g}",
+        "times": lambda ratio: f"{100 * ratio:.0f} %",
         "at": at,
         "estimates": _estimates,
     }
     environment.globals |= {
         "say": say,
+        "marks_legend": marks_legend,
+        "limits_table": limits_table,
         "grid_table": grid_table,
         "benchmark_table": benchmark_table,
         "comparison_table": comparison_table,
@@ -108,10 +109,10 @@ def _environment() -> Environment:
 
 
 def p_text(p: float) -> str:
-    """Return a p-value with two digits; a bound near 0 and 1."""
+    """Return a p-value with two digits; a bound near 0, and above 0.5, where it says nothing."""
     if p < 0.001:
         return "< 0.001"
-    return "> 0.99" if p > 0.99 else f"{p:.2g}"
+    return "> 0.5" if p > 0.5 else f"{p:.2g}"
 
 
 def brief(share: float) -> str:
@@ -216,12 +217,40 @@ def _marked_value(one: MapResult, coord: CellCoord) -> str:
 
 
 def _mark(loss: SettingLoss | None) -> str:
-    """Return `*` where a loss of at most the margin is proven, and `!` where a larger one is."""
+    """Return `*` where a loss of at most the margin is proven, `!` where a larger one is; twice by every claim."""
     if loss is None:
         return ""
-    if loss.is_kept:
-        return "*"
-    return "!" if loss.is_broken else ""
+    if loss.keeps_any or loss.breaks_any:
+        sign = "*" if loss.keeps_any else "!"
+        return 2 * sign if loss.keeps_like or loss.breaks_like else sign
+    return ""
+
+
+def marks_legend(margin: str) -> str:
+    """Return what the marks of settings mean."""
+    return (
+        f"`*`: proven to lose at most {margin} against the full cache on these problems, `**`: for problems like "
+        "these, too; `!` and `!!`: proven to lose more."
+    )
+
+
+def limits_table(choice: Choice) -> str:
+    """Return the losses of all settings with their limits by each claim, in points."""
+    header = ["Setting", "Lost", "95 %"]
+    for claim in Claim:
+        header += [f"At most, {claim.words}", "Any margin"]
+    header += ["p", "Pairs", "Compressed"]
+    rows = []
+    for id_, loss in (choice.losses or {}).items():
+        row = [setting_text(choice, choice.settings[id_]) + _mark(loss), percent_text(loss.value)]
+        row.append(f"{percent_text(loss.low)} to {percent_text(loss.high)}")
+        for claim in Claim:
+            of_claim = loss.claims.get(claim)
+            limits = (None, None) if of_claim is None else (of_claim.limit, of_claim.joint_limit)
+            row += ["–" if limit is None else percent_text(limit) for limit in limits]
+        pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
+        rows.append([*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"])
+    return markdown_table(header, rows)
 
 
 def benchmark_table(result: Result) -> str:

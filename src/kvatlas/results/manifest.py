@@ -102,6 +102,16 @@ def _enlarged(cells: Sequence[Expected], on_grid: Collection[CellName]) -> dict[
     }
 
 
+def _is_extension(earlier: Manifest, now: Mapping[CellName, Expected]) -> bool:
+    """Return whether cells of an earlier sweep get more problems, or samples that it did not declare as looks."""
+    declared = max(earlier.spec.get("looks") or [0])
+    for cell in earlier.expected:
+        larger = now.get(cell.name, cell)
+        if len(larger.problems) > len(cell.problems) or larger.samples > max(cell.samples, declared):
+            return True
+    return False
+
+
 def _spec_of_settings(cells: Iterable[Expected], axes: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return the part of a spec that names the setting of each cell alone."""
     settings = []
@@ -220,13 +230,20 @@ class Manifest:
         if others:
             swept_cells = [cell for name, cell in cells.items() if name in swept]
             spec |= _spec_of_settings(swept_cells, axes)
+        # The claim and the looks are those that were decided before the first data.
+        for name in ("claim", "looks"):
+            if name in earlier.spec:
+                spec[name] = earlier.spec[name]
+        provenance = {**earlier.provenance, **self.provenance}
+        if kept and _is_extension(earlier, swept):
+            provenance["extensions"] = earlier.provenance.get("extensions", 0) + 1
         tags = {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})}
         return replace(
             self,
             axes=tuple(axes.items()),
             expected=tuple(cells.values()),
             spec=spec,
-            provenance={**earlier.provenance, **self.provenance, "tags": tags},
+            provenance={**provenance, "tags": tags},
             about=_merged(earlier.about, self.about),
             contents=_merged(earlier.contents, self.contents),
         )

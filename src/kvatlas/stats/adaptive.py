@@ -8,12 +8,13 @@ from itertools import repeat
 
 import numpy as np
 
-from kvatlas.core import Map, MapName, Note, NoteKind, grouped
+from kvatlas.core import Claim, Map, MapName, Note, NoteKind, grouped
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.choice import Choice, choice_of
 from kvatlas.stats.losses import LossFamily, SettingLoss, is_full
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import Floats
+from kvatlas.stats.numerics.losses import Loss
 from kvatlas.stats.numerics.sequential import Decision, TracesSoFar, block_slice, decisions, in_order
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.verdicts import Basis, Verdict
@@ -77,7 +78,7 @@ def losses_of_decision(decision: Decision, settings: Sequence[str]) -> dict[str,
     losses = {}
     for row, setting in enumerate(settings):
         if not math.isnan(decision.value[row]):
-            losses[setting] = SettingLoss(
+            loss = Loss(
                 float(decision.value[row]),
                 float(decision.low[row]),
                 float(decision.high[row]),
@@ -86,6 +87,7 @@ def losses_of_decision(decision: Decision, settings: Sequence[str]) -> dict[str,
                 is_kept=bool(decision.kept[row]),
                 is_broken=bool(decision.broken[row]),
             )
+            losses[setting] = SettingLoss(**vars(loss), claims={Claim.LIKE: loss})
     return losses
 
 

@@ -118,7 +118,7 @@ def _table(metric: str, model: str, policy: str, cells: Sequence[CellTraces]) ->
     sides = [_pairs(benchmark, paired, whole) for benchmark in benchmarks]
     values = paired_values(sides)
     z = normal_quantile(LEVEL / 2 / len(paired))
-    contrasts = values.contrasts(z)
+    contrasts = values.contrasts(z=z)
     names = row_names(paired)
     groups = shared_values(paired)
     rows = [

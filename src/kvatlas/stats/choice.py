@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from kvatlas.core import LOSE_AT_MOST, Cell, Map, MapName, Setting, grouped, mean_of
+from kvatlas.stats.claims import GREEDY
+from kvatlas.stats.controls import Control, control_of
 from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import (
     FULL,
     GridLosses,
     LossFamily,
-    RequiredProblems,
+    Required,
     SettingLoss,
     grid_by_benchmark,
     kept_by_rule,
 )
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.power import Provable, provable
+from kvatlas.stats.prices import Price, prices_of_setting
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity
 from kvatlas.stats.verdicts import Verdict
+from kvatlas.text import percent_text
+
+#: Costs of at most so many times the least one count as equal.
+SAME_COST = 1.01
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,10 @@ class Saving:
 class Choice:
     """The cheapest settings that may be chosen, by mean KV bytes (or tokens kept) and by seconds a trace.
 
-    With a full cache those are the settings proven to lose at most the `margin`; `family` has the losses. Without
+    With a full cache those are the settings proven to lose at most the `margin` by the claim of the run; `family` has
+    the losses, `deployable` is the cheapest setting that is proven by every claim. Of the settings within 1 % of the
+    least cost the one with the smallest limit is chosen. `prices` tell what a right answer of the chosen setting costs,
+    `control` is the run's own test of whether it can see a loss. Without
     (`family` is None) they are the `members` of the plateau, without the levels of an axis that are proven worse.
     `by_memory` and `by_time` are None where the cost is unknown or none may be chosen. `highest` is the highest value
     of the map, and `may_lose`, by setting id, the most that one of the plateau lies below the best. `vacuous` is the
@@ -56,6 +67,9 @@ class Choice:
     members: int | None = None
     by_memory: Cell | None = None
     by_time: Cell | None = None
+    deployable: Cell | None = None
+    prices: Sequence[Price] = ()
+    control: Control | None = None
     highest: float | None = None
     may_lose: Mapping[str, float] = field(default_factory=dict)
     vacuous: str | None = None
@@ -73,9 +87,11 @@ class Choice:
 
     @property
     def offered(self) -> Setting | None:
-        """The setting that is chosen by memory, or else the safest."""
+        """The setting that is chosen by memory; or else the nearest to be proven, or the safest."""
         if self.by_memory is not None:
             return self.by_memory.setting
+        if self.required is not None:
+            return self.required.setting
         return None if self.safest is None else self.safest[0]
 
     @property
@@ -94,6 +110,41 @@ class Choice:
         return None if self.losses is None else any(loss.is_kept for loss in self.losses.values())
 
     @property
+    def samples(self) -> int:
+        """The samples of each problem that the losses rest on."""
+        paired = None if self.family is None else self.family.paired
+        return 1 if paired is None else int(paired.promised.sum(2).max(initial=0))
+
+    @property
+    def is_greedy(self) -> bool:
+        """Return whether nothing was drawn."""
+        return self.family is not None and self.family.refused == GREEDY
+
+    @property
+    def is_single(self) -> bool:
+        """Return whether both claims are the same, or only one can be made."""
+        return self.family is None or bool(self.family.refused) or self.samples == 1
+
+    @property
+    def worst_benchmark(self) -> tuple[str, float] | None:
+        """The benchmark on which the chosen setting lost most, and the loss, where that is beyond the margin."""
+        if self.loss is None or len(self.loss.by_benchmark) < 2:
+            return None
+        name, lost = max(self.loss.by_benchmark.items(), key=itemgetter(1))
+        return (name, lost) if lost > self.margin else None
+
+    @property
+    def cheapest_here(self) -> Setting | None:
+        """The setting proven on these problems that keeps least by its own numbers; None where there is none."""
+        if self.family is None:
+            return None
+        for sequence in self.family.sequences:
+            proven = [id_ for id_ in sequence if id_ in (self.losses or {}) and self.losses[id_].keeps_any]
+            if proven:
+                return self.settings[proven[-1]]
+        return None
+
+    @property
     def safest(self) -> tuple[Setting, SettingLoss] | None:
         """The setting with the smallest joint limit of its loss, and the loss; None where there is no full cache."""
         losses = self.losses or {}
@@ -103,13 +154,15 @@ class Choice:
     @property
     def provable(self) -> Provable | None:
         """The margin that the problems prove if nothing is lost; None without a full cache or for adaptive sweeps."""
-        if self.family is None or not self.family.sequences:
+        family = self.family
+        if family is None or not family.sequences or family.paired is None:
             return None
-        return provable(self.family.sizes, self.margin, len(self.family.sequences))
+        samples = 1 if family.refused else int(family.paired.promised.sum(2).max())
+        return provable(family.sizes, self.margin, len(family.sequences), samples)
 
     @property
-    def required(self) -> RequiredProblems | None:
-        """The fewest problems that prove one more setting; None if no more would decide one that is measured."""
+    def required(self) -> Required | None:
+        """What proves one more setting with least effort; None if no more would decide one that is measured."""
         return None if self.family is None else self.family.required_among(self.settings)
 
 
@@ -122,7 +175,8 @@ def choices(run: RunData, lost: GridLosses) -> list[Choice]:
         ids = {cell.setting.id for cell in cells}
         if family is not None and ids & family.by_setting.keys():
             full = select(run.cells, model=model, setting=FULL)
-            found.append(choice_of(model, cells, family, baselines=full))
+            control = control_of(run, model, benchmarks, family)
+            found.append(choice_of(model, cells, family, baselines=full, control=control))
     return found
 
 
@@ -133,8 +187,9 @@ def choice_of(
     *,
     baselines: Sequence[CellTraces] = (),
     among: Sequence[str] | None = None,
+    control: Control | None = None,
 ) -> Choice:
-    """Return the choice from the grid `cells` of a model by their losses.
+    """Return the choice from the grid `cells` of a model by their losses; `baselines` are the full cache's cells.
 
     `among` are the ids from which the setting that keeps the fewest tokens is chosen, all proven ones where None.
     """
@@ -144,11 +199,16 @@ def choice_of(
     settings = {cell.setting.id: cell.setting for cell in cells}
     checked = validity(cells)
     reason = None if checked is None else checked.reason
+    if reason is None and family.is_floor:
+        reason = floor_reason(family)
     # From a vacuous map nothing is chosen.
     allowed = kept if reason is None else {}
     chosen_among = allowed if among is None else {id_: cell for id_, cell in allowed.items() if id_ in among}
-    by_memory = _least_memory(list(chosen_among.values()))
-    by_time = _least_time(list(allowed.values()))
+    limits = {id_: loss.limit for id_, loss in losses.items()}
+    by_memory = _least_memory(list(chosen_among.values()), limits)
+    by_time = _least_time(list(allowed.values()), limits)
+    certain = [cell for id_, cell in chosen_among.items() if losses[id_].keeps_like]
+    prices = prices_of_setting(stored[by_memory.setting.id], baselines) if by_memory is not None else []
     savings = {id_: saving for id_ in losses if (saving := _saving(stored[id_], baselines)) is not None}
     return Choice(
         model,
@@ -156,6 +216,9 @@ def choice_of(
         len(settings),
         by_memory=by_memory,
         by_time=by_time,
+        deployable=_least_memory(certain, limits),
+        prices=prices,
+        control=control,
         vacuous=reason,
         margin=family.margin,
         family=family,
@@ -171,12 +234,25 @@ def _name_of_benchmarks(cells: Sequence[CellTraces]) -> str:
     return names[0] if len(names) == 1 else mean_of(len(names))
 
 
-def _least_memory(cells: Sequence[Cell]) -> Cell | None:
-    return cheapest(cells, kv_costs(cells))
+def floor_reason(family: LossFamily) -> str:
+    """Return as a clause why a full cache that solves next to nothing can lose nothing."""
+    assert family.full is not None
+    problems = f"{sum(family.sizes):,} problems"
+    margin = f"{round(100 * family.margin, 4):g} points"
+    if not family.full.value:
+        return f"the full cache solves none of the {problems}, so nothing could be lost"
+    return (
+        f"the full cache solves {percent_text(family.full.value)} % of the {problems} and perhaps only "
+        f"{percent_text(family.full.low or 0.0)} %, so a loss of more than {margin} could not be seen"
+    )
 
 
-def _least_time(cells: Sequence[Cell]) -> Cell | None:
-    return cheapest(cells, [cell.seconds_mean for cell in cells])
+def _least_memory(cells: Sequence[Cell], limits: Mapping[str, float] | None = None) -> Cell | None:
+    return cheapest(cells, kv_costs(cells), limits)
+
+
+def _least_time(cells: Sequence[Cell], limits: Mapping[str, float] | None = None) -> Cell | None:
+    return cheapest(cells, [cell.seconds_mean for cell in cells], limits)
 
 
 def _mean(cells: Sequence[CellTraces]) -> Cell:
@@ -260,11 +336,21 @@ def kv_costs(cells: Sequence[Cell]) -> list[float | None]:
     return [kv_tokens_of(cell) for cell in cells] if None in sizes else sizes
 
 
-def cheapest(members: Sequence[Cell], costs: Sequence[float | None]) -> Cell | None:
-    """Return the member of least cost, of equal ones the best; None where a cost is unknown or there is no member."""
+def cheapest(
+    members: Sequence[Cell], costs: Sequence[float | None], limits: Mapping[str, float] | None = None
+) -> Cell | None:
+    """Return the member of least cost, of equal ones the best; None where a cost is unknown or there is no member.
+
+    With `limits` of losses by setting id it is that of the smallest limit within 1 % of the least cost.
+    """
+    known = [cost for cost in costs if cost]
+    if len(known) < len(members) or not members:
+        return None
+    least = min(known)
     ranked = []
-    for index, (cell, cost) in enumerate(zip(members, costs, strict=True)):
-        if not cost:
-            return None
-        ranked.append((cost, -cell.estimate.value, index))
-    return members[min(ranked)[2]] if ranked else None
+    for index, (cell, cost) in enumerate(zip(members, known, strict=True)):
+        if limits is None:
+            ranked.append((cost, -cell.estimate.value, index))
+        elif cost <= SAME_COST * least:
+            ranked.append((limits[cell.setting.id], cost, index))
+    return members[min(ranked)[2]]

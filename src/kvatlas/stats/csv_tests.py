@@ -107,7 +107,7 @@ class PooledEffect(Effect):
 
     @property
     def is_proven(self) -> bool:
-        """True if the levels do not behave alike, after the adjustment."""
+        """True if a level's mean differs from the others', after the adjustment."""
         return self.adjusted_p <= LEVEL
 
     @property
@@ -115,13 +115,6 @@ class PooledEffect(Effect):
         """The level of the smallest p-value, after its number; of equal ones that which differs most."""
         numbered = [(index, level, contrast) for index, (level, contrast) in enumerate(self.levels)]
         return min(numbered, key=lambda item: (item[2].p, -abs(item[2].value)))
-
-    @property
-    def reach(self) -> float:
-        """The largest difference that may have been missed."""
-        if self.hidden is not None:
-            return self.hidden
-        return max(max(abs(contrast.low), abs(contrast.high)) for _, contrast in self.levels)
 
     @property
     def worse(self) -> tuple[Any, ...]:
@@ -154,7 +147,7 @@ def _effects_of_traces(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict])
         verdict = verdicts.get(name)
         if verdict is not None and verdict.basis is Basis.TRACES:
             over = f"{name.model} | {name.benchmark} | {name.policy}"
-            effects += [PooledEffect(effect.axis, effect.levels, effect.hidden, over) for effect in verdict.effects]
+            effects += [PooledEffect(effect.axis, effect.levels, over) for effect in verdict.effects]
     return effects
 
 
@@ -173,7 +166,7 @@ def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
     contrasts, below = permute_benchmarks(values, [map_.benchmark for map_ in group])
     axis, levels = group[0].axes[side]
     over = "1 map" if len(group) == 1 else f"{len(group)} maps"
-    return PooledEffect(axis, tuple(zip(levels, contrasts, strict=True)), None, over, len(group), tuple(below))
+    return PooledEffect(axis, tuple(zip(levels, contrasts, strict=True)), over, len(group), tuple(below))
 
 
 def _table(map_: Map, rows: Sequence[Any], columns: Sequence[Any]) -> Floats:

@@ -9,12 +9,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind
+from kvatlas.core import Cell, Claim, Estimate, KvatlasError, Map, Note, NoteKind
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.numerics.bounded import interval, yes_no_interval
 
 BINOMIAL_NOTE = Note(
     NoteKind.INTERVAL, "Only averages were published, so each problem counts once; these intervals are cautious"
+)
+SAMPLES_NOTE = Note(
+    NoteKind.INTERVAL, "Each sample counts, since independent samples were declared: intervals are of these problems"
 )
 
 
@@ -35,23 +38,28 @@ def pass_at_1(outcomes: Mapping[str, Sequence[float]]) -> Estimate:
     return from_problem_means(means, counts, *interval(means))
 
 
-def estimates(tables: Sequence[Floats]) -> list[Estimate | None]:
+def estimates(tables: Sequence[Floats], claim: Claim = Claim.LIKE) -> list[Estimate | None]:
     """Return Pass@1 of tables of grades [problems, samples], NaN where one is missing; None where all are.
 
-    The same as `pass_at_1` of each, with the limits of tables with equally many problems computed at once.
+    The same as `pass_at_1` of each, with the limits of tables with equally many units computed at once. For these
+    problems the units are traces, of tables with equally many samples of every problem.
     """
     counts = []
     means = []
+    units = []
     for table in tables:
         samples = (~np.isnan(table)).sum(1)
         has_samples = samples > 0
+        known = table[has_samples]
         counts.append(samples[has_samples])
-        means.append(np.nansum(table[has_samples], 1) / samples[has_samples])
+        means.append(np.nansum(known, 1) / samples[has_samples])
+        by_trace = claim is Claim.THESE and not bool(np.isnan(known).any())
+        units.append(known.ravel() if by_trace else means[-1])
     found: list[Estimate | None] = [None for _ in tables]
-    # Tables with equally many problems at once.
-    for size in {len(problem_means) for problem_means in means} - {0}:
-        places = [index for index, problem_means in enumerate(means) if len(problem_means) == size]
-        lows, highs = interval(np.stack([means[place] for place in places]))
+    # Tables with equally many units at once.
+    for size in {len(of_table) for of_table in units} - {0}:
+        places = [index for index, of_table in enumerate(units) if len(of_table) == size]
+        lows, highs = interval(np.stack([units[place] for place in places]))
         for place, low, high in zip(places, lows, highs, strict=True):
             found[place] = from_problem_means(means[place], counts[place].tolist(), low, high)
     return found
@@ -108,25 +116,28 @@ def _error_of_mean(errors: Sequence[float | None]) -> float | None:
     return math.hypot(*filter(None, errors)) / len(errors)
 
 
-def with_binomial_bounds(maps: Sequence[Map]) -> list[Map]:
+def with_binomial_bounds(maps: Sequence[Map], claim: Claim = Claim.LIKE) -> list[Map]:
     """Return the maps with the binomial bound where an interval is unknown and the problems are; a note says so.
 
-    It is the interval of one sample a problem: problem means vary no more than yes and no do.
+    It is the interval of one sample a problem: problem means vary no more than yes and no do. For these problems, whose
+    samples are then declared to be independent, all samples count.
     """
-    return [_with_bounds(map_) for map_ in maps]
+    return [_with_bounds(map_, claim) for map_ in maps]
 
 
-def _with_bounds(map_: Map) -> Map:
-    cells = {coord: _bounded(cell) for coord, cell in map_.cells.items()}
-    baselines = {name: _bounded(cell) for name, cell in map_.baselines.items()}
+def _with_bounds(map_: Map, claim: Claim) -> Map:
+    cells = {coord: _bounded(cell, claim) for coord, cell in map_.cells.items()}
+    baselines = {name: _bounded(cell, claim) for name, cell in map_.baselines.items()}
     if cells == map_.cells and baselines == map_.baselines:
         return map_
-    return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, BINOMIAL_NOTE))
+    note = SAMPLES_NOTE if claim is Claim.THESE else BINOMIAL_NOTE
+    return replace(map_, cells=cells, baselines=baselines, notes=(*map_.notes, note), claim=claim)
 
 
-def _bounded(cell: Cell) -> Cell:
+def _bounded(cell: Cell, claim: Claim) -> Cell:
     estimate = cell.estimate
     if estimate.low is not None or estimate.problems is None:
         return cell
-    low, high = yes_no_interval(estimate.value, estimate.problems)
+    samples = (estimate.samples or 1) if claim is Claim.THESE else 1
+    low, high = yes_no_interval(estimate.value, samples * estimate.problems)
     return replace(cell, estimate=replace(estimate, low=low, high=high))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvatlas.core import Setting
+from kvatlas.core import Claim, Estimate, Setting
 from kvatlas.former_names import former_names
 from kvatlas.policies import budget_in_tokens, floor_ratio
+from kvatlas.stats.claims import MOST_MISSING
+from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.maps import with_means
-from kvatlas.stats.numerics.arrays import Contrast, Flags, normal_quantile
-from kvatlas.stats.numerics.bounded import interval, mean_difference
-from kvatlas.stats.numerics.losses import Loss, losses
-from kvatlas.stats.numerics.planning import needed_problems
+from kvatlas.stats.numerics.arrays import Contrast, Flags, weights
+from kvatlas.stats.numerics.looks import ONE_LOOK, Look
+from kvatlas.stats.numerics.losses import Loss, losses_of_units
+from kvatlas.stats.numerics.planning import needed_problems, needed_samples
+from kvatlas.stats.numerics.units import mean_of_known
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
@@ -40,40 +43,91 @@ def is_full(cell: CellTraces) -> bool:
 
 @dataclass(frozen=True)
 class SettingLoss(Loss):
-    """The loss of a setting, and how much of it rests on traces that were compressed.
+    """The loss of a setting by the claim of its run, and how much of it rests on traces that were compressed.
 
     Of its `traces` under a KV budget so many were `compressed`; the others equal the full cache's and cannot lose.
+    `claims` has it by each claim that the run can make. Of so many promised `pairs` of traces some are `missing`;
+    `units` are the independent units. `is_silent`: too few traces were compressed for a loss beyond the margin.
+    `by_benchmark` are the losses on each.
     """
 
     traces: int = 0
     compressed: int = 0
+    claims: Mapping[Claim, Loss] = field(default_factory=dict)
+    units: int = 0
+    pairs: int = 0
+    missing: int = 0
+    is_silent: bool = False
+    by_benchmark: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def keeps_like(self) -> bool:
+        """Return whether a loss of at most the margin is proven by every claim that the run can make.
+
+        Problems like these are among the claims.
+        """
+        return all(loss.is_kept for loss in self.claims.values()) if self.claims else self.is_kept
+
+    @property
+    def breaks_like(self) -> bool:
+        """Return the same of a loss of more than the margin."""
+        return all(loss.is_broken for loss in self.claims.values()) if self.claims else self.is_broken
+
+    @property
+    def keeps_any(self) -> bool:
+        """Return whether a loss of at most the margin is proven on these problems, or by every claim."""
+        return self._of_these.is_kept if self.claims else self.is_kept
+
+    @property
+    def breaks_any(self) -> bool:
+        """Return the same of a loss of more than the margin."""
+        return self._of_these.is_broken if self.claims else self.is_broken
+
+    @property
+    def _of_these(self) -> Loss:
+        return self.claims.get(Claim.THESE) or self.claims[Claim.LIKE]
+
+    @property
+    def missing_share(self) -> float:
+        """The share of its promised pairs of traces that are missing."""
+        return self.missing / self.pairs if self.pairs else 0.0
+
+    def limit_of(self, claim: Claim) -> float | None:
+        """Return the upper limit of the loss by a claim; None where the run cannot make it."""
+        loss = self.claims.get(claim)
+        return None if loss is None else loss.limit
 
 
 @dataclass(frozen=True)
-class RequiredProblems:
-    """The problems in all that prove a setting to keep the margin, with a power of 0.8 and the same mix of benchmarks.
+class Required:
+    """What would prove a setting to keep the margin with a power of 0.8, if its loss is the observed one.
 
-    `count` is that for the observed loss, `at_low` and `at_high` for the ends of its 80 % interval, `low_loss` the
-    lower end. None where that loss is not below the margin, or would take more than 20 times the present problems.
+    `samples` of each problem prove it on these problems, so many `problems` in all, in the same mix of benchmarks, for
+    problems like these; None where the loss is not below the margin, where that is not practicable, or where the run
+    cannot make the claim. There are `samples_now` and `problems_now`.
     """
 
     setting: Setting
     loss: SettingLoss
-    problems: int
-    count: int | None
-    low_loss: float
-    at_low: int | None
-    at_high: int | None
+    problems_now: int
+    samples_now: int
+    problems: int | None
+    samples: int | None
+
+    def count_of(self, claim: Claim) -> int | None:
+        """Return the samples, or the problems, that a claim takes."""
+        return self.samples if claim is Claim.THESE else self.problems
 
 
 @dataclass(frozen=True)
 class LossFamily:
     """The losses of all grid settings of a model on the same benchmarks: the family for which 5 % holds.
 
-    `by_setting` has those that share problems of each benchmark with the full cache. `sequences` are the orders, by
-    setting id, in which they are tested (`kvatlas.stats.numerics.losses`), `sizes` the problems of each benchmark.
-    `paired` has the differences to the full cache in the order of `settings`, and `has_compressed` [settings, problems]
-    tells problems with a compressed trace. An adaptive sweep has its own limits, no sequences and no differences.
+    `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run.
+    `sequences` are the orders, by setting id, in which they are tested (`kvatlas.stats.numerics.losses`), `sizes` the
+    problems of each benchmark. `paired` has the differences to the full cache in the order of `settings`, and
+    `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full cache solves.
+    An adaptive sweep has its own limits, no sequences and no differences.
     """
 
     margin: float
@@ -83,6 +137,15 @@ class LossFamily:
     sizes: Sequence[int] = ()
     paired: PairedValues | None = field(default=None, repr=False, compare=False)
     has_compressed: Flags = field(default_factory=lambda: np.zeros((0, 0), bool), repr=False, compare=False)
+    claim: Claim = Claim.LIKE
+    refused: str = ""
+    full: Estimate | None = None
+    look: Look = ONE_LOOK
+
+    @property
+    def is_floor(self) -> bool:
+        """Return whether the full cache may solve no more than the margin, so that no loss beyond it could be seen."""
+        return self.full is not None and self.full.low is not None and self.full.low <= self.margin
 
     def among_compressed(self, setting: str) -> Contrast | None:
         """Return the loss of a setting on the problems with a compressed trace, over the benchmarks that have any.
@@ -98,19 +161,29 @@ class LossFamily:
             return None
         # Benchmarks without a compressed trace are left out, so the others are numbered anew.
         strata = np.unique(self.paired.strata[chosen], return_inverse=True)[1]
-        return mean_difference(-values[chosen], strata)
+        of_problems = replace(
+            self.paired,
+            traces=self.paired.traces[row : row + 1, chosen],
+            promised=self.paired.promised[row : row + 1, chosen],
+            strata=strata,
+        )
+        return of_problems.units(self.claim).negated().contrasts()[0]
 
-    def required_among(self, settings: Container[str]) -> RequiredProblems | None:
-        """Return the one of these settings, at which a sequence stopped, that takes the fewest problems.
+    def required_among(self, settings: Container[str]) -> Required | None:
+        """Return the one of these settings, at which a sequence stopped, that takes the fewest samples or problems.
 
         None where all settings are proven, and where each setting at which a sequence stopped is proven to lose more
         than the margin, or has no loss.
         """
         found = [required for setting, required in self._required_at_stops.items() if setting in settings]
-        return min(found, key=_problems_for_order, default=None)
+        return min(found, key=self._order, default=None)
+
+    def _order(self, required: Required) -> tuple[float, float]:
+        count = required.count_of(self.claim)
+        return math.inf if count is None else count, required.loss.limit
 
     @cached_property
-    def _required_at_stops(self) -> dict[str, RequiredProblems]:
+    def _required_at_stops(self) -> dict[str, Required]:
         required = {setting: self._required(setting) for setting in self._stops()}
         return {setting: problems for setting, problems in required.items() if problems is not None}
 
@@ -119,32 +192,28 @@ class LossFamily:
         for sequence in self.sequences:
             for setting in sequence:
                 loss = self.by_setting.get(setting)
-                if loss is None or not loss.is_kept:
+                if loss is None or not (loss.is_kept or loss.is_silent):
                     yield setting
                     break
 
-    def _required(self, setting: str) -> RequiredProblems | None:
+    def _required(self, setting: str) -> Required | None:
         loss = self.by_setting.get(setting)
         if loss is None or loss.is_broken or self.paired is None:
             return None
-        lost = -self.paired.values[list(self.settings).index(setting)]
+        row = list(self.settings).index(setting)
+        lost = -self.paired.values[row]
         has_value = ~np.isnan(lost)
         pilot = lost[has_value]
         strata = self.paired.strata[has_value]
-        low, high = interval(pilot[None], -1.0, 1.0, normal_quantile(0.1), strata)
-        # Of the loss, then of the ends of its 80 % interval.
-        count, at_low, at_high = [
-            needed_problems(pilot, strata, value, self.margin, len(self.sequences))
-            for value in (loss.value, float(low[0]), float(high[0]))
-        ]
-        return RequiredProblems(self.settings[setting], loss, len(pilot), count, float(low[0]), at_low, at_high)
-
-
-def _problems_for_order(required: RequiredProblems) -> tuple[float, float, float]:
-    """Return the order of required problems: the observed loss first, then its ends."""
-    count = math.inf if required.count is None else required.count
-    at_low = math.inf if required.at_low is None else required.at_low
-    return count, at_low, required.loss.limit
+        policies = len(self.sequences)
+        problems = needed_problems(pilot, strata, loss.value, self.margin, policies)
+        samples = None
+        if not self.refused:
+            squares = mean_of_known(self.paired.traces[row, has_value] ** 2)
+            differing = float(squares @ weights(strata))
+            samples = needed_samples(np.bincount(strata).tolist(), differing, loss.value, self.margin, policies)
+        samples_now = int(self.paired.promised[row].sum(1).max())
+        return Required(self.settings[setting], loss, len(pilot), samples_now, problems, samples)
 
 
 #: The losses of a model on some benchmarks, of a map or of a mean.
@@ -178,7 +247,7 @@ def losses_of(run: RunData) -> GridLosses:
         full = [full_caches.get((model, name)) for name in names]
         measured = [cell for cell in full if cell is not None]
         if len(measured) == len(names):
-            families[model, benchmarks] = _family([grid[model][name] for name in names], measured, run.margin)
+            families[model, benchmarks] = _family([grid[model][name] for name in names], measured, run)
     return families
 
 
@@ -187,30 +256,91 @@ def _full_caches(run: RunData) -> dict[tuple[str, str], CellTraces]:
     return {(cell.model, cell.benchmark): cell for cell in run.cells if is_full(cell) and cell.measured}
 
 
-def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTraces], margin: float) -> LossFamily:
+def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTraces], run: RunData) -> LossFamily:
     """Return the losses of the settings of the cells of each benchmark against its full cache."""
     cells = {cell.setting.id: cell for cell in chain.from_iterable(benchmarks)}
     ids = list(cells)
     pairs = [_pairs(group, reference, ids) for group, reference in zip(benchmarks, full, strict=True)]
-    paired = paired_values(pairs)
+    look, samples = run.look
+    paired = paired_values(pairs).first(samples)
     sequences = _sequences(list(cells.values()))
-    by_setting = {}
-    has_compressed = np.zeros(paired.values.shape, bool)
-    for row, loss in enumerate(losses(paired.values, paired.strata, margin, sequences)):
-        pairs_of_setting = [of_benchmark[row] for of_benchmark in pairs]
-        of_setting = [pair[0] for pair in pairs_of_setting if pair is not None]
-        has_compressed[row] = _problems_with_compressed(of_setting, paired)
-        if loss is not None:
-            traces, compressed = count_compressed(of_setting)
-            by_setting[ids[row]] = SettingLoss(**vars(loss), traces=traces, compressed=compressed)
-    return LossFamily(
-        margin,
-        by_setting,
+    family = LossFamily(
+        run.margin,
+        {},
         {setting: cell.setting for setting, cell in cells.items()},
         [list(map(ids.__getitem__, sequence)) for sequence in sequences],
         np.bincount(paired.strata).tolist(),
         paired,
-        has_compressed,
+        claim=run.claim,
+        refused=run.refused,
+        full=mean_over_benchmarks([cell.cell.estimate for cell in full]),
+        look=look,
+    )
+    by_claim = _by_claim(family, sequences)
+    names = [cell.benchmark for cell in full]
+    by_setting = {}
+    has_compressed = np.zeros(paired.values.shape, bool)
+    for row, setting in enumerate(ids):
+        pairs_of_setting = [of_benchmark[row] for of_benchmark in pairs]
+        of_setting = [pair[0] for pair in pairs_of_setting if pair is not None]
+        has_compressed[row] = _problems_with_compressed(of_setting, paired)
+        claims = {claim: loss for claim, found in by_claim.items() if (loss := found[row]) is not None}
+        if claims:
+            by_setting[setting] = _setting_loss(family, row, claims, of_setting, names)
+    return replace(family, by_setting=by_setting, has_compressed=has_compressed)
+
+
+def _by_claim(family: LossFamily, sequences: Sequence[Sequence[int]]) -> dict[Claim, list[Loss | None]]:
+    """Return the losses of all rows by each claim that the run can make."""
+    paired = family.paired
+    assert paired is not None
+    if family.is_floor:
+        untested = list(range(len(family.settings)))
+    else:
+        untested = np.flatnonzero(paired.missing > MOST_MISSING * paired.pairs).tolist()
+    found = {}
+    for claim in Claim:
+        if claim is Claim.THESE and family.refused:
+            continue
+        # With one sample both claims have the same units.
+        if Claim.THESE in found and not paired.has_samples:
+            found[claim] = found[Claim.THESE]
+        else:
+            lost = paired.units(claim).negated()
+            found[claim] = losses_of_units(lost, family.margin, sequences, family.look, untested)
+    return found
+
+
+def _setting_loss(
+    family: LossFamily, row: int, claims: dict[Claim, Loss], cells: Sequence[CellTraces], benchmarks: Sequence[str]
+) -> SettingLoss:
+    """Return the loss of the setting of a row by the claim of the family, with what it rests on."""
+    paired = family.paired
+    assert paired is not None
+    traces, compressed = count_compressed(cells)
+    is_silent = traces > 0 and compressed <= family.margin * traces
+    if is_silent:
+        # What was never compressed could lose nothing, so that it lost nothing proves nothing.
+        claims = {claim: replace(loss, is_kept=False) for claim, loss in claims.items()}
+    lost = -paired.values[row]
+    by_benchmark = {}
+    for number, name in enumerate(benchmarks):
+        by_benchmark[name] = float(mean_of_known(lost[paired.strata == number]))
+    own = claims[family.claim]
+    if family.claim is Claim.LIKE:
+        # Problems like these include these, so both limits have to say so.
+        is_kept = all(loss.is_kept for loss in claims.values())
+        own = replace(own, is_kept=is_kept, is_broken=all(loss.is_broken for loss in claims.values()))
+    return SettingLoss(
+        **vars(own),
+        traces=traces,
+        compressed=compressed,
+        claims=claims,
+        units=int(paired.pairs[row]) if family.claim is Claim.THESE else int(paired.promised[row].any(1).sum()),
+        pairs=int(paired.pairs[row]),
+        missing=int(paired.missing[row]),
+        is_silent=is_silent,
+        by_benchmark=by_benchmark,
     )
 
 

@@ -147,6 +147,7 @@ def _map(name: MapName, run: RunData, group: Sequence[CellTraces], baselines: Se
         _by_short_name(cell for cell in baselines if cell.measured),
         tuple(_notes(run, group, baselines)),
         validity(group),
+        claim=run.claim,
     )
 
 
@@ -233,6 +234,7 @@ def mean_map(maps: Sequence[Map]) -> Map:
         _notes_of_mean(maps, cells=len(cells)),
         merge_validity([map_.validity for map_ in maps]),
         averaged=len(maps),
+        claim=first.claim,
     )
 
 

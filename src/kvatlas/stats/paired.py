@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvatlas.core import KvatlasError
-from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, Z, complete_groups, strata_of_sizes
-from kvatlas.stats.numerics.bounded import mean_difference, mean_differences
+from kvatlas.core import Claim, KvatlasError
+from kvatlas.stats.numerics.arrays import Contrast, Flags, Floats, Ints, Z, strata_of_sizes
+from kvatlas.stats.numerics.bounded import mean_difference
+from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.planning import needed_problems
+from kvatlas.stats.numerics.units import Units, mean_of_known, units_of_problems, units_of_traces
 from kvatlas.stats.table import CellTraces, ProblemKey, check_pairs
 
 #: Grades by problem and sample.
@@ -25,10 +30,14 @@ Outcomes = Mapping[ProblemKey, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Difference(Contrast):
-    """The mean over benchmarks of the mean over problems of (first - second); `pairs` are samples that both have."""
+    """The mean over benchmarks of the mean over problems of (first - second); `pairs` are samples that both have.
+
+    `claims` has its limits by each claim that the run can make; its own are those of one of them.
+    """
 
     problems: int = 0
     pairs: int = 0
+    claims: Mapping[Claim, Contrast] = field(default_factory=dict)
 
 
 def paired_difference(first: Outcomes, second: Outcomes) -> Difference:
@@ -124,33 +133,73 @@ CellPair = tuple[CellTraces, CellTraces]
 
 @dataclass(frozen=True)
 class PairedValues:
-    """First minus second of pairs of cells, [pairs, problems], NaN where a pair shares no sample of a problem.
+    """First minus second of pairs of cells, [pairs, problems, samples], NaN where a pair lacks one of the two traces.
 
-    `problems` are those of any of the cells, and `strata` number their benchmarks.
+    `promised` tells the pairs of traces that the run was to have. `problems` are those of any of the cells, and
+    `strata` number their benchmarks.
     """
 
-    values: Floats
+    traces: Floats
+    promised: Flags
     problems: tuple[ProblemKey, ...]
     strata: Ints
 
-    def contrasts(self, z: float = Z) -> list[Contrast | None]:
+    @cached_property
+    def values(self) -> Floats:
+        """The means over the samples of a problem, [pairs, problems]; NaN where there is none."""
+        return mean_of_known(self.traces)
+
+    @cached_property
+    def missing(self) -> Ints:
+        """The number of promised pairs of traces that are missing, of each pair of cells."""
+        return np.asarray((self.promised & np.isnan(self.traces)).sum((1, 2)))
+
+    @cached_property
+    def pairs(self) -> Ints:
+        """The number of promised pairs of traces of each pair of cells."""
+        return np.asarray(self.promised.sum((1, 2)))
+
+    @property
+    def has_samples(self) -> bool:
+        """Return whether a problem has several values, so that traces are other units than problems."""
+        return self.traces.shape[2] > 1
+
+    def units(self, claim: Claim) -> Units:
+        """Return the differences by the units of a claim, missing ones at worst."""
+        return units_of_traces(self.traces, self.promised, self.strata, by_trace=claim is Claim.THESE)
+
+    def first(self, samples: int | None) -> PairedValues:
+        """Return the same of the first samples; all of them for None."""
+        if samples is None:
+            return self
+        return replace(self, traces=self.traces[:, :, :samples], promised=self.promised[:, :, :samples])
+
+    def averaged(self, claim: Claim) -> Units:
+        """Return the averages over all pairs of cells by the units of a claim, as a single row."""
+        of_pairs = self.units(claim)
+        pooled = np.moveaxis(self.traces, 0, 1).reshape(1, len(self.problems), -1)
+        return Units(
+            units_of_problems(mean_of_known(pooled), self.strata).means,
+            mean_of_known(of_pairs.lowest.T)[None],
+            mean_of_known(of_pairs.highest.T)[None],
+            of_pairs.strata,
+        )
+
+    def contrasts(self, claim: Claim = Claim.LIKE, z: float = Z, look: Look = ONE_LOOK) -> list[Contrast | None]:
         """Return the mean over benchmarks of each pair, with limits at `z`; None without a problem of each."""
-        found: list[Contrast | None] = [None for _ in self.values]
         if not self.problems:
-            return found
-        for rows, values, strata in complete_groups(self.values, self.strata):
-            for row, contrast in zip(rows, mean_differences(values, strata, z), strict=True):
-                found[row] = contrast
-        return found
+            return [None for _ in self.traces]
+        return self.units(claim).contrasts(z, look.widening)
 
 
 def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValues:
     """Compare pairs of cells on the problems and samples of both.
 
-    Each benchmark has the same pairs in the same order, None where it lacks one. A problem's value is the mean over the
-    samples of both. Raises KvatlasError for cells that cannot be compared in pairs.
+    Each benchmark has the same pairs in the same order, None where it lacks one. Raises KvatlasError for cells that
+    cannot be compared in pairs.
     """
-    values = []
+    traces = []
+    promised = []
     keys: list[ProblemKey] = []
     sizes = []
     for pairs in benchmarks:
@@ -159,29 +208,41 @@ def paired_values(benchmarks: Sequence[Sequence[CellPair | None]]) -> PairedValu
         problems = dict.fromkeys(chain.from_iterable(cell.place for cell in cells))
         keys += [(cells[0].benchmark, problem) for problem in problems]
         sizes.append(len(problems))
-        values.append(_paired_on_problems(pairs, tuple(problems)))
-    return PairedValues(np.concatenate(values, axis=1), tuple(keys), strata_of_sizes(sizes))
+        of_benchmark = _paired_on_problems(pairs, tuple(problems))
+        traces.append(of_benchmark[0])
+        promised.append(of_benchmark[1])
+    samples = max(of_benchmark.shape[2] for of_benchmark in traces)
+    return PairedValues(
+        np.concatenate([_widened(of_benchmark, samples, math.nan) for of_benchmark in traces], axis=1),
+        np.concatenate([_widened(of_benchmark, samples, False) for of_benchmark in promised], axis=1),
+        tuple(keys),
+        strata_of_sizes(sizes),
+    )
 
 
-def _paired_on_problems(pairs: Sequence[CellPair | None], problems: Sequence[str]) -> Floats:
-    """Return first minus second of the pairs of one benchmark, [pairs, problems]."""
-    values = np.full((len(pairs), len(problems)), math.nan)
+def _widened(table: NDArray[Any], samples: int, missing: object) -> NDArray[Any]:
+    """Return a table [pairs, problems, samples] with room for so many samples."""
+    more = np.full((*table.shape[:2], samples - table.shape[2]), missing, table.dtype)
+    return np.concatenate([table, more], axis=2)
+
+
+def _paired_on_problems(pairs: Sequence[CellPair | None], problems: Sequence[str]) -> tuple[Floats, Flags]:
+    """Return first minus second of the pairs of one benchmark, [pairs, problems, samples], and which are promised."""
     # A full cache is in every pair, so its values are put in order once.
-    in_order: dict[int, Floats] = {}
+    in_order: dict[int, tuple[Floats, Flags]] = {}
+    for cell in chain.from_iterable(pair for pair in pairs if pair is not None):
+        if id(cell) not in in_order:
+            values = cell.values()
+            promised = cell.in_order(np.ones(values.shape, bool), problems, False)
+            in_order[id(cell)] = (cell.in_order(values, problems), promised)
+    samples = max((values.shape[1] for values, _ in in_order.values()), default=1)
+    traces = np.full((len(pairs), len(problems), samples), math.nan)
+    is_promised = np.zeros(traces.shape, bool)
     for row, pair in enumerate(pairs):
         if pair is None:
             continue
-        for cell in pair:
-            if id(cell) not in in_order:
-                in_order[id(cell)] = cell.in_order(cell.values(), problems)
-        first = in_order[id(pair[0])]
-        second = in_order[id(pair[1])]
-        samples = min(first.shape[1], second.shape[1])
-        values[row] = _mean_of_known(first[:, :samples] - second[:, :samples])
-    return values
-
-
-def _mean_of_known(values: Floats) -> Floats:
-    """Return the means of the rows over the values that are known; NaN where none is."""
-    count = (~np.isnan(values)).sum(1)
-    return np.where(count > 0, np.nansum(values, axis=1) / np.maximum(count, 1), math.nan)
+        (first, has_first), (second, has_second) = (in_order[id(cell)] for cell in pair)
+        shared = min(first.shape[1], second.shape[1])
+        traces[row, :, :shared] = first[:, :shared] - second[:, :shared]
+        is_promised[row, :, :shared] = has_first[:, :shared] & has_second[:, :shared]
+    return traces, is_promised

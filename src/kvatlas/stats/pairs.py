@@ -9,15 +9,15 @@ from itertools import chain, combinations, product
 
 import numpy as np
 
-from kvatlas.core import CellCoord, MapName, grouped
+from kvatlas.core import CellCoord, Claim, MapName, grouped
 from kvatlas.policies import CompressingPolicy, parameters
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import Contrast
-from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
-from kvatlas.stats.paired import CellPair, Difference, paired_values, strata_of
+from kvatlas.stats.numerics.units import joined_units
+from kvatlas.stats.paired import CellPair, Difference, paired_values
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
-from kvatlas.stats.table import CellTraces, ProblemKey, aligned, select
+from kvatlas.stats.table import CellTraces, select
 
 #: The parameters of every policy that compresses.
 SHARED = frozenset(item.name for item in parameters(CompressingPolicy))
@@ -48,9 +48,9 @@ def comparisons(run: RunData) -> list[Comparison]:
     """Return all paired comparisons that the cells of a run support, on the problems and samples of both sides.
 
     For each model and each pair of grid policies: all pairs of cells that agree on the axes and in the parameters that
-    all policies share, pooled by problem over cells, benchmarks of equal weight. The same for each policy and each pair
-    of models. In a run without maps every setting is compared with every other one. None for the cells of adaptive
-    sweeps. Raises KvatlasError as `maps_of_run` does for axes and metric.
+    all policies share, averaged over cells for each unit of the claim, benchmarks of equal weight. The same for each
+    policy and each pair of models. In a run without maps every setting is compared with every other one. None for the
+    cells of adaptive sweeps. Raises KvatlasError as `maps_of_run` does for axes and metric.
     """
     fixed = _fixed(run)
     sides = _policies(fixed) if run.has_maps else _settings(fixed)
@@ -60,7 +60,7 @@ def comparisons(run: RunData) -> list[Comparison]:
         same_name = first[1] == second[1]
         if same_model != same_name:
             pairs = _pairs_of_cells(run, sides[first], sides[second])
-            found.append(_over_cells(run.metric, first, second, pairs))
+            found.append(_over_cells(run, first, second, pairs))
     return [comparison for comparison in found if comparison is not None]
 
 
@@ -96,30 +96,36 @@ def _policies(run: RunData) -> dict[ModelPolicy, list[CellTraces]]:
     return policies
 
 
-def _over_cells(
-    metric: str, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[tuple[CellTraces, CellTraces]]
-) -> Comparison | None:
+def _over_cells(run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Sequence[CellPair]) -> Comparison | None:
     """Compare two policies or settings of a model, or two models under one of them, over pairs of cells.
 
-    A problem's difference is the mean over all its samples in all pairs of cells. None where they share no trace.
+    The cells are averaged first, for each problem and sample: they share random numbers, so they are no units. None
+    where they share no trace.
     """
-    by_problem: dict[ProblemKey, list[float]] = {}
-    for cell, other in pairs:
-        problems, values = aligned([cell, other])
-        differences = values[:, 0] - values[:, 1]
-        for problem, row in zip(problems, differences, strict=True):
-            by_problem.setdefault((cell.benchmark, problem), []).extend(row[~np.isnan(row)].tolist())
-    by_problem = {problem: values for problem, values in by_problem.items() if values}
-    if not by_problem:
+    look, samples = run.look
+    of_benchmarks = []
+    for of_benchmark in grouped(pairs, lambda pair: pair[0].benchmark).values():
+        paired = paired_values([of_benchmark]).first(samples)
+        if not np.isnan(paired.traces).all():
+            of_benchmarks.append(paired)
+    if not of_benchmarks:
         return None
-    means = np.array([np.mean(values) for values in by_problem.values()])
-    contrast = mean_difference(means, strata_of(by_problem))
-    difference = Difference(**vars(contrast), problems=len(means), pairs=sum(map(len, by_problem.values())))
+    claims = {}
+    for claim in Claim:
+        if claim is Claim.LIKE or not run.refused:
+            joined = joined_units([paired.averaged(claim) for paired in of_benchmarks])
+            (contrast,) = joined.contrasts(stretch=look.widening)
+            assert contrast is not None
+            claims[claim] = contrast
+    problems = sum(int((~np.isnan(paired.traces)).any((0, 2)).sum()) for paired in of_benchmarks)
+    count = sum(int(np.count_nonzero(~np.isnan(paired.traces))) for paired in of_benchmarks)
+    difference = Difference(**vars(claims[run.claim]), problems=problems, pairs=count, claims=claims)
     benchmarks = list(dict.fromkeys(cell.benchmark for cell, _ in pairs))
     on = benchmarks[0] if len(benchmarks) == 1 else f"{len(benchmarks)} benchmarks"
     if first[0] == second[0]:
-        return Comparison(first[0], on, metric, first[1], second[1], len(pairs), difference)
-    return Comparison(f"{first[0]}, {second[0]}", on, metric, first[0], second[0], len(pairs), difference, first[1])
+        return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
+    models = f"{first[0]}, {second[0]}"
+    return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
 
 
 def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str]) -> bool:
@@ -199,7 +205,7 @@ def _differences(run: RunData, partner: Callable[[MapName, CellCoord], CellTrace
                 of_map[coord] = (cell, other)
         if of_map:
             sides[name] = of_map
-    return {name: _contrasts(benchmarks) for name, benchmarks in with_means(sides).items()}
+    return {name: _contrasts(run, benchmarks) for name, benchmarks in with_means(sides).items()}
 
 
 def _fixed(run: RunData) -> RunData:
@@ -207,14 +213,15 @@ def _fixed(run: RunData) -> RunData:
     return run.with_cells([cell for cell in run.cells if cell.measured and not cell.adaptive])
 
 
-def _contrasts(benchmarks: Sequence[_Sides]) -> dict[CellCoord, CellDifference]:
+def _contrasts(run: RunData, benchmarks: Sequence[_Sides]) -> dict[CellCoord, CellDifference]:
     """Return the differences over one or more benchmarks, of the places that all of them have."""
     shared = set(benchmarks[0]).intersection(*benchmarks[1:])
     coords = [coord for coord in benchmarks[0] if coord in shared]
     if not coords:
         return {}
-    paired = paired_values([list(map(sides.__getitem__, coords)) for sides in benchmarks])
-    found = zip(coords, paired.contrasts(), strict=True)
+    look, samples = run.look
+    paired = paired_values([list(map(sides.__getitem__, coords)) for sides in benchmarks]).first(samples)
+    found = zip(coords, paired.contrasts(run.claim, look=look), strict=True)
     contrasts = {coord: contrast for coord, contrast in found if contrast is not None}
     adjusted_p = holm([contrast.p for contrast in contrasts.values()])
     rows = zip(contrasts.items(), adjusted_p, strict=True)

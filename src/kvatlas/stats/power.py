@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.stats.numerics.planning import detectable, problems_for, provable_margin, provable_sizes
+from kvatlas.stats.numerics.arrays import LEVEL
+from kvatlas.stats.numerics.planning import (
+    detectable,
+    needed_samples,
+    power_bound,
+    problems_for,
+    provable_margin,
+    provable_sizes,
+)
 
 #: The share of problems on which one setting is right and the other wrong, with one sample each: near settings and far
 #: ones on the demo's grid.
 DISCORDANCE = (0.05, 0.2)
 
 
+#: Shares of pairs of traces that differ, for which a plan counts samples.
+DIFFERING = (0.05, 0.15, 0.3)
+
+
 @dataclass(frozen=True)
 class Provable:
-    """The claims that benchmarks of these `sizes` prove where a setting loses nothing at all.
+    """The claims that benchmarks of these `sizes`, sampled `samples` times, prove where a setting loses nothing at all.
 
-    `smallest` is the smallest loss that can be proven on the mean over benchmarks, in (0, 1), whatever the number of
-    samples; `needed` are the sizes in the same proportions that prove the `margin`. The 5 % are shared among so many
-    `policies`, each of which is tested in an order of its own.
+    For problems like these `smallest` is the smallest loss that can be proven on the mean over benchmarks, in (0, 1),
+    whatever the number of samples, `needed` are the sizes in the same proportions that prove the `margin`, and no valid
+    test has a power above `bound` there. On these problems `smallest_here` can be proven, and `samples_needed` prove
+    the margin where so many of the pairs differ. The 5 % are shared among so many `policies`, each of which is tested
+    in an order of its own.
     """
 
     sizes: tuple[int, ...]
     margin: float
     policies: int
+    samples: int
     smallest: float
     needed: tuple[int, ...]
+    bound: float
+    smallest_here: float
+    samples_needed: Mapping[float, int | None]
 
     @property
     def is_enough(self) -> bool:
-        """Return whether these sizes can prove the margin at all."""
+        """Return whether these sizes can prove the margin at all, for problems like these."""
         return self.smallest <= self.margin
 
     def to_dict(self) -> dict[str, Any]:
@@ -40,16 +58,33 @@ class Provable:
             "problems": list(self.sizes),
             "margin": round(100 * self.margin, 4),
             "policies": self.policies,
+            "samples": self.samples,
             "smallest_margin": round(100 * self.smallest, 4),
             "problems_needed": list(self.needed),
+            "most_power": round(self.bound, 4),
+            "smallest_margin_on_these_problems": round(100 * self.smallest_here, 4),
+            "samples_needed": [
+                {"differing": share, "samples": samples} for share, samples in self.samples_needed.items()
+            ],
         }
 
 
-def provable(sizes: Sequence[int], margin: float, policies: int) -> Provable:
+def provable(sizes: Sequence[int], margin: float, policies: int, samples: int = 1) -> Provable:
     """Return what benchmarks of these sizes can prove of a loss of at most the margin in (0, 1)."""
     count = max(policies, 1)
-    needed = tuple(provable_sizes(sizes, margin, count))
-    return Provable(tuple(sizes), margin, count, provable_margin(sizes, count), needed)
+    smallest = provable_margin(sizes, count)
+    equivalent = len(sizes) ** 2 / sum(1 / size for size in sizes)
+    return Provable(
+        tuple(sizes),
+        margin,
+        count,
+        samples,
+        smallest,
+        tuple(provable_sizes(sizes, margin, count)),
+        power_bound(round(equivalent), margin, level=LEVEL / count),
+        smallest if samples == 1 else provable_margin([size * samples for size in sizes], count),
+        {share: needed_samples(sizes, share, 0.0, margin, count) for share in DIFFERING},
+    )
 
 
 def designs(sizes: Sequence[int], points: float) -> list[dict[str, Any]]:

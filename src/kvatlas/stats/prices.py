@@ -63,6 +63,17 @@ def _prices_of_model(cells: Sequence[CellTraces]) -> list[Price]:
     return found
 
 
+def prices_of_setting(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Price]:
+    """Return the prices of the cells of a setting, each beside the full cache's cell of its benchmark.
+
+    None where the full cache lacks a benchmark, of other metrics, and of an adaptive sweep.
+    """
+    by_benchmark = {cell.benchmark: cell for cell in full}
+    if any(cell.metric != "pass@1" or cell.adaptive or cell.benchmark not in by_benchmark for cell in cells):
+        return []
+    return _prices(cells, [by_benchmark[cell.benchmark] for cell in cells])
+
+
 def _prices(cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> list[Price]:
     """Return the prices of the cells of a setting, each beside the full cache's cell of its benchmark."""
     pairs = list(map(_SharedProblems, cells, full))

@@ -158,6 +158,13 @@ def _framed(map_: Map, verdict: Verdict, margin: float) -> Map:
     plateau = frozenset(verdict.plateau)
     if verdict.losses is None:
         return replace(map_, plateau=plateau, keeps=None, breaks=None, margin=margin)
-    keeps = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_kept)
-    breaks = frozenset(coord for coord, loss in verdict.losses.items() if loss.is_broken)
-    return replace(map_, plateau=plateau, keeps=keeps, breaks=breaks, margin=margin)
+    losses = verdict.losses.items()
+    return replace(
+        map_,
+        plateau=plateau,
+        keeps=frozenset(coord for coord, loss in losses if loss.keeps_any),
+        breaks=frozenset(coord for coord, loss in losses if loss.breaks_any),
+        keeps_like=frozenset(coord for coord, loss in losses if loss.keeps_like),
+        breaks_like=frozenset(coord for coord, loss in losses if loss.breaks_like),
+        margin=margin,
+    )

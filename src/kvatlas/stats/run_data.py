@@ -11,10 +11,25 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import LOSE_AT_MOST, KvatlasError, MapName, Setting, Trace, differing, grouped, policy_name
+from kvatlas.core import (
+    LOSE_AT_MOST,
+    Claim,
+    KvatlasError,
+    MapName,
+    Note,
+    NoteKind,
+    Setting,
+    Trace,
+    differing,
+    grouped,
+    policy_name,
+)
 from kvatlas.policies import BITS, all_values
 from kvatlas.results import Manifest, Store, TraceColumns
+from kvatlas.stats.claims import look_of, refusal, stored_claim
 from kvatlas.stats.metrics import usual_metric
+from kvatlas.stats.numerics.arrays import LEVEL
+from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.table import CellTraces, TraceTable
 from kvatlas.text import parse_yaml
 
@@ -59,6 +74,7 @@ class RunData:
     `traces` are the run's table, or columns or `(run key, trace)` pairs that become one. With `partial` missing traces
     are no error. `fix` holds axes beyond two to one value each, which may be written as text. `chosen` are the cells
     instead of all. `lose_at_most` is the margin against the full cache in points; the sweep's own where None.
+    `other_claim` takes the place of the claim that the spec decided.
     """
 
     manifest: Manifest
@@ -69,6 +85,7 @@ class RunData:
     chosen: Sequence[CellTraces] | None = None
     folder: Path | None = None
     lose_at_most: float | None = None
+    other_claim: Claim | None = None
 
     @classmethod
     def open(
@@ -78,6 +95,7 @@ class RunData:
         partial: bool = False,
         fix: Mapping[str, Any] | None = None,
         lose_at_most: float | None = None,
+        claim: Claim | None = None,
     ) -> RunData:
         """Open the run in a folder; without a metric with its usual one.
 
@@ -88,7 +106,7 @@ class RunData:
             manifest = store.manifest()
             table = TraceTable(manifest, store.columns())
         metric = metric or usual_metric(manifest)
-        run = cls(manifest, table, metric, partial, fix or {}, None, Path(folder), lose_at_most)
+        run = cls(manifest, table, metric, partial, fix or {}, None, Path(folder), lose_at_most, claim)
         run.check_fixed()
         return run
 
@@ -118,7 +136,7 @@ class RunData:
     @cached_property
     def cells(self) -> Sequence[CellTraces]:
         """The promised cells with their traces; KvatlasError for a metric that the run does not have."""
-        return self.table.cells(self.metric) if self.chosen is None else self.chosen
+        return self.table.cells(self.metric, lambda: self.claim) if self.chosen is None else self.chosen
 
     @property
     def varied(self) -> list[str]:
@@ -205,6 +223,58 @@ class RunData:
         if self.lose_at_most is not None:
             return margin_from_points(self.lose_at_most)
         return margin_from_points(self.manifest.spec.get("lose_at_most"))
+
+    @cached_property
+    def manifests(self) -> list[Manifest]:
+        """The manifests of the cells, which may come from several runs."""
+        cells = self.chosen or ()
+        by_id = {id(manifest): manifest for manifest in [cell.table.manifest for cell in cells] or [self.manifest]}
+        return list(by_id.values())
+
+    @cached_property
+    def stored_claim(self) -> Claim:
+        """The claim that the spec decided before the data."""
+        return stored_claim(manifest.spec for manifest in self.manifests)
+
+    @cached_property
+    def refused(self) -> str:
+        """Why the run cannot speak of its problems sampled anew, as a clause, or ""."""
+        full = [cell for cell in self.cells if cell.setting.id == _FULL.id]
+        return refusal(self.manifests, self.metric, full)
+
+    @cached_property
+    def claim(self) -> Claim:
+        """The claim of the numbers of the run.
+
+        Raises KvatlasError where these problems are asked for, of a run that cannot speak of them.
+        """
+        if self.other_claim is Claim.THESE and self.refused:
+            raise KvatlasError(f"The run cannot speak of these problems alone: {self.refused}.")
+        claim = self.other_claim or self.stored_claim
+        return Claim.LIKE if self.refused else claim
+
+    @cached_property
+    def claim_notes(self) -> list[Note]:
+        """Notes on the claim and on the look at the run."""
+        look, samples = self.look
+        texts = []
+        if self.other_claim not in (None, self.stored_claim):
+            texts.append(f"The claim ({self.claim.words}) was chosen after the data")
+        if look.share is not None:
+            last = self.manifest.spec["looks"][-1]
+            texts.append(f"Read at {samples} of {last} samples: limits allow for all declared looks")
+        if look.extensions:
+            times = "once" if look.extensions == 1 else f"{look.extensions} times"
+            texts.append(
+                f"The run was extended {times} without declared looks, so its limits are those of "
+                f"{100 * LEVEL / 2**look.extensions:.2g} % and err in up to 10 % in all"
+            )
+        return [Note(NoteKind.INTERVAL, text) for text in texts]
+
+    @cached_property
+    def look(self) -> tuple[Look, int | None]:
+        """The look at the run, and the first samples of each problem that its tests read; None for all."""
+        return look_of(self.manifests, self.cells)
 
     @cached_property
     def has_maps(self) -> bool:

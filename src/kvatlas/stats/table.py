@@ -15,7 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.columns import cost_names
-from kvatlas.core import BudgetAudit, Cell, CellCoord, Estimate, Grade, KvatlasError, Outcome, Setting, Status, grouped
+from kvatlas.core import (
+    BudgetAudit,
+    Cell,
+    CellCoord,
+    Claim,
+    Estimate,
+    Grade,
+    KvatlasError,
+    Outcome,
+    Setting,
+    Status,
+    grouped,
+)
 from kvatlas.policies import all_values
 from kvatlas.policies.audit import audit_setting
 from kvatlas.results import Expected, Key, Manifest, TraceColumns
@@ -105,16 +117,17 @@ class TraceTable:
                 places.append(self.spans[index].start + problem[is_promised] * width + sample[is_promised])
         return np.concatenate(rows), np.concatenate(places)
 
-    def cells(self, metric: str = "pass@1") -> list[CellTraces]:
+    def cells(self, metric: str = "pass@1", claim: Callable[[], Claim] = lambda: Claim.LIKE) -> list[CellTraces]:
         """Return the promised cells in the manifest's order, with the traces so far.
 
-        Raises KvatlasError for a metric that the run does not have.
+        Their intervals are of the `claim`, which is asked for when one is needed. Raises KvatlasError for a metric that
+        the run does not have.
         """
         self.check(metric)
         values = self._grades(metric)
         grades = [values[span].reshape(shape) for span, shape in zip(self.spans, self.shapes, strict=True)]
         # The limits of all cells at once are faster than one by one; they are computed when a cell first asks.
-        estimates_once = cache(lambda: estimates(grades))
+        estimates_once = cache(lambda: estimates(grades, claim()))
         return [CellTraces(self, index, metric, of_cell, estimates_once) for index, of_cell in enumerate(grades)]
 
     def _grades(self, metric: str) -> Floats:
@@ -450,13 +463,27 @@ class GradeMatrix:
     """Cells side by side on the problems and samples that all of them have.
 
     `means` [problems, cells] are over these samples; `strata` [problems] numbers benchmarks; `left_out` counts
-    problems that not every cell has.
+    problems that not every cell has. `grades` [all problems, cells, samples] are NaN where a trace is missing,
+    `promised` [all problems, samples] those that every cell was to have, with their benchmarks in `all_strata`.
     """
 
     columns: tuple[Any, ...]
     means: Floats
     strata: Ints
-    left_out: int = 0
+    left_out: int
+    grades: Floats
+    promised: Flags
+    all_strata: Ints
+
+    @classmethod
+    def from_means(cls, columns: Sequence[Any], means: Floats, strata: Ints) -> GradeMatrix:
+        """Return cells with one value of each problem, [problems, cells], none of which is missing."""
+        promised = np.ones((len(means), 1), bool)
+        return cls(tuple(columns), means, strata, 0, means[:, :, None], promised, strata)
+
+    def first(self, samples: int | None) -> tuple[Floats, Flags]:
+        """Return the grades of the first samples, and which are promised; those of all samples for None."""
+        return self.grades[:, :, :samples], self.promised[:, :samples]
 
 
 def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix | None:
@@ -467,9 +494,14 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
     columns = _columns_of_all(benchmarks)
     means: list[Floats] = []
     sizes: list[int] = []
+    tables: list[Floats] = []
+    promises: list[Flags] = []
     left_out = 0
     for cells in benchmarks if columns else ():
-        _, values = aligned([cells[name] for name in columns])
+        of_benchmark = [cells[name] for name in columns]
+        problems, values = aligned(of_benchmark)
+        tables.append(values)
+        promises.append(_promised_by_all(of_benchmark, problems, values.shape[2]))
         is_known = ~np.isnan(values)
         # [problem, sample] that all cells have.
         is_shared = np.asarray(is_known.all(1))
@@ -480,7 +512,31 @@ def matrix(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> GradeMatrix |
         left_out += int((is_known.any((1, 2)) & ~has_shared).sum())
     if not means or 0 in sizes:
         return None
-    return GradeMatrix(tuple(columns), np.array(means), strata_of_sizes(sizes), left_out)
+    samples = max(table.shape[2] for table in tables)
+    return GradeMatrix(
+        tuple(columns),
+        np.array(means),
+        strata_of_sizes(sizes),
+        left_out,
+        np.concatenate([_with_samples(table, samples, math.nan) for table in tables]),
+        np.concatenate([_with_samples(table, samples, False) for table in promises]),
+        strata_of_sizes([len(table) for table in tables]),
+    )
+
+
+def _promised_by_all(cells: Sequence[CellTraces], problems: Sequence[str], samples: int) -> Flags:
+    """Return [problems, samples]: those that every one of the cells was to have."""
+    promised = np.ones((len(problems), samples), bool)
+    for cell in cells:
+        promised &= np.array([problem in cell.place for problem in problems])[:, None]
+        promised[:, cell.values().shape[1] :] = False
+    return promised
+
+
+def _with_samples(table: NDArray[Any], samples: int, missing: object) -> NDArray[Any]:
+    """Return a table [..., samples] with room for so many."""
+    more = np.full((*table.shape[:-1], samples - table.shape[-1]), missing, table.dtype)
+    return np.concatenate([table, more], axis=-1)
 
 
 def _columns_of_all(benchmarks: Sequence[Mapping[Hashable, CellTraces]]) -> list[Hashable]:

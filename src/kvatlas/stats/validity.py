@@ -17,6 +17,7 @@ from kvatlas.stats.table import CellTraces
 class Kind(StrEnum):
     """Kinds of findings, the gravest first."""
 
+    FLOOR = "floor"
     UNANSWERED = "unanswered"
     UNCOMPRESSED = "uncompressed"
     IDENTICAL = "identical"

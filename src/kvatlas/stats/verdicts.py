@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, MapName, Note, NoteKind
+from kvatlas.core import CellCoord, Claim, MapName, Note, NoteKind
 from kvatlas.stats.losses import GridLosses, SettingLoss, family_of
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, weights
-from kvatlas.stats.numerics.levels import average_levels, permute_levels
+from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
+from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.run_data import Axes, RunData
 from kvatlas.stats.table import CellTraces, GradeMatrix, matrix
 
@@ -26,7 +27,7 @@ _CELL_DRAWS = 999
 class Basis(StrEnum):
     """The data behind a verdict."""
 
-    TRACES = "paired by problem on all traces"
+    TRACES = "paired by problem and sample on all traces"
     BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
     GROUP_SEQUENTIAL = (
         "losses of an adaptive sweep against the full cache, on the mean over benchmarks; valid at any look"
@@ -38,7 +39,7 @@ class TestMethod(StrEnum):
 
     PERMUTATION = (
         "permutation within problems of the levels of each axis and of all cells, largest studentised distance, "
-        "Bonferroni over these tests: settings that behave alike could stand in any order"
+        "Bonferroni over these tests: are the settings exchangeable; it says nothing of their means"
     )
     CHI_SQUARE = (
         "chi-square test with the binomial bound: as if all samples of the same problems were independent draws of "
@@ -61,18 +62,19 @@ class Test:
 
 @dataclass(frozen=True)
 class Effect:
-    """Each level of one axis against the mean of the others, with limits and p-values that hold together.
-
-    `hidden` is the largest difference of a level's mean from the others' that may have been missed; None if unknown.
-    """
+    """Each level of one axis minus the mean of the others, with limits and p-values that hold together."""
 
     axis: str
     levels: tuple[tuple[Any, Contrast], ...]
-    hidden: float | None = None
+
+    @property
+    def hidden(self) -> float:
+        """The largest difference of a level's mean from the others' that may have been missed."""
+        return max(max(-contrast.low, contrast.high) for _, contrast in self.levels)
 
     @property
     def p(self) -> float:
-        """The p-value of "all levels behave alike"."""
+        """The p-value of "all levels have the same mean"."""
         return min(contrast.p for _, contrast in self.levels)
 
 
@@ -103,8 +105,8 @@ class Verdict:
 
     @property
     def hidden(self) -> float | None:
-        """The largest difference of a level from the others that may have been missed; None if unknown."""
-        return max((effect.hidden for effect in self.effects if effect.hidden is not None), default=None)
+        """The largest difference of a level from the others that may have been missed; None without levels."""
+        return max((effect.hidden for effect in self.effects), default=None)
 
     @property
     def most_lost(self) -> float | None:
@@ -123,7 +125,7 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
         cells = matrix(list(map(by_coord, groups)))
         if cells is None:
             continue
-        found = verdict(cells, run.axes)
+        found = verdict(cells, run.axes, run.claim, *run.look)
         family = losses.get(family_of(groups))
         if family is not None:
             coords = {cell.setting.id: cell.coord(run.axes) for cell in groups[0]}
@@ -137,15 +139,24 @@ def _by_coord(cells: Sequence[CellTraces], axes: Axes) -> dict[Hashable, CellTra
     return {cell.coord(axes): cell for cell in cells}
 
 
-def verdict(cells: GradeMatrix, axes: Axes) -> Verdict:
-    """Return the verdict on a table whose columns are pairs of values of the two `axes`."""
+def verdict(
+    cells: GradeMatrix,
+    axes: Axes,
+    claim: Claim = Claim.LIKE,
+    look: Look = ONE_LOOK,
+    samples: int | None = None,
+) -> Verdict:
+    """Return the verdict on a table whose columns are pairs of values of the two `axes`, at a look at some samples."""
     places: list[CellCoord] = list(cells.columns)
+    grades, promised = cells.first(samples)
     effects = []
     p_values = []
     statistics = []
     for axis, levels, level_of_cell in levels_of(places, axes):
+        by_trace = claim is Claim.THESE
+        units = level_units(grades, promised, cells.all_strata, level_of_cell, by_trace=by_trace)
+        effects.append(Effect(axis, tuple(zip(levels, level_contrasts_of(units, look.widening), strict=True))))
         test = permute_levels(average_levels(cells.means, level_of_cell), cells.strata)
-        effects.append(Effect(axis, tuple(zip(levels, test.contrasts, strict=True)), test.hidden))
         p_values.append(test.p)
         statistics.append(test.statistic)
     # With one axis of several levels its levels are the cells.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
-from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Problem, Setting, digest
+from kvatlas.core import MAX_NEW_TOKENS, Claim, KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.policies import CompressingPolicy, Policy, Signal
@@ -97,6 +97,24 @@ class Plan:
         return {name: digest({"screen": SCREEN_VERSION, "key": key})[:32] for name, key in keys.items()}
 
     @property
+    def claim(self) -> Claim:
+        """The claim of the run, decided before its data.
+
+        Left to the plan, it is these problems where they are sampled more than once, and are whole files.
+        """
+        spec = self.spec
+        if spec.claim != "auto":
+            return Claim(spec.claim)
+        is_drawn = spec.samples > 1 and spec.sampling.temperature > 0 and not self.screened
+        is_fixed = spec.allocate.kind == "full"
+        return Claim.THESE if is_drawn and is_fixed and all(map(self._is_whole, self.benchmarks)) else Claim.LIKE
+
+    def _is_whole(self, benchmark: Benchmark) -> bool:
+        """Return whether all problems of a benchmark are asked."""
+        asked = self.spec.problems
+        return asked is None or len(self.problems[benchmark.name]) < asked or len(benchmark.problems(None)) == asked
+
+    @property
     def full_cache(self) -> Plan:
         """The plan of the full-cache traces that a screen reads."""
         return replace(self, policies=((FULL, True),), screened=False)
@@ -123,7 +141,7 @@ class Plan:
         return Manifest(
             axes=axes,
             expected=self.expected(),
-            spec=self.spec.model_dump(mode="json"),
+            spec={**self.spec.model_dump(mode="json"), "claim": self.claim.value},
             provenance={**provenance(), **identities},
             about=self._plain_about(),
             screened=self.screened,

@@ -15,7 +15,7 @@ from pydantic.functional_validators import BeforeValidator, field_validator, mod
 
 from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
-from kvatlas.core import LOSE_AT_MOST, KvatlasError, Sampling, Setting, canonical, reason
+from kvatlas.core import LOSE_AT_MOST, MOST_LOOKS, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
 from kvatlas.policies import policies
 from kvatlas.text import did_you_mean, number, read_value, scalar
@@ -152,7 +152,9 @@ class Spec(BaseModel):
     for which they have no fixed value; `baseline` settings run once, outside the grid. `problems` limits each benchmark
     to its first problems. `expected_output_tokens` replaces the benchmark's typical length in estimates. `allocate` is
     `full` or `adaptive` (see `Allocation`). `strict_budget` makes the budgets of all settings strict
-    (docs/policies.md). A recommended setting may lose `lose_at_most` points against the full cache.
+    (docs/policies.md). A recommended setting may lose `lose_at_most` points against the full cache. `claim` says what
+    the numbers speak of: `these_problems`, `problems_like_these`, or `auto`, which a plan resolves. `looks` are numbers
+    of samples after which the run may be read.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -170,6 +172,8 @@ class Spec(BaseModel):
     allocate: Allocation = Allocation()
     strict_budget: bool = False
     lose_at_most: Number = Field(default=LOSE_AT_MOST, gt=0, lt=100)
+    claim: Literal["auto", "these_problems", "problems_like_these"] = "auto"
+    looks: list[Integer] = Field(default=[], max_length=MOST_LOOKS)
 
     @field_validator("allocate", "settings", "baseline", "models", "benchmarks", mode="before")
     @classmethod
@@ -210,6 +214,8 @@ class Spec(BaseModel):
         cells = (settings + len(self.baseline)) * len(self.models) * len(self.benchmarks)
         traces = cells * self.samples * (self.problems or 1)
         adaptive = self.allocate.kind == "adaptive"
+        greedy = not self.sampling.temperature
+        these = self.claim == "these_problems"
         for wrong, sentence in (
             (not cells, "neither settings nor baseline name a policy"),
             (self.axes and not self.settings, "axes need settings to vary"),
@@ -220,6 +226,22 @@ class Spec(BaseModel):
                 adaptive and all(entry.policy != "full" for entry in self.baseline),
                 "allocate: adaptive needs the full cache as a baseline, {policy: full}",
             ),
+            (
+                greedy and self.samples > 1,
+                f"at temperature 0 nothing is drawn, so {self.samples} samples would be copies; take one sample, or "
+                "another temperature",
+            ),
+            (greedy and these, "claim: these_problems needs a temperature above 0, since at 0 nothing is drawn"),
+            (adaptive and these, "claim: these_problems needs allocate: full; an adaptive sweep chooses problems"),
+            (
+                self.looks and (self.looks != sorted(set(self.looks)) or self.looks[0] < 1),
+                f"looks are rising numbers of samples, {self.looks} was given",
+            ),
+            (
+                self.looks and self.samples > self.looks[-1],
+                f"looks end at {self.looks[-1:]} samples, and the sweep has {self.samples}",
+            ),
+            (self.looks and adaptive, "looks are for a fixed sweep; an adaptive one has its own"),
         ):
             if wrong:
                 raise ValueError(sentence)

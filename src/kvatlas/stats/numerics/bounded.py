@@ -2,12 +2,18 @@
 
 A limit counts, beside the observed problems, one imagined problem at that end of the range. The lower limit of values
 in [0, 1] is a quantile of the weighted mean of the values and of a 0, with weights that are uniform on the simplex
-(Dirichlet weights of 1 each). This is Gaffke's bound. Assumptions: problems are independent, and their values lie in
-the range. Nothing is assumed about the shape of their distribution, so a kind of problem that is rare and not met yet,
-on which a setting fails altogether, is allowed for.
+(Dirichlet weights of 1 each). This is Gaffke's bound. Assumptions: the values are independent, and lie in the range.
+Nothing is assumed about the shape of their distribution, so a kind of problem that is rare and not met yet, on which a
+setting fails altogether, is allowed for.
+
+What a value belongs to is the **unit** of a claim. Fed with problems (the mean over a problem's samples), the limits
+speak of problems like these. Fed with traces (problem and sample), they speak of these very problems, however often
+they are sampled: the samples of given problems are independent draws, whose means may differ from problem to problem.
+Everything below says "problem" for the unit.
 
 What is known of it: for values of two kinds (yes and no, kept and lost) it is the bound of Clopper and Pearson (1934),
-which never errs more often than its level. For other distributions the level is proven for special cases only
+which never errs more often than its level; nor does it for traces with unlike chances, whose number of losses has a
+lighter tail than that of alike ones (Hoeffding 1956). For other distributions it is proven for special cases only
 (Learned-Miller and Thomas 2020) and no counter-example is known. With several benchmarks the imagined problem weighs as
 much as a problem of the smallest benchmark; that this suffices is searched, not proven: bench/calibration.py looks for
 the worst case and docs/statistics.md quotes it. A lighter imagined problem does not keep the level.
@@ -15,7 +21,8 @@ the worst case and docs/statistics.md quotes it. A lighter imagined problem does
 The quantiles come from a saddlepoint approximation, so nothing is drawn at random.
 
 Source: Gaffke (2005), Mathematical Methods of Statistics 14:451-467; Learned-Miller and Thomas (2020), arXiv
-1905.06208; Lugannani and Rice (1980), Advances in Applied Probability 12:475-490.
+1905.06208; Hoeffding (1956), Annals of Mathematical Statistics 27:713-721; Lugannani and Rice (1980), Advances in
+Applied Probability 12:475-490.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, Z, problems_by_benchmark, weights
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Flags, Floats, Ints, Z, weights
 
 #: Scores are cut off here; a p-value of 1e-15 is as good as 0.
 LARGEST_SCORE = 8.0
@@ -67,15 +74,21 @@ def upper_limit(
 
 
 def score(
-    values: Floats, mean: ArrayLike, low: ArrayLike = 0.0, high: ArrayLike = 1.0, strata: Ints | None = None
+    values: Floats,
+    mean: ArrayLike,
+    low: ArrayLike = 0.0,
+    high: ArrayLike = 1.0,
+    strata: Ints | None = None,
+    highest: Floats | None = None,
 ) -> Floats:
     """Return the distance of the data from a hypothetical mean [...], in standard normal units, at most 8.
 
-    The interval at quantile z holds exactly the means whose score is between -z and z.
+    The interval at quantile z holds exactly the means whose score is between -z and z. Where some values are missing,
+    `values` has them at their lowest and `highest` at their highest.
     """
     target = _per_row(mean, values)
     above = _Side.from_values(values, low, high, strata).distance(target)
-    below = _Side.from_values(values, high, low, strata).distance(target)
+    below = _Side.from_values(values if highest is None else highest, high, low, strata).distance(target)
     return np.asarray((above - below).reshape(values.shape[:-1]), float)
 
 
@@ -119,14 +132,16 @@ def _per_row(numbers: ArrayLike, values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of the interval: `rows` [k, problems] of distances from the end of the range, in [0, 1].
+    """One side of the interval: `rows` [k, values] of distances from the end of the range, in [0, 1].
 
-    A problem's distance counts `shares` [problems] times; the imagined problem has the distance 0 and counts as often
-    as the most. With several benchmarks the rows are centred within each, so that their differences in level add no
-    spread. A distance d of the mean stands for the mean `origin` + `width` * d; `width` is negative on the upper side.
+    A row has each of its values so many times as `counts` [k, values] says. A problem's distance counts `shares`
+    [values] times; the imagined problem has the distance 0 and counts as often as the most. With several benchmarks the
+    rows are centred within each, so that their differences in level add no spread. A distance d of the mean stands for
+    the mean `origin` + `width` * d; `width` is negative on the upper side.
     """
 
     rows: Floats
+    counts: Floats
     shares: Floats
     origin: Floats
     width: Floats
@@ -137,81 +152,112 @@ class _Side:
         origin = _per_row(end, values)
         width = _per_row(other_end, values) - origin
         flat = values.reshape(-1, values.shape[-1])
-        rows = np.clip((flat - origin[:, None]) / width[:, None], 0.0, 1.0)
-        if strata is None or int(strata.max()) == 0:
-            return cls(rows, np.ones(rows.shape[1]), origin, width)
-        benchmarks = problems_by_benchmark(strata)
-        sizes = np.array([len(problems) for problems in benchmarks])
-        shares = len(strata) / len(benchmarks) / sizes[strata]
-        means = np.stack([rows[:, problems].mean(1) for problems in benchmarks], axis=1)
+        if strata is None:
+            strata = np.zeros(flat.shape[1], int)
+        sizes = np.bincount(strata)
+        distances = np.clip((flat - origin[:, None]) / width[:, None], 0.0, 1.0)
+        rows, counts, row_strata = _counted(distances, strata)
+        if len(sizes) == 1:
+            return cls(rows, counts, np.ones(rows.shape[1]), origin, width)
+        shares = len(strata) / len(sizes) / sizes[row_strata]
+        totals = counts * rows
+        means = np.stack(
+            [totals[:, row_strata == number].sum(1) / size for number, size in enumerate(sizes.tolist())], axis=1
+        )
         # The benchmark of the highest mean stays in place; the others are lifted to its level.
         highest = means.max(1)
         lifts = highest[:, None] - means
         origin = origin - width * (highest - means.mean(1))
-        return cls(rows + lifts[:, strata], shares, origin, width)
+        return cls(rows + lifts[:, row_strata], counts, shares, origin, width)
 
     def limit(self, z: Floats) -> Floats:
         """Return the limit on this side at positive quantiles [k], in the units of the values."""
         limits = np.zeros(len(z))
-        varied = self.rows.max(1) > _TINY
+        varied = self._has_distance()
         if varied.any():
-            rows = self.rows[varied]
+            side = self._of(varied)
             log_z = np.log(z[varied])
             # Near the centre the quantile is proportional to the tilt.
-            first = log_z - np.log(np.sqrt(((self.shares * rows) ** 2).sum(1)))
-            log_tilt = _solve(lambda x: _log_root(rows, self.shares, np.exp(x)) - log_z, first)
-            limits[varied] = _tilted_mean(rows, self.shares, np.exp(log_tilt))
+            first = log_z - np.log(np.sqrt((side.counts * (side.shares * side.rows) ** 2).sum(1)))
+            log_tilt = _solve(lambda x: side.log_root(np.exp(x)) - log_z, first)
+            limits[varied] = side.tilted_mean(np.exp(log_tilt))
         return self.origin + self.width * limits
 
     def distance(self, mean: Floats) -> Floats:
         """Return the standard units that `mean` [k] is on this side of the centre, at most 8; 0 where it is not."""
         at = (mean - self.origin) / self.width
-        distances = np.where((at <= 0) & (self.rows.max(1) > _TINY), LARGEST_SCORE, 0.0)
-        total = self.shares.sum() + self.shares.max()
-        centre = (self.shares * self.rows).sum(1) / total
+        distances = np.where((at <= 0) & self._has_distance(), LARGEST_SCORE, 0.0)
+        total = (self.counts * self.shares).sum(1) + self.shares.max()
+        centre = (self.counts * self.shares * self.rows).sum(1) / total
         on_this_side = (at > 0) & (at < centre - _TINY)
         if on_this_side.any():
-            rows = self.rows[on_this_side]
+            side = self._of(on_this_side)
             target = at[on_this_side]
             gap = centre[on_this_side] - target
-            first = np.log(gap * total / ((self.shares * rows) ** 2).sum(1))
+            squares = (side.counts * (side.shares * side.rows) ** 2).sum(1)
+            first = np.log(gap * total[on_this_side] / squares)
             log_target = np.log(target)
-            log_tilt = _solve(lambda x: log_target - np.log(_tilted_mean(rows, self.shares, np.exp(x))), first)
-            distances[on_this_side] = np.exp(_log_root(rows, self.shares, np.exp(log_tilt)))
+            log_tilt = _solve(lambda x: log_target - np.log(side.tilted_mean(np.exp(x))), first)
+            distances[on_this_side] = np.exp(side.log_root(np.exp(log_tilt)))
         return np.minimum(distances, LARGEST_SCORE)
 
+    def _of(self, chosen: Flags) -> _Side:
+        """Return the same of some rows."""
+        return _Side(self.rows[chosen], self.counts[chosen], self.shares, self.origin[chosen], self.width[chosen])
 
-def _tilted_mean(rows: Floats, shares: Floats, tilt: Floats) -> Floats:
-    """Return the mean [k] at which a tilt is the saddlepoint.
+    def _has_distance(self) -> Flags:
+        """Return whether a row has any value away from the end."""
+        return np.asarray((self.counts * self.rows).max(1) > _TINY)
 
-    Newton's method from below; a single step is exact where all shares are equal.
+    def tilted_mean(self, tilt: Floats) -> Floats:
+        """Return the mean [k] at which a tilt is the saddlepoint.
+
+        Newton's method from below; a single step is exact where all shares are equal.
+        """
+        shares = self.shares
+        most = float(shares.max())
+        slope = tilt[:, None]
+        mean = np.zeros(len(self.rows))
+        for _ in range(40):
+            scale = 1 + slope * (shares * self.rows + (most - shares) * mean[:, None])
+            value = (self.counts * shares * (self.rows - mean[:, None]) / scale).sum(1) - most * mean
+            step = value / ((self.counts * shares * (1 + slope * most * self.rows) / scale**2).sum(1) + most)
+            mean = mean + step
+            has_converged = bool(np.all(np.abs(step) <= 1e-13 * (1 + mean)))
+            if has_converged or not np.ptp(shares):
+                break
+        return mean
+
+    def log_root(self, tilt: Floats) -> Floats:
+        """Return log(-z): Phi(z) is the chance that the weighted mean of a row and of 0 is below `tilted_mean`."""
+        mean = self.tilted_mean(tilt)
+        shares = self.shares
+        most = float(shares.max())
+        whole = 1 + tilt * most * mean
+        scale = (1 + tilt[:, None] * (shares * self.rows + (most - shares) * mean[:, None])) / whole[:, None]
+        ratio = shares * (self.rows - mean[:, None]) / scale
+        exponent = (self.counts * np.log(scale)).sum(1) - np.log(whole)
+        curvature = (self.counts * ratio**2).sum(1) + (most * mean * whole) ** 2
+        root = np.sqrt(np.maximum(2 * exponent, 1e-30))
+        slope = np.maximum(tilt / whole * np.sqrt(curvature), 1e-30)
+        return np.asarray(np.log(np.maximum(root + np.log(slope / root) / root, 1e-12)), float)
+
+
+def _counted(rows: Floats, strata: Ints) -> tuple[Floats, Floats, Ints]:
+    """Return values [k, values], how often each row has each, and the benchmark of each value.
+
+    Equal values of a benchmark are counted once: right and wrong traces are few values, however many there are.
     """
-    most = float(shares.max())
-    slope = tilt[:, None]
-    mean = np.zeros(len(rows))
-    for _ in range(40):
-        scale = 1 + slope * (shares * rows + (most - shares) * mean[:, None])
-        value = (shares * (rows - mean[:, None]) / scale).sum(1) - most * mean
-        step = value / ((shares * (1 + slope * most * rows) / scale**2).sum(1) + most)
-        mean = mean + step
-        has_converged = bool(np.all(np.abs(step) <= 1e-13 * (1 + mean)))
-        if has_converged or not np.ptp(shares):
-            break
-    return mean
-
-
-def _log_root(rows: Floats, shares: Floats, tilt: Floats) -> Floats:
-    """Return log(-z), where Phi(z) is the chance that the weighted mean of a row and of 0 is below `_tilted_mean`."""
-    mean = _tilted_mean(rows, shares, tilt)
-    most = float(shares.max())
-    whole = 1 + tilt * most * mean
-    scale = (1 + tilt[:, None] * (shares * rows + (most - shares) * mean[:, None])) / whole[:, None]
-    ratio = shares * (rows - mean[:, None]) / scale
-    exponent = np.log(scale).sum(1) - np.log(whole)
-    curvature = (ratio**2).sum(1) + (most * mean * whole) ** 2
-    root = np.sqrt(np.maximum(2 * exponent, 1e-30))
-    slope = np.maximum(tilt / whole * np.sqrt(curvature), 1e-30)
-    return np.asarray(np.log(np.maximum(root + np.log(slope / root) / root, 1e-12)), float)
+    levels, number = np.unique(rows, return_inverse=True)
+    benchmarks = int(strata.max()) + 1
+    width = benchmarks * len(levels)
+    if width >= rows.shape[1]:
+        return rows, np.ones(rows.shape), strata
+    places = strata * len(levels) + number.reshape(rows.shape)
+    flat_places = np.arange(len(rows))[:, None] * width + places
+    counts = np.bincount(flat_places.ravel(), minlength=len(rows) * width).reshape(len(rows), width)
+    values = np.broadcast_to(np.tile(levels, benchmarks), counts.shape)
+    return values, counts.astype(float), np.repeat(np.arange(benchmarks), len(levels))
 
 
 def _solve(function: Callable[[Floats], Floats], first: Floats) -> Floats:

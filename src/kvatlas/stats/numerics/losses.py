@@ -1,7 +1,7 @@
 """Many settings against a reference: what each loses, and which are proven to lose at most a margin.
 
-`differences` are [settings, problems]: a setting's mean grade on a problem minus the reference's, in [-1, 1], on the
-same samples; NaN where one of the two is missing. Losses are positive where a setting is worse.
+A loss is the reference's grade minus the setting's, on the same problems and samples, in [-1, 1]: positive where the
+setting is worse. `units` say what it is claimed for: problems for problems like these, traces for these problems.
 
 **Kept.** A setting is proven to lose at most the margin where its one-sided upper limit (`bounded`) is at most the
 margin, and so are those of all settings before it in its sequence. Sequences are orders that no data decide, from the
@@ -21,15 +21,16 @@ sequence); Piaggio et al. (2012), JAMA 308:2594-2604 (non-inferiority); Holm (19
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special
 
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, complete_groups, normal_quantile
-from kvatlas.stats.numerics.bounded import mean_differences, score, upper_limit
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats, Ints, Z
+from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.numerics.multiple import holm
+from kvatlas.stats.numerics.units import Units, units_of_problems
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,41 @@ class Loss(Contrast):
 def losses(differences: Floats, strata: Ints, margin: float, sequences: Sequence[Sequence[int]]) -> list[Loss | None]:
     """Return the loss of each setting; None where it shares no problem of a benchmark with the reference.
 
-    Each setting is in one of the `sequences`, which hold rows of `differences`; `margin` is in (0, 1).
+    `differences` [settings, problems] are a setting's mean grade on a problem **minus the reference's**, NaN where one
+    of the two was not asked for it. Each setting is in one of the `sequences`, which hold rows of `differences`;
+    `margin` is in (0, 1).
     """
-    z = normal_quantile(LEVEL / max(len(sequences), 1))
-    joint_z = normal_quantile(LEVEL / max(len(differences), 1))
-    found: list[Loss | None] = [None for _ in differences]
+    return losses_of_units(units_of_problems(-differences, strata), margin, sequences)
+
+
+def losses_of_units(
+    lost: Units,
+    margin: float,
+    sequences: Sequence[Sequence[int]],
+    look: Look = ONE_LOOK,
+    untested: Collection[int] = (),
+) -> list[Loss | None]:
+    """Return the loss of each row of losses; else as `losses`. Of `untested` rows nothing is proven."""
+    z = look.quantile(len(sequences))
+    joint_z = look.quantile(len(lost.means))
+    found: list[Loss | None] = [None for _ in lost.means]
     # The p-value of "it loses at most the margin"; 1 where nothing is known.
-    p_broken = np.ones(len(differences))
-    for rows, lost, lost_strata in complete_groups(-differences, strata):
-        limits = upper_limit(lost, -1.0, 1.0, z, lost_strata).tolist()
-        joint_limits = upper_limit(lost, -1.0, 1.0, joint_z, lost_strata).tolist()
-        p_broken[rows] = special.ndtr(-score(lost, margin, -1.0, 1.0, lost_strata))
-        contrasts = mean_differences(lost, lost_strata)
-        for row, contrast, limit, joint in zip(rows, contrasts, limits, joint_limits, strict=True):
+    p_broken = np.ones(len(found))
+    contrasts = lost.contrasts(Z, look.widening)
+    for group in lost.groups():
+        limits = group.upper_limit(z).tolist()
+        joint_limits = group.upper_limit(joint_z).tolist()
+        p_broken[group.rows] = special.ndtr(-group.score(margin) / look.widening)
+        for row, limit, joint in zip(group.rows, limits, joint_limits, strict=True):
+            contrast = contrasts[row]
+            assert contrast is not None
             found[row] = Loss(**vars(contrast), limit=limit, joint_limit=joint)
+    p_broken[list(untested)] = 1.0
     for sequence in sequences:
         # The first setting that is not proven ends its sequence.
         for row in sequence:
             loss = found[row]
-            if loss is None or loss.limit > margin:
+            if loss is None or row in untested or loss.limit > margin:
                 break
             found[row] = replace(loss, is_kept=True)
     for row, adjusted in enumerate(holm(p_broken.tolist())):

@@ -1,0 +1,59 @@
+"""The control of a run: a setting so poor that a run which can see a loss sees that of this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvatlas.core import Setting, grouped
+from kvatlas.stats.losses import FULL, LossFamily, nominal_bytes
+from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.paired import paired_values
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import CellTraces
+
+#: Policies without any judgement of tokens, and the highest ratio at which they are a control.
+CONTROLS = ("random", "window")
+MOST_RATIO = 0.3
+
+
+def is_control(setting: Setting) -> bool:
+    """Return whether a setting is a control: `window` or `random` at a small ratio."""
+    ratio = setting.values.get("ratio")
+    return setting.policy in CONTROLS and isinstance(ratio, int | float) and ratio <= MOST_RATIO
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control that keeps least, and what it loses by the claim of the run."""
+
+    setting: Setting
+    loss: Contrast
+
+    @property
+    def is_seen(self) -> bool:
+        """Return whether the control is proven to lose."""
+        return self.loss.low > 0
+
+
+def control_of(run: RunData, model: str, benchmarks: Iterable[str], family: LossFamily) -> Control | None:
+    """Return the control of a model on these benchmarks; None in a run without one."""
+    names = list(benchmarks)
+    cells = [cell for cell in run.cells if cell.model == model and cell.benchmark in names and cell.measured]
+    by_setting = grouped(filter(lambda cell: is_control(cell.setting), cells), lambda cell: cell.setting)
+    complete = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(names)}
+    if not complete:
+        return None
+    setting = min(complete, key=lambda setting: nominal_bytes(complete[setting][0]))
+    loss: Contrast | None = family.by_setting.get(setting.id)
+    if loss is None:
+        loss = _loss(run, complete[setting], [cell for cell in cells if cell.setting == FULL])
+    return None if loss is None else Control(setting, loss)
+
+
+def _loss(run: RunData, cells: Sequence[CellTraces], full: Sequence[CellTraces]) -> Contrast | None:
+    """Return the loss of the cells of a setting outside the grid."""
+    by_benchmark = {cell.benchmark: cell for cell in full}
+    look, samples = run.look
+    paired = paired_values([[(cell, by_benchmark[cell.benchmark])] for cell in cells]).first(samples)
+    return paired.units(run.claim).negated().contrasts(stretch=look.widening)[0]

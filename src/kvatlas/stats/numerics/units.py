@@ -1,0 +1,141 @@
+"""Paired differences of traces as the units of a claim: problems (means over samples), or traces themselves.
+
+A pair of traces that was promised and is missing counts at worst: +1 in upper limits and -1 in lower ones. Left out, as
+if lost pairs were like the others, a large loss is "proven" to be small where lost pairs are those that go missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvatlas.stats.numerics.arrays import Contrast, Flags, Floats, Ints, Z, complete_groups, strata_of_sizes
+from kvatlas.stats.numerics.bounded import interval, lower_limit, p_value, score, upper_limit
+
+
+@dataclass(frozen=True)
+class Group:
+    """The `rows` that have the same units: values at their `lowest` and `highest` [rows of the group, units]."""
+
+    rows: list[int]
+    lowest: Floats
+    highest: Floats
+    strata: Ints
+
+    def upper_limit(self, z: float) -> Floats:
+        """Return the one-sided upper limits of the means at the normal quantile `z`."""
+        return upper_limit(self.highest, -1.0, 1.0, z, self.strata)
+
+    def interval(self, z: float = Z) -> tuple[Floats, Floats]:
+        """Return the limits of the means on both sides."""
+        if self.lowest is self.highest:
+            return interval(self.lowest, -1.0, 1.0, z, self.strata)
+        return lower_limit(self.lowest, -1.0, 1.0, z, self.strata), self.upper_limit(z)
+
+    def score(self, mean: float) -> Floats:
+        """Return the distance of the data from a hypothetical mean in standard units."""
+        highest = None if self.lowest is self.highest else self.highest
+        return score(self.lowest, mean, -1.0, 1.0, self.strata, highest)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Values in [-1, 1] of rows by independent units, with limits and p-values of their means over benchmarks.
+
+    `means` [rows] are over what is known, NaN where nothing of a benchmark is. `lowest` and `highest` [rows, units]
+    have missing values at their ends, NaN where nothing was promised. `strata` [units] number benchmarks.
+    """
+
+    means: Floats
+    lowest: Floats
+    highest: Floats
+    strata: Ints
+
+    def groups(self) -> Iterator[Group]:
+        """Yield the rows that are known on every benchmark, in groups with the same units."""
+        is_known = ~np.isnan(self.means)
+        for rows, lowest, strata in complete_groups(self.lowest, self.strata):
+            chosen = np.array([is_known[row] for row in rows], bool)
+            of_group = [row for row in rows if is_known[row]]
+            if of_group:
+                lowest = lowest[chosen]
+                highest = self.highest[of_group][:, ~np.isnan(self.lowest[of_group[0]])]
+                highest = lowest if bool((highest == lowest).all()) else highest
+                yield Group(of_group, lowest, highest, strata)
+
+    def contrasts(self, z: float = Z, stretch: float = 1.0) -> list[Contrast | None]:
+        """Return the mean of each row with its limits and the p-value of 0; None where a benchmark is not known.
+
+        Limits lie at the normal quantile `z`, `stretch` times as far away at an early look (`looks`).
+        """
+        found: list[Contrast | None] = [None for _ in self.means]
+        for group in self.groups():
+            low, high = group.interval(z * stretch)
+            p = p_value(group.score(0.0) / stretch)
+            numbers = zip(group.rows, low.tolist(), high.tolist(), p.tolist(), strict=True)
+            for row, bottom, top, p_of_row in numbers:
+                found[row] = Contrast(float(self.means[row]), bottom, top, p_of_row)
+        return found
+
+    def negated(self) -> Units:
+        """Return the same of the negative values."""
+        lowest = -self.highest
+        return Units(-self.means, lowest, lowest if self.highest is self.lowest else -self.lowest, self.strata)
+
+    def units(self, row: int) -> int:
+        """Return the number of units of a row."""
+        return int(np.count_nonzero(~np.isnan(self.lowest[row])))
+
+
+def units_of_problems(values: Floats, strata: Ints) -> Units:
+    """Return the units of values [rows, problems]; NaN where a row was not promised a problem."""
+    return Units(_mean_over_benchmarks(values, strata), values, values, strata)
+
+
+def units_of_traces(values: Floats, promised: Flags, strata: Ints, *, by_trace: bool) -> Units:
+    """Return the units of values [rows, problems, samples] in [-1, 1], NaN where one is missing or not promised.
+
+    Traces are the units, or else problems.
+    """
+    is_missing = promised & np.isnan(values)
+    known = np.where(promised, values, math.nan)
+    lowest = np.where(is_missing, -1.0, known)
+    highest = np.where(is_missing, 1.0, known)
+    return units_between(known, lowest, highest, strata, by_trace=by_trace)
+
+
+def units_between(values: Floats, lowest: Floats, highest: Floats, strata: Ints, *, by_trace: bool) -> Units:
+    """Return the units of values [rows, problems, samples] that may lie between the `lowest` and the `highest`.
+
+    The ends are NaN where nothing was promised, the values where nothing is known.
+    """
+    means = _mean_over_benchmarks(mean_of_known(values), strata)
+    if not by_trace:
+        return Units(means, mean_of_known(lowest), mean_of_known(highest), strata)
+    flat = (len(values), -1)
+    return Units(means, lowest.reshape(flat), highest.reshape(flat), np.repeat(strata, values.shape[2]))
+
+
+def joined_units(benchmarks: Sequence[Units]) -> Units:
+    """Return the units of several benchmarks, each of one benchmark alone with the same rows, as one."""
+    means = np.stack([one.means for one in benchmarks]).mean(0)
+    lowest = np.concatenate([one.lowest for one in benchmarks], axis=1)
+    highest = np.concatenate([one.highest for one in benchmarks], axis=1)
+    return Units(means, lowest, highest, strata_of_sizes([one.lowest.shape[1] for one in benchmarks]))
+
+
+def mean_of_known(values: Floats) -> Floats:
+    """Return the means over the last axis of the values that are known; NaN where none is."""
+    count = (~np.isnan(values)).sum(-1)
+    return np.asarray(np.where(count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), math.nan), float)
+
+
+def _mean_over_benchmarks(values: Floats, strata: Ints) -> Floats:
+    """Return the mean over benchmarks of the means over their problems that are known; NaN where one has none."""
+    if not len(strata):
+        return np.full(len(values), math.nan)
+    means = [mean_of_known(values[:, strata == number]) for number in range(int(strata.max()) + 1)]
+    return np.asarray(np.stack(means).mean(0), float)
