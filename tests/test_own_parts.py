@@ -55,6 +55,7 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
         kvatlas.register(int)  # type: ignore[arg-type]
     with pytest.raises(KvatlasError, match="has no attribute 'Other'"):
         policies.from_setting(Setting.from_parameters(f"{file}:Other"))
+    policies.permit(f"{tmp_path}/none.py:Other")
     with pytest.raises(KvatlasError, match="cannot be loaded"):
         policies.from_setting(Setting.from_parameters(f"{tmp_path}/none.py:Other"))
 
@@ -62,6 +63,7 @@ def test_a_policy_comes_from_a_file_or_from_python(tmp_path: Path, monkeypatch: 
 def test_the_key_of_a_file_follows_its_content(tmp_path: Path) -> None:
     file, model = tmp_path / "mine.py", models.find("embedded:tiny-llama")
     file.write_text(CODE)
+    policies.permit(f"{file}:Newest")
     policy = policies.from_setting(Setting.from_parameters(f"{file}:Newest", kv_budget=150, local_window=8, ratio=0.3))
     before = policy.identity(model)
     file.write_text(CODE + "\n# changed\n")
@@ -86,6 +88,7 @@ def test_the_key_of_a_file_follows_the_modules_of_its_folder(tmp_path: Path, mon
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     model = models.find("embedded:tiny-llama")
+    policies.permit(f"{tmp_path / 'mine.py'}:Newest")
 
     def key() -> dict[str, Any]:
         from_file.load_path.cache_clear()
@@ -149,9 +152,26 @@ def test_a_setting_without_a_choice_is_refused_in_a_run_and_named_in_a_sweep() -
 
 def test_a_file_of_the_same_name_in_another_folder_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the folder of the process changes, as in a notebook."""
-    for folder, code in (("one", CODE), ("two", CODE.replace("class Newest", "class Other"))):
+    for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(code)
+        (tmp_path / folder / "mine.py").write_text(CODE.replace("keeps the newest tokens", folder))
         monkeypatch.chdir(tmp_path / folder)
-        kind = "Newest" if folder == "one" else "Other"
-        assert policies.policies.get(f"mine.py:{kind}").__name__ == kind
+        policies.permit("mine.py:Newest")
+        assert policies.policies.get("mine.py:Newest").summary == folder
+
+
+def test_code_that_nobody_permitted_is_not_loaded(tmp_path: Path) -> None:
+    """Wherever its name comes from: a run, a log, a request."""
+    file = tmp_path / "theirs.py"
+    file.write_text(f"{CODE}\nopen(__file__ + '.ran', 'w')\n")
+    setting = Setting.from_parameters(f"{file}:Newest", kv_budget=150, local_window=8, ratio=0.3)
+    spec = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "baseline": [{"policy": setting.policy}]}
+    for load in (
+        lambda: policies.policies.get(setting.policy),
+        lambda: policies.from_setting(setting),
+        lambda: policies.about(setting.policy),
+        lambda: make_plan(parse_spec(spec)),
+    ):
+        with pytest.raises(KvatlasError, match=r"code of the file .*; if you trust that file add --allow-code"):
+            load()
+    assert not Path(f"{file}.ran").exists()

@@ -216,10 +216,16 @@ def sweep(  # noqa: PLR0913
     that only the run names may be run. Raises KvatlasError before decoding for a wrong spec, and for a run of other
     models, benchmarks, problems or sampling.
     """
+    from kvatlas.policies import permit
     from kvatlas.sweeps import make_plan, parse_spec, read_spec
     from kvatlas.sweeps import sweep as decode
+    from kvatlas.sweeps.spec import named_policies
 
-    parsed = parse_spec(dict(spec)) if isinstance(spec, Mapping) else read_spec(Path(spec))
+    if isinstance(spec, Mapping):
+        permit(*named_policies(spec))
+        parsed = parse_spec(dict(spec))
+    else:
+        parsed = read_spec(Path(spec))
     options: dict[str, Any] = {"executor": executor, "workers": workers, "batch_size": batch_size}
     options |= {"replace": replace, "allow_code": allow_code}
     decode(make_plan(parsed), Path(out), **options, on_trace=on_trace, on_message=on_message)
@@ -252,11 +258,13 @@ def run(  # noqa: PLR0913
     run. Raises KvatlasError for a setting that the model, the benchmark or the policy cannot do, for one that keeps the
     same tokens under every policy, and for a run of other models, benchmarks or sampling.
     """
+    from kvatlas.policies import permit
     from kvatlas.policies.audit import check_choice
     from kvatlas.sweeps import make_plan, parse_spec
     from kvatlas.sweeps import sweep as decode
     from kvatlas.sweeps.spec import setting_spec
 
+    permit(policy)
     _check_arguments(policy, parameters)
 
     benchmarks = [benchmark] if isinstance(benchmark, str) else list(benchmark)

@@ -1,6 +1,7 @@
 """Every damaged copy of two small problem sets is told in a sentence, and sets that are right pass in silence."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvatlas.benchmarks import families, find
-from kvatlas.benchmarks.check import notes_on
+from kvatlas.benchmarks.check import check, notes_on
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import KvatlasError
 from tests.benchmarks.test_problem_files import FILES, SHARED
@@ -130,3 +131,47 @@ def test_the_public_files_pass_and_are_told_apart() -> None:
     ]
     (told,) = said(f"MATH500@{FILES['AIME24']}")
     assert "the reference answers are those of AIME24; name it AIME24" in told
+
+
+def _a_false_condition(rows: list[Row]) -> list[Row]:
+    return first(
+        rows, question=lambda r: re.sub(r"\d+", lambda number: str(int(number[0]) + 1), r["question"], count=1)
+    )
+
+
+#: Damage of a public set whose reference answers are all there, and the number of problems that it touches.
+TOUCHED: dict[str, tuple[Callable[[list[Row]], list[Row]], int]] = {
+    "a false condition": (_a_false_condition, 1),
+    "another relation": (lambda rows: first(rows, question=lambda r: r["question"].replace("=", "<") + "="), 1),
+    "the answer in the question": (
+        lambda rows: first(rows, question=lambda r: f"{r['question']} The answer is {r['answer']}."),
+        1,
+    ),
+    "a question cut": (lambda rows: first(rows, question=lambda r: r["question"][: len(r["question"]) // 2]), 1),
+    "two answers exchanged": (
+        lambda rows: [{**rows[0], "answer": rows[1]["answer"]}, {**rows[1], "answer": rows[0]["answer"]}, *rows[2:]],
+        2,
+    ),
+}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public problem files are not beside this checkout")
+@pytest.mark.parametrize("name", ["AIME24", "AIME25", "AMC23"])
+def test_questions_that_are_not_the_published_ones_are_told(tmp_path: Path, name: str) -> None:
+    """Copies that differ in spaces and markup alone are as published."""
+    rows = [json.loads(line) for line in FILES[name].read_text().splitlines()]
+    rows = [{"question": row.get("problem") or row["question"], "answer": row["answer"]} for row in rows]
+    path = tmp_path / "copy.json"
+
+    def line(copy: list[Row]) -> str:
+        path.write_text(json.dumps(copy))
+        return next(str(item) for item in check(find(f"{name}@{path}")) if item.name == "problems")
+
+    copies = {"\\frac": "\\dfrac", "$": " $ ", "(": "\\left(", ")": "\\right)", " ": "  ", "-": "−"}
+    for spelling, other in copies.items():
+        copy = [{**row, "question": row["question"].replace(spelling, other)} for row in rows[::-1]]
+        assert line(copy).endswith(", as published")
+    for damage, (touch, count) in TOUCHED.items():
+        assert f"answers as published, {count} question" in line(touch(rows)), damage
+    # Where most words are other ones, it is another form of the set.
+    assert "questions in other words are not compared" in line(changed(rows, question=lambda r: f"{r['question']} Go"))

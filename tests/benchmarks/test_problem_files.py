@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,85 @@ def test_a_table_as_pandas_or_a_spreadsheet_writes_it_is_read(tmp_path: Path, se
     problems = find(f"file:{tmp_path / 'a.csv'}").problems()
     assert [(problem.question, problem.answer) for problem in problems] == [
         ("What; is, 2+2?", "4"),
-        ("Which is it?", "1,5"),
+        ("Which is it?", "1.5" if separator == ";" else "1,5"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("3,5", "3.5"), ("-0,125", "-0.125"), ("1.234,50", "1234.50"), ("2,3,4", "2,3,4"), ("(2,3)", "(2,3)")],
+)
+def test_decimal_commas_of_a_spreadsheet_are_decimal_points(tmp_path: Path, text: str, answer: str) -> None:
+    (tmp_path / "a.csv").write_text(f"question;answer\nWhat is it?;{text}\n")
+    (problem,) = find(f"file:{tmp_path / 'a.csv'}").problems()
+    assert problem.answer == answer
+
+
+def test_bytes_of_a_table_are_texts(tmp_path: Path) -> None:
+    """As Parquet files have them whose writer did not mark texts."""
+    rows = [{"question": b"Which?", "answer": "blåa".encode(), "options": [b"r\xc3\xb6d", "blåa".encode()]}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (problem,) = find(f"file:{tmp_path / 'a.parquet'}").problems()
+    assert (problem.question, problem.answer, problem.about["choices"]) == ("Which?", "B", ["röd", "blåa"])
+
+
+GOOD = '{"question": "One and one?", "answer": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.jsonl", '{"question": "Q?", "answer": "1", "answer": "2"}', "row 2, has the column 'answer' twice"),
+        ("a.jsonl", '{"question": "Q?", "answer": "1", "Answer": "2"}', "row 2, has the columns 'answer' and 'Answer'"),
+        ("a.jsonl", '{"Question": "P?", "question ": "Q?", "answer": 1}', "row 2, has the columns 'Question' and"),
+        ("a.json", '[{"question": "Q?", "answer": 1, "answer": 2}]', "row 1, has the column 'answer' twice"),
+        ("a.csv", "question,answer,answer\nQ?,1,2\n", "has the column 'answer' twice"),
+        ("a.csv", "question,answer, Answer\nQ?,1,2\n", "row 1, has the columns 'answer' and ' Answer'"),
+        ("a.csv", "question;answer\nQ?;1,234\n", "row 1, column 'answer', holds the number '1,234'"),
+        ("a.jsonl", '{"question": "Q?", "answer": {"b": 2}}', "row 2, column 'answer', holds {'b': 2}"),
+        ("a.jsonl", '{"question": "Q?", "answer": [{"b": 2}]}', "row 2, column 'answer', holds {'b': 2}"),
+        ("a.jsonl", '{"question": "Q?", "answer": [[1], 2]}', "row 2, column 'answer', holds [[1], 2]"),
+        ("a.jsonl", '{"question": "Q?", "answer": 1e999}', "row 2, column 'answer', holds the number '1e999'"),
+        ("a.jsonl", '{"question": "Q?", "answer": -1e-999}', "row 2, column 'answer', holds the number '-1e-999'"),
+        ("a.jsonl", '{"question": [{"role": "user"}], "answer": 1}', "row 2, column 'question', holds [{'role'"),
+        ("a.jsonl", '{"question": "Q?", "answer": 0, "options": [{"text": "a"}, "b"]}', "of which one holds {'text'"),
+        ("a.jsonl", '{"question": "Q?", "answer": 0, "options": ["a", null]}', "of which one is empty"),
+    ],
+)
+def test_a_cell_that_is_read_in_two_ways_is_refused_with_its_row_and_column(
+    tmp_path: Path, name: str, content: str, sentence: str
+) -> None:
+    (tmp_path / name).write_text(f"{GOOD}{content}\n" if name.endswith(".jsonl") else content)
+    with pytest.raises(KvatlasError) as caught:
+        find(f"file:{tmp_path / name}").problems()
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ([b"\xff\xfe"], "row 1, column 'answer', 'utf-8' codec"),
+        ([float("inf")], "row 1, column 'answer', holds inf"),
+        ([pandas.Timestamp("2024-01-02")], "row 1, column 'answer', holds datetime"),
+    ],
+)
+def test_a_cell_of_a_parquet_file_that_is_no_answer_is_refused(
+    tmp_path: Path, values: list[Any], sentence: str
+) -> None:
+    table = pa.table({"question": ["Q?"], "answer": values})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(KvatlasError, match=re.escape(sentence)):
+        find(f"file:{tmp_path / 'a.parquet'}").problems()
+    parquet.write_table(table.append_column("answer", pa.array(["2"])), tmp_path / "a.parquet")
+    with pytest.raises(KvatlasError, match="has the column 'answer' twice"):
+        find(f"file:{tmp_path / 'a.parquet'}").problems()
+
+
+def test_a_column_that_the_user_names_decides_between_two_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "Q?", "answer": "1", "Answer": "2"}')
+    (problem,) = find("MINE", file=str(tmp_path / "a.jsonl"), columns={"answer": "Answer"}).problems()
+    assert problem.answer == "2"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv"])

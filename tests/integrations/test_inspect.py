@@ -15,6 +15,7 @@ from kvatlas.core import SERVED, KvatlasError, Sampling, Status
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.serve.text import Detokenizer
+from kvatlas.stats.run_data import RunData
 from tests.by_the_engine import VALUES, generations, questions
 from tests.command_line import Call
 from tests.stored import traces_of
@@ -125,6 +126,8 @@ def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> No
         ("asks version 99 of SEQB", lambda read: read.eval.metadata.update(kvatlas_version=99)),
         ("in another way than", lambda read: setattr(read.samples[0], "input", "Find Alice!")),
         ("asks 'x' in another way than", lambda read: setattr(read.samples[0], "id", "x")),
+        ("lacks 1 of the 4 samples of its data set", lambda read: read.samples.pop()),
+        ("has the status 'cancelled' and 4 samples", lambda read: setattr(read, "status", "cancelled")),
         ("has no samples", lambda read: read.samples.clear()),
         (r"took -1\.0 s .*; expected", lambda read: setattr(read.samples[1], "total_time", -1.0)),
     ]
@@ -134,6 +137,7 @@ def test_other_logs_are_refused_in_one_sentence(log: Path, tmp_path: Path) -> No
     def two(read: Any) -> None:
         read.eval.model = "another/model"
         del read.samples[2:]
+        read.eval.dataset.sample_ids = [sample.id for sample in read.samples]
 
     import_log(log, tmp_path / "held")
     refused(changed(log, tmp_path / "two.eval", two), "holds other problems of SEQBENCH-5x5 than the log", "held")
@@ -165,7 +169,11 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
     second = run_task(tmp_path / "b", replies, task=sums(marked(), "marks"))
     run = tmp_path / "run"
     said = succeed("import", first, second, run).splitlines()
-    assert said == [f"{run}: 4 of 4 traces of mockllm/model on sums", f"{run}: 2 of 2 traces of mockllm/model on marks"]
+    graded = "; its scores are graded, not right or wrong: see them by --metric steps"
+    assert said == [
+        f"{run}: 4 of 4 traces of mockllm/model on sums",
+        f"{run}: 2 of 2 traces of mockllm/model on marks{graded}",
+    ]
     by_name = {(trace.benchmark, trace.problem, trace.sample): trace for trace in traces_of(run)}
     assert {trace.setting for trace in by_name.values()} == {SERVED}
     right, cut, marked_cut = by_name["sums", "two", 0], by_name["sums", "3", 0], by_name["marks", "3", 0]
@@ -174,7 +182,9 @@ def test_logs_of_two_foreign_tasks_are_imported_at_once_and_drawn(
     assert (marked_cut.grade.correct, marked_cut.grade.progress) == (False, 0.25)
     assert marked_cut.grade.metrics == {"steps": 0.25, "tone": 0.5}
     assert (right.usage.output_tokens, right.usage.peak_kv_tokens, right.usage.compressions) == (40, None, None)
-    succeed("map", run, "--out", tmp_path / "map.png")
+    # Right and wrong beside graded scores: progress is the metric that all traces have.
+    assert RunData.open(run, None).metric == "progress"
+    succeed("map", run, "--metric", "progress", "--out", tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 5000
     succeed("export", run, "--format", "jsonl", "--out", tmp_path / "t.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
@@ -193,6 +203,183 @@ def test_scores_that_are_no_shares_are_refused(tmp_path: Path) -> None:
         import_log(scored("b.eval", 7), tmp_path / "run")
     cell, added = import_log(scored("c.json", float("nan")), tmp_path / "run")
     assert (len(cell.problems), added) == (2, 1)
+
+
+def test_graded_scores_are_a_metric_of_their_own_and_no_wrong_answers(
+    tmp_path: Path, succeed: Callable[..., str], kvatlas: Call
+) -> None:
+    log = run_task(tmp_path / "a", [("4", "stop"), ("6", "stop")], task=sums(includes()))
+
+    def graded(read: Any) -> None:
+        for sample, value in zip(read.samples, (0.7, 0.9), strict=True):
+            sample.scores["includes"].value = value
+
+    run = tmp_path / "run"
+    (line,) = succeed("import", changed(log, tmp_path / "g.eval", graded), run).splitlines()
+    assert line.endswith("; its scores are graded, not right or wrong: see them by --metric includes")
+    document = json.loads(succeed("describe", run, "--metric", "includes", "--json"))
+    assert "80" in json.dumps(document)
+    (cell,) = RunData.open(run, None).cells
+    assert cell.cell.estimate.value == pytest.approx(0.8)
+    for metric in ("pass@1", "pass@2", "maj@2"):
+        sentence = kvatlas.refuse("describe", run, "--metric", metric)
+        assert f"has graded scores, which have no {metric}; expected 'includes' or 'progress'" in sentence
+
+
+def _said(text: str) -> Callable[[Any], None]:
+    return lambda read: setattr(read.samples[0].output.choices[0].message, "content", text)
+
+
+def test_two_logs_of_one_task_are_further_epochs_or_apart(tmp_path: Path) -> None:
+    replies = [("4", "stop"), ("6", "stop")]
+    first, second, hot = (
+        run_task(tmp_path / name, replies, task=sums(includes()), temperature=temperature)
+        for name, temperature in (("a", 0.0), ("b", 0.0), ("c", 0.9))
+    )
+    run = tmp_path / "run"
+    assert import_log(first, run)[1] == 2
+    cell, added = import_log(second, run)
+    assert (cell.samples, added) == (2, 4)
+    # Each again: nothing is added, nothing is lost.
+    for log in (first, second):
+        assert import_log(log, run) == (cell, 4)
+    assert {(trace.problem, trace.sample) for trace in traces_of(run)} == {(p, s) for p in ("two", "3") for s in (0, 1)}
+    with pytest.raises(KvatlasError, match=r"another sampling \({'temperature': 0.0}\).* the log '.*/c/.*'; import it"):
+        import_log(hot, run)
+    edited = changed(second, tmp_path / "edited.eval", _said("5"))
+    assert import_log(edited, run)[0].samples == 3
+    assert len(traces_of(run)) == 6
+
+
+def test_tasks_of_one_name_are_told_apart_by_their_whole_names_and_their_questions(tmp_path: Path) -> None:
+    logs = [
+        run_task(tmp_path / suite, [("4", "stop"), ("6", "stop")], task=sums(includes(), f"{suite}/sums"))
+        for suite in ("one", "two")
+    ]
+    cells = [import_log(log, tmp_path / "run")[0] for log in logs]
+    assert [cell.benchmark for cell in cells] == ["one/sums", "two/sums"]
+
+    def other_questions(read: Any) -> None:
+        read.eval.model = "another/model"
+        read.samples[0].input = "2 + 3?"
+
+    with pytest.raises(KvatlasError, match=r"q\.eval.* has other contents of 1 of 2 problems of one/sums"):
+        import_log(changed(logs[0], tmp_path / "q.eval", other_questions), tmp_path / "run")
+
+
+def _odd_sample(**values: Any) -> Callable[[Any], None]:
+    def change(read: Any) -> None:
+        for name, value in values.items():
+            setattr(read.samples[0], name, value)
+
+    return change
+
+
+def _odd_note(note: Any) -> Callable[[Any], None]:
+    return lambda read: setattr(read.samples[0].output, "metadata", {"kvatlas": note})
+
+
+_SETTING = {"policy": "window", "values": {"ratio": 0.3}}
+_USAGE = {"prompt_tokens": 1, "output_tokens": 1, "thinking_tokens": 0, "peak_kv_tokens": 2, "mean_kv_tokens": 1.5,
+          "compressions": 0, "seconds": 0.1}  # fmt: skip
+
+
+def _odd_usage(**values: Any) -> Callable[[Any], None]:
+    return _odd_note({"setting": _SETTING, "usage": _USAGE | values})
+
+
+def _tokens(count: int) -> Callable[[Any], None]:
+    usage = ModelUsage(input_tokens=count, output_tokens=1, total_tokens=1)
+    return _odd_sample(model_usage={"m": usage})
+
+
+def _twice(read: Any) -> None:
+    read.samples.append(read.samples[0])
+
+
+def _two_ids(read: Any) -> None:
+    read.samples[0].id, read.samples[1].id = 3, "3"
+
+
+#: Logs that claim what cannot be, and what the refusal says beside their names.
+CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
+    "cancelled": (lambda read: setattr(read, "status", "cancelled"), "has the status 'cancelled'"),
+    "error": (lambda read: setattr(read, "status", "error"), "has the status 'error'"),
+    "started": (lambda read: setattr(read, "status", "started"), "has the status 'started'"),
+    "part of the data set": (
+        lambda read: setattr(read.eval.dataset, "sample_ids", ["two", 3, 4]),
+        "lacks 1 of the 3 samples of its data set and epochs (first '4')",
+    ),
+    "another data set": (lambda read: setattr(read.eval.dataset, "sample_ids", ["two"]), "which its data set lacks"),
+    "an epoch missing": (lambda read: setattr(read.eval.config, "epochs", 2), "lacks 2 of the 4 samples"),
+    "epoch 2 ** 31": (_odd_sample(epoch=2**31), "has a sample of epoch 2147483648; expected epochs from 1 to 1"),
+    "epochs 2 ** 31": (lambda read: setattr(read.eval.config, "epochs", 2**31), "expected epochs from 1 to 10,000"),
+    "a sample twice": (_twice, "has the sample"),
+    "ids 3 and '3'": (_two_ids, "has the samples 3 and '3'; expected unlike names"),
+    "10 ** 400 tokens": (_tokens(10**400), "expected finite numbers from 0 to"),
+    "2 ** 60 tokens": (_tokens(2**60), "expected finite numbers from 0 to"),
+    "negative tokens": (_tokens(-1), "expected finite numbers from 0 to"),
+    "infinite time": (_odd_sample(total_time=float("inf")), "expected finite numbers from 0 to"),
+    "half a character": (_said("\ud83d"), "has half a character in its text"),
+    "a note that is a list": (_odd_note([1]), "is [1]; expected a setting and a usage"),
+    "a note without setting": (_odd_note({"usage": None}), "expected a setting and a usage"),
+    "a setting without policy": (_odd_note({"setting": {"values": {}}}), "names the policy None"),
+    "a setting of lists": (_odd_note({"setting": {"policy": "window", "values": [1]}}), "with [1]; expected a name"),
+    "a ratio of NaN": (
+        _odd_note({"setting": {"policy": "window", "values": {"ratio": float("nan")}}, "usage": None}),
+        "expected a name and plain values",
+    ),
+    "a usage of NaN": (_odd_usage(mean_kv_tokens=float("nan")), "expected compressions, mean_kv_tokens"),
+    "a usage of texts": (_odd_usage(output_tokens="1"), "expected compressions, mean_kv_tokens"),
+    "a usage of more": (_odd_usage(more=1), "expected compressions, mean_kv_tokens"),
+    "a score of 2": (
+        lambda read: setattr(read.samples[0].scores["includes"], "value", 2),
+        "has the score 2; expected numbers from 0 to 1",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def sums_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_task(tmp_path_factory.mktemp("sums"), [("4", "stop"), ("6", "stop")], task=sums(includes()))
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_log_whose_claims_cannot_be_is_refused_by_name_and_leaves_no_promise(
+    sums_log: Path, tmp_path: Path, claim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, sentence = CLAIMS[claim]
+    run = tmp_path / "run"
+    import_log(sums_log, run)
+    before = (traces_of(run), RunData.open(run, None).manifest)
+    log = read_eval_log(str(sums_log))
+    change(log)
+    log.eval.model = "another/model"
+    # Not through a file, where JSON would refuse some of these.
+    monkeypatch.setattr(inspect_logs, "_read", lambda _: log)
+    with pytest.raises(KvatlasError) as caught:
+        import_log(tmp_path / "claim.eval", run)
+    assert "claim.eval" in str(caught.value)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert (traces_of(run), RunData.open(run, None).manifest) == before
+
+
+def test_scores_in_another_order_in_one_sample_are_those_of_the_same_scorer(tmp_path: Path) -> None:
+    log = run_task(tmp_path / "a", [("4", "stop"), ("5", "stop")], task=sums([includes(), marked()]))
+
+    def turned(read: Any) -> None:
+        sample = read.samples[0]
+        sample.scores = dict(reversed(sample.scores.items()))
+        sample.scores["shares"].value = dict(reversed(sample.scores["shares"].value.items()))
+
+    logs = {"as it is": log, "turned": changed(log, tmp_path / "turned.eval", turned)}
+    for chosen in ("includes", "shares"):
+        grades = []
+        for name, path in logs.items():
+            import_log(path, tmp_path / f"{chosen} {name}", chosen)
+            grades.append([trace.grade for trace in traces_of(tmp_path / f"{chosen} {name}")])
+        assert grades[0] == grades[1]
 
 
 @pytest.mark.parametrize("epoch", [0, -5])

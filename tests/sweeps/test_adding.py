@@ -255,6 +255,22 @@ def test_a_spec_that_names_the_file_itself_may_be_added(
     assert set(policies(folder)) == {"full", f"{file}:Newest", "newest.py:Newest"}
 
 
+def test_an_autopsy_runs_the_code_of_a_run_only_where_it_is_allowed(
+    received: tuple[Path, Path, Path], kvatlas: Call
+) -> None:
+    folder, file, mark = received
+    for name in ("Newest", "Newest ratio=0.5"):
+        assert f"the code of the file {str(file)!r}; if you trust" in kvatlas.refuse(
+            "autopsy", folder, "--policy", name
+        )
+    # Also of a policy of our own, beside which the run names the file.
+    assert "--allow-code" in kvatlas.refuse("autopsy", folder, "--policy", "full")
+    assert not mark.exists()
+    _, _, err = kvatlas("autopsy", folder, "--policy", "Newest", "--allow-code")
+    assert "--allow-code" not in err
+    assert mark.exists()
+
+
 def test_no_engine_has_a_policy_of_a_file_and_none_is_run_to_see_it(
     received: tuple[Path, Path, Path], tmp_path: Path, kvatlas: Call
 ) -> None:

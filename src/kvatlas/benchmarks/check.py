@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -71,6 +72,25 @@ def fingerprint(problems: Problems) -> str:
     return digest(sorted(str(value if (value := normal.rational(text)) is not None else text) for text in texts))[:12]
 
 
+#: LaTeX that copies of one question have or lack.
+_MARKUP = re.compile(
+    r"\\(left|right|displaystyle|text(bf|it|rm)?|math(rm|it|bf)|operatorname|q?quad|[Bb]ig+[lr]?|[,;!:])(?![a-z])"
+)
+_SPELLINGS = ((r"\\[dt]frac", r"\\frac"), (r"\\([lg])eq", r"\\\1e"), ("[\u2010-\u2015\u2212]", "-"))
+
+
+def problem_marks(problems: Problems) -> list[str]:
+    """Return a digest of each question with its answer that does not depend on spaces and markup."""
+    marks = []
+    for problem in problems:
+        text = _MARKUP.sub("", unicodedata.normalize("NFKC", problem.question))
+        for spelling, usual in _SPELLINGS:
+            text = re.sub(spelling, usual, text)
+        words = re.sub(r"[^0-9a-z+\-=<>]", "", text.casefold())
+        marks.append(digest([words, fingerprint([problem])])[:8])
+    return marks
+
+
 def _digest(problems: Problems) -> str:
     return digest([[p.question, p.answer, p.about.get("choices")] for p in problems])[:12]
 
@@ -88,7 +108,7 @@ def _columns(benchmark: Questions, row: tables.Row) -> Finding:
 
 
 def _published(benchmark: Questions, read: tables.ProblemFile) -> Finding:
-    """Report the number of problems; of a published set compare number and answers with it."""
+    """Report the number of problems; of a published set compare number, answers and questions with it."""
     name = "problems"
     message = f"{counted(len(read.problems), 'problem')} with a reference answer (digest {_digest(read.problems)})"
     if not read.whole:
@@ -102,7 +122,21 @@ def _published(benchmark: Questions, read: tables.ProblemFile) -> Finding:
         return Finding(name, Check.WARNING, message, _left_out(read))
     if source and source.answers not in ("", mark):
         return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
-    return Finding(name, Check.OK, f"{message}, as published" if source else message)
+    return _questions(name, message, source, read.problems) if source else Finding(name, Check.OK, message)
+
+
+def _questions(name: str, message: str, source: Source, problems: Problems) -> Finding:
+    """Compare the questions of a set, whose number and answers are the published ones, with those of public copies."""
+    if not source.answers:
+        return Finding(name, Check.OK, f"{message}, as many as in the published set")
+    marks = problem_marks(problems)
+    unlike = [problem for problem, mark in zip(problems, marks, strict=True) if mark not in source.problems]
+    if not unlike:
+        return Finding(name, Check.OK, f"{message}, as published")
+    if len(unlike) < MANY * len(problems):
+        fault = f"{counted(len(unlike), 'question')} not in the published words (first {unlike[0].id})"
+        return Finding(name, Check.WARNING, f"{message}, answers as published, {fault}", "compare with another copy")
+    return Finding(name, Check.OK, f"{message}, answers as published (questions in other words are not compared)")
 
 
 def _difference(benchmark_name: str, source: Source, read: tables.ProblemFile, mark: str) -> Finding | None:

@@ -26,7 +26,8 @@ from kvatlas.hub import Repository, matching
 class Source:
     """A benchmark on the hub: the data set's id, patterns of its files, and the number of its problems.
 
-    `answers` is the fingerprint (benchmarks/check.py) of the reference answers if all copies agree on them.
+    `answers` is the fingerprint (benchmarks/check.py) of the reference answers if all copies agree on them, `problems`
+    are the marks of the questions with their answers, of two copies where these have other words.
     """
 
     about: str
@@ -35,6 +36,7 @@ class Source:
     repository: str
     files: Sequence[str]
     answers: str = ""
+    problems: Sequence[str] = ()
 
 
 _DATA = json.loads(Path(__file__).with_name("public.json").read_text(encoding="utf-8"))

@@ -1,4 +1,8 @@
-"""Problem files: JSON lines, a JSON list, CSV, Parquet; columns are found by their usual names."""
+"""Problem files: JSON lines, a JSON list, CSV, Parquet; columns are found by their usual names.
+
+A cell is read as people mean it, or refused with its row and column: repeated columns, objects, numbers beyond all
+range, and commas that may be decimal commas or separate thousands.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,13 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.answers import reference_letter
-from kvatlas.core import KvatlasError, Problem, digest, refusal
+from kvatlas.core import KvatlasError, Problem, digest, reason, refusal
 
 Row = Mapping[str, Any]
 
@@ -33,6 +38,20 @@ SEPARATORS = (",", ";", "\t")
 _BATCH = 1024
 #: The mark of a choice inside a question.
 _MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
+#: A number with a decimal comma, and one whose comma may as well separate thousands.
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+_UNCLEAR_COMMA = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
+_POINTS_AND_COMMA = re.compile(r"[-+]?\d{1,3}(\.\d{3})+,\d+")
+
+
+class _Unclear(str):
+    """The text of a number that cannot be read in one way only; refused where it is an answer."""
+
+
+class _RepeatedKey(dict[str, Any]):
+    """A JSON object that has a key twice; refused where it is a row."""
+
+    key = ""
 
 
 def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
@@ -47,9 +66,12 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
     if not path.is_file():
         raise KvatlasError(f"{where} is not there.")
     with refusal(f"{where} cannot be read"):
-        for row in _parquet(path) if suffix == ".parquet" else _text_rows(path, _READERS[suffix]):
+        rows = _parquet(path) if suffix == ".parquet" else _text_rows(path, _READERS[suffix])
+        for number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
+            if isinstance(row, _RepeatedKey):
+                raise KvatlasError(f"{where}, row {number}, has the column {row.key!r} twice; expected it once.")
             yield row
 
 
@@ -67,10 +89,19 @@ def _parquet(path: Path) -> Iterator[Row]:
     except ImportError as error:
         raise KvatlasError(f"Reading {path.name} needs the extra: pip install 'kvatlas[parquet]'.") from error
 
-    for batch in ParquetFile(path).iter_batches(batch_size=_BATCH):
+    file = ParquetFile(path)
+    _refuse_repeated(file.schema_arrow.names)
+    for batch in file.iter_batches(batch_size=_BATCH):
         for row in batch.to_pylist():
             # NaN is a missing cell, which would be graded as the text "nan".
             yield {name: None if _is_nan(value) else value for name, value in row.items()}
+
+
+def _refuse_repeated(columns: Sequence[str]) -> None:
+    """Raise ValueError for a column that a table has twice; columns without a name are never read."""
+    for name in columns:
+        if name and columns.count(name) > 1:
+            raise ValueError(f"it has the column {name!r} twice; expected it once")
 
 
 def _is_nan(value: Any) -> bool:
@@ -82,7 +113,24 @@ def _json(text: str) -> Any:
         # A missing answer in a table that pandas wrote; it would be graded as the text "nan".
         raise ValueError(f"{word} is no number of JSON")
 
-    return json.loads(text, parse_constant=refuse)
+    return json.loads(text, parse_constant=refuse, parse_float=_json_float, object_pairs_hook=_json_object)
+
+
+def _json_float(text: str) -> float | _Unclear:
+    """Return a number; one that Python's numbers cannot hold (1e999, 1e-999) stays a text that is no answer."""
+    value = float(text)
+    is_lost = value == 0 and re.search("[1-9]", text.lower().partition("e")[0])
+    return _Unclear(text) if math.isinf(value) or is_lost else value
+
+
+def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    names = [name for name, _ in pairs]
+    repeated = _RepeatedKey(values)
+    repeated.key = next(name for name in names if names.count(name) > 1)
+    return repeated
 
 
 def _json_list(file: TextIOWrapper) -> Iterator[Any]:
@@ -109,13 +157,24 @@ def _csv(file: TextIOWrapper) -> Iterator[Row]:
     file.seek(0)
     separator = max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
     reader = csv.DictReader(file, delimiter=separator)
+    _refuse_repeated([name.strip() for name in reader.fieldnames or ()])
     for row in reader:
         if None in row or None in row.values():
             raise ValueError(
                 f"line {reader.line_num} and the header have unlike numbers of fields; a text with {separator!r} or "
                 "the end of a line in it needs quotes"
             )
-        yield row
+        # Spreadsheets write semicolons where the comma is the decimal point.
+        yield {name: _with_point(text) for name, text in row.items()} if separator == ";" else row
+
+
+def _with_point(text: str) -> str:
+    """Return a number with a decimal comma in the usual form; another text as it is."""
+    if _UNCLEAR_COMMA.fullmatch(text.strip()):
+        return _Unclear(text)
+    if _POINTS_AND_COMMA.fullmatch(text.strip()):
+        text = text.replace(".", "")
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text.strip()) else text
 
 
 _READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
@@ -126,19 +185,42 @@ _READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
 SUFFIXES = (*_READERS, ".parquet")
 
 
-def find(row: Row, *names: str) -> str | None:
-    """Return the row's column with the first of these names that exists."""
-    columns = {str(key).strip().casefold().replace("_", " "): key for key in row}
-    return next((columns[name] for name in names if name in columns), None)
+def find(row: Row, *names: str, where: str = "The file") -> str | None:
+    """Return the row's column with the first of these names that exists; KvatlasError if two columns have it."""
+    columns: dict[str, list[str]] = {}
+    for key in row:
+        columns.setdefault(str(key).strip().casefold().replace("_", " "), []).append(key)
+    found = next((columns[name] for name in names if name in columns), None)
+    if found is None:
+        return None
+    if len(found) > 1:
+        raise KvatlasError(
+            f"{where} has the columns {' and '.join(map(repr, found))}; leave one out, or name the right one "
+            "(--column answer=NAME, in a spec columns: {answer: NAME})."
+        )
+    return found[0]
+
+
+def _text(value: Any) -> str:
+    """Return a text, UTF-8 bytes or a finite number as text; None is empty. Raises ValueError for other values."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, _Unclear):
+        raise ValueError(f"holds the number {str(value)!r}; write it with a decimal point and without a thousands mark")
+    is_number = isinstance(value, int | float | Decimal) and math.isfinite(value)
+    if not (value is None or isinstance(value, str) or is_number):
+        raise ValueError(f"holds {value!r}; expected a text or a number")
+    return "" if value is None else str(value).strip()
 
 
 def as_text(value: Any) -> str:
-    """Return an answer as text: 27.0 is 27, a list its items, None is empty."""
+    """Return an answer as text: 27.0 is 27, a list its texts and numbers; ValueError for other values."""
     if isinstance(value, list | tuple):
+        if any(isinstance(item, list | tuple | None) for item in value):
+            raise ValueError(f"holds {value!r}; expected texts or numbers in a list")
         return ", ".join(as_text(item) for item in value)
-    text = "" if value is None else str(value).strip()
     # CSV files hold texts: 27.0 there is the same float.
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", _text(value))
 
 
 @dataclass(frozen=True)
@@ -170,7 +252,7 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
     whole = False
     for rows, row in enumerate(read_rows(path), 1):
         first = first or row
-        found = problem(f"{name}-{rows:03d}", row, named, where)
+        found = problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
         # A question without a reference answer could only be counted wrong.
         if found.answer:
             problems.append(found)
@@ -187,18 +269,20 @@ def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | 
 
 def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
     """Return the problem in a row; `named` are the user's columns. Raises KvatlasError for a missing or wrong field."""
-    question = str(row[_column(row, "question", QUESTION, named, where)] or "").strip()
+    question_column = _column(row, "question", QUESTION, named, where)
+    question = _cell(row, question_column, where)
     if not question:
         raise KvatlasError(f"{where} has an empty question ({id_}).")
-    correct_at = find(row, CORRECT)
-    wrong = [str(row[at]).strip() for name in INCORRECT if (at := find(row, name)) and row[at]]
+    correct_at = find(row, CORRECT, where=where)
+    wrong = [text for name in INCORRECT if (at := find(row, name, where=where)) and (text := _cell(row, at, where))]
     if correct_at and wrong:
-        return _with_shuffled_choices(id_, question, str(row[correct_at]).strip(), wrong)
-    value = row[_column(row, "answer", ANSWER, named, where)]
+        return _with_shuffled_choices(id_, question, _cell(row, correct_at, where), wrong)
+    answer_column = _column(row, "answer", ANSWER, named, where)
+    value = row[answer_column]
     # GSM8K's references are whole solutions with this end.
-    answer = as_text(value).rpartition("\n#### ")[2].strip()
+    answer = _cell(row, answer_column, where, as_text).rpartition("\n#### ")[2].strip()
     # Not "" for a column that is missing: pandas writes an index under this name.
-    options_at = named.get("options") or find(row, *OPTIONS)
+    options_at = named.get("options") or find(row, *OPTIONS, where=where)
     options = None if options_at is None else row.get(options_at)
     if options:
         by_index = isinstance(value, int | float) and not isinstance(value, bool)
@@ -209,6 +293,15 @@ def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem
     if letter:
         return Problem(id_, question, letter, {"choices": inside, "choices_in_question": True})
     return Problem(id_, question, answer)
+
+
+def _cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _text) -> str:
+    """Return the text in a cell; KvatlasError with its column for a value that is no text."""
+    try:
+        return read(row[column])
+    except ValueError as error:
+        # Bytes that are not UTF-8 raise ValueError, too.
+        raise KvatlasError(f"{where} column {column!r}, {reason(error)}.") from error
 
 
 def _with_shuffled_choices(id_: str, question: str, correct: str, wrong: Sequence[str]) -> Problem:
@@ -222,7 +315,7 @@ def _with_shuffled_choices(id_: str, question: str, correct: str, wrong: Sequenc
 
 def _column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
     """Return the row's column with this content: the user's, else the first usual one."""
-    name = named.get(content) or find(row, *usual)
+    name = named.get(content) or find(row, *usual, where=where)
     if name is None or name not in row:
         expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
         raise KvatlasError(
@@ -260,7 +353,13 @@ def _options(value: Any, answer: str, where: str, by_index: bool) -> tuple[list[
     """Return choices as texts without their letters, and the answer as a letter; a number counts from 0."""
     if not isinstance(value, list | tuple):
         raise KvatlasError(f"{where} has the options {value!r}; expected a list.")
-    choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", str(option)).strip() for option in value]
+    try:
+        texts = [_text(option) for option in value]
+        if "" in texts:
+            raise ValueError("is empty")
+    except ValueError as error:
+        raise KvatlasError(f"{where} has the options {value!r}, of which one {reason(error)}.") from error
+    choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", text).strip() for text in texts]
     is_index = answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices)
     letter = _letter(int(answer)) if is_index else _chosen(answer, choices)
     if not letter:

@@ -46,9 +46,10 @@ def list_(
 
 
 def _print_policies(name: str | None, as_json: bool) -> None:
-    from kvatlas.policies import PRESETS, CompressingPolicy, about
+    from kvatlas.policies import PRESETS, CompressingPolicy, about, permit
     from kvatlas.policies import policies as registry
 
+    permit(name or "")
     names = [name] if name else [*dict(registry.items()), *PRESETS]
     rows = [about(policy_name) for policy_name in names]
     if as_json:

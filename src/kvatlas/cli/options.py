@@ -79,7 +79,7 @@ Cell = Annotated[str, typer.Option("--policy", help="The cell, as 'dynts ratio=0
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes; default: what pays, one for each GPU.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Sequences in a batch; default: what fits, 64 on CPUs.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Show only this in the run; other traces stay stored.")]
-AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run files of policies that only the run in RUN names.")]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run files of policies that only the run names.")]
 
 # Runs and maps.
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")]
@@ -174,9 +174,11 @@ def cell(
 
     One of the `known` policies may be named as readers see it, `Sinks` for `mine.py:Sinks`.
     """
-    from kvatlas.policies import policies
+    from kvatlas.policies import permit, policies
 
     name, *words = policy.split() or [""]
+    permit(name)
+    # A name that stands for a file of a run permits no code.
     shown = [one for one in known if policy_name(one) == name]
     if len(shown) == 1:
         (name,) = shown

@@ -212,9 +212,11 @@ def import_(
     scorer: Annotated[str, typer.Option(help="The score to take where a log has several; default: its first.")] = "",
 ) -> None:
     """Import logs of Inspect into a run, to compare remote models with local ones."""
-    from kvatlas.integrations.inspect_logs import import_log
+    from kvatlas.integrations.inspect_logs import graded_metric, import_log
 
     for log in logs:
         cell, added = import_log(log, run, scorer)
         promised = len(cell.problems) * cell.samples
-        typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}")
+        metric = graded_metric(run, cell)
+        remark = f"; its scores are graded, not right or wrong: see them by --metric {metric}" if metric else ""
+        typer.echo(f"{run}: {added} of {promised} traces of {cell.model} on {cell.benchmark}{remark}")

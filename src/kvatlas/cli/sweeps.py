@@ -393,6 +393,7 @@ def autopsy(
     export: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Write the saving (1) and the random tokens (0).")
     ] = None,
+    allow_code: options.AllowCode = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -406,7 +407,7 @@ def autopsy(
     from kvatlas.results.export import check_target
     from kvatlas.stats.autopsies import Autopsy, write_labels
     from kvatlas.stats.autopsy_summary import summarise
-    from kvatlas.sweeps.autopsy import find_lost, perform
+    from kvatlas.sweeps.autopsy import find_lost, perform, permit_code
     from kvatlas.text import model_name
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
@@ -418,6 +419,8 @@ def autopsy(
         check_figure(out)
     if export is not None:
         check_target(export)
+    if allow_code:
+        permit_code(run)
     cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies_of(run)))
     autopsies = perform(cells, run, most, tell)
     if export is not None:

@@ -2,24 +2,27 @@
 
 Answers to our tasks are graded here, from the text in the log; for other tasks the log's scores count. Only the
 sampling settings of a log are stored: no base address, no arguments of the model, nothing of the environment.
+
+A log is a claim. It is imported if it is finished and whole, and if all of it can be stored; else the refusal names it.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__
 from kvatlas.benchmarks import Benchmark, find, reading
-from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason
+from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason, refusal
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import changed_problems, contents_of
+from kvatlas.sweeps.spec import MAX_SAMPLES
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
@@ -31,62 +34,213 @@ _LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "reasoning_effort", "reasoning_tokens")
 #: Stop reasons of truncated answers.
 CUT = ("max_tokens", "model_length")
+#: The largest count of tokens that a float holds exactly.
+MAX_TOKENS = 2**53
+#: Names of metrics that every run has.
+_TAKEN = ("progress", "pass@", "maj@", "graded:")
 _ARCHIVE = (zipfile.BadZipFile, zlib.error)
 
 
+@dataclass(frozen=True)
+class _Task:
+    """The task of a log: its benchmark, what identifies its answers, its problems, and the grade of a sample.
+
+    `about` has the problems by id in the order of the data set, `contents` their digests, `metric` is the graded score.
+    """
+
+    benchmark: str
+    identity: Sequence[Any]
+    about: Mapping[str, Mapping[str, Any]]
+    contents: Mapping[str, str]
+    grade: Callable[[EvalSample], Grade | None]
+    metric: str = ""
+
+
 def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
-    """Import the answers of a log into a run, new or not; return its cell and the number of traces.
+    """Import the answers of a log into a run, new or not; return its cell and the number of its traces in the run.
 
     Answers to our own tasks are graded here; for others the log's scores count, by the first scorer or the one named.
-    A repeated import replaces the first. Raises KvatlasError for another file, for a log without scores, and for one of
-    our tasks with other prompts than this version's.
+    A log that is imported again replaces itself. Another log of the same model and task is joined as further epochs.
+    Raises KvatlasError for another file, for a log that is not finished or lacks scores, for one of our tasks with
+    other prompts than this version's, and for a log whose settings or problems are not those of the run.
     """
     where = f"The log {str(log)!r}"
     read = _read(log)
+    try:
+        with refusal(f"{where} cannot be imported"):
+            return _import(read, log.name, run, scorer, where)
+    except KvatlasError as error:
+        if str(log) in str(error):
+            raise
+        raise KvatlasError(f"{where} cannot be imported: {error}") from error
+
+
+def _import(read: EvalLog, name: str, run: Path, scorer: str, where: str) -> tuple[Expected, int]:
     samples = read.samples or []
     sampling = _sampling(read, where)
+    epochs = _check_samples(read, where)
+    task = _task(read, where, scorer)
+    _check_whole(read, epochs, where)
+    setting = _setting(samples)
+    model = read.eval.model.removeprefix("kvatlas/") if setting != SERVED else read.eval.model
+    cell = Expected(
+        model=model,
+        benchmark=task.benchmark,
+        setting=setting,
+        run_key=digest(["inspect", model, *task.identity, sampling])[:32],
+        problems=tuple(task.about),
+        samples=epochs,
+        baseline=True,
+    )
+    traces = list(_traces(samples, cell, task.grade))
+    if not traces:
+        raise KvatlasError(f"No sample of the {where[4:]} has an answer with a score: all ended in an error.")
+    with Store.create(run, {"kvatlas": __version__}) as store:
+        before = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
+        texts = [[trace.problem, trace.sample, trace.text] for trace in traces]
+        log_id = digest([read.eval.eval_id, cell.run_key, texts])[:16]
+        about = {"id": log_id, "log": name, "setting": setting.id, "epochs": epochs}
+        cell, logs = _joined(before, cell, about, where)
+        source = {"log": name, "sampling": sampling, "metric": task.metric, "logs": logs}
+        manifest = _with_contents(_manifest(before, cell, task.about, source), cell, task.contents)
+        begin = logs[-1]["begin"]
+        # The manifest promises nothing that could not be stored.
+        store.add_all((cell.run_key, replace(trace, sample=trace.sample + begin)) for trace in traces)
+        store.put_manifest(manifest)
+    return cell, len(traces) if cell.samples == epochs else _stored(run, cell)
+
+
+def graded_metric(run: Path, cell: Expected) -> str:
+    """Return the metric of an imported cell whose scores are graded, as 0.7; empty for right and wrong alone."""
+    with Store.open(run) as store:
+        imported = store.manifest().provenance.get("imported", {})
+    return str(imported.get(f"{cell.model} {cell.benchmark}", {}).get("metric", ""))
+
+
+def _stored(run: Path, cell: Expected) -> int:
+    """Return the number of traces of a cell in a run."""
+    with Store.open(run) as store:
+        keys = store.keys()
+    problems = set(cell.problems)
+    key = (cell.run_key, cell.setting.id, cell.benchmark)
+    return sum(each[:3] == key and each[3] in problems and each[4] < cell.samples for each in keys)
+
+
+def _task(read: EvalLog, where: str, scorer: str) -> _Task:
+    """Return the task of a log, one of ours or another one."""
+    samples = read.samples or []
+    ids = [str(sample.id) for sample in samples]
     ours = _benchmark(read, where)
-    about: dict[str, dict[str, Any]]
-    problems: dict[str, Problem] = {}
-    if ours is None:
-        about = {str(sample.id): {} for sample in samples}
-        task = read.eval.task
-        name = task.rpartition("/")[2]
-        identity = [task, read.eval.task_version, read.eval.task_args]
-        grade = _scored(read, where, scorer)
-    else:
+    if ours is not None:
         problems = _problems(samples, ours, where)
-        about = {id_: dict(problem.about) for id_, problem in problems.items()}
-        name = ours.name
-        identity = [ours.name, ours.version]
 
         def grade(sample: EvalSample) -> Grade | None:
             read = reading.read_text(_text(sample), cut=sample.output.stop_reason in CUT)
             return reading.grade(ours, problems[str(sample.id)], read, all_metrics=True)
 
-    epochs = [sample.epoch for sample in samples]
-    if min(epochs) < 1:
-        raise KvatlasError(f"{where} has a sample of epoch {min(epochs)}; expected epochs from 1.")
-    setting = _setting(samples)
-    model = read.eval.model.removeprefix("kvatlas/") if setting != SERVED else read.eval.model
-    cell = Expected(
-        model=model,
-        benchmark=name,
-        setting=setting,
-        run_key=digest(["inspect", model, *identity, sampling])[:32],
-        problems=tuple(about),
-        samples=max(epochs),
-        baseline=True,
-    )
-    traces = list(_traces(samples, cell, grade))
-    if not traces:
-        raise KvatlasError(f"No sample of the log {str(log)!r} has an answer with a score: all ended in an error.")
-    with Store.create(run, {"kvatlas": __version__}) as store:
-        before = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
-        manifest = _manifest(before, cell, about, {"log": log.name, "sampling": sampling})
-        store.put_manifest(_with_contents(manifest, cell, problems))
-        store.add_all((cell.run_key, trace) for trace in traces)
-    return cell, len(traces)
+        ordered = [problems[id_] for id_ in _in_order(read, ids)]
+        about = {problem.id: dict(problem.about) for problem in ordered}
+        return _Task(ours.name, [ours.name, ours.version], about, contents_of(ordered), grade)
+    contents: dict[str, str] = {}
+    for sample in samples:
+        content = digest([_conversation(sample), sample.target, sample.choices])
+        if contents.setdefault(str(sample.id), content) != content:
+            raise KvatlasError(f"{where} asks the sample {sample.id!r} in two ways.")
+    task = read.eval.task
+    scores = _Scores.of_log(read, where, scorer)
+    steps = [[step.solver, step.params] for step in read.plan.steps]
+    identity = [task, read.eval.task_version, read.eval.task_args, steps, scores.scorer, scores.key, contents]
+    about = {id_: {} for id_ in _in_order(read, ids)}
+    return _Task(task, identity, about, contents, scores.grade, scores.metric if scores.graded else "")
+
+
+def _in_order(read: EvalLog, ids: Sequence[str]) -> list[str]:
+    """Return the ids of the samples, each once, in the order of the data set."""
+    present = dict.fromkeys(ids)
+    known = [str(id_) for id_ in read.eval.dataset.sample_ids or () if str(id_) in present]
+    return list(dict.fromkeys([*known, *present]))
+
+
+def _conversation(sample: EvalSample) -> Any:
+    """Return the input of a sample as plain data: its text, or roles and texts."""
+    if isinstance(sample.input, str):
+        return sample.input
+    return [[message.role, message.text] for message in sample.input]
+
+
+def _check_samples(read: EvalLog, where: str) -> int:
+    """Return the number of epochs; KvatlasError for a log that is not finished, and for repeated samples."""
+    samples = read.samples or []
+    if read.status != "success":
+        raise KvatlasError(
+            f"{where} has the status {read.status!r} and {len(samples):,} samples, and those that finish first are no "
+            "fair part of a task; finish it with `inspect eval-retry`."
+        )
+    seen: set[tuple[str, int]] = set()
+    names: dict[str, int | str] = {}
+    for sample in samples:
+        key = str(sample.id), sample.epoch
+        if names.setdefault(key[0], sample.id) != sample.id:
+            raise KvatlasError(f"{where} has the samples {names[key[0]]!r} and {sample.id!r}; expected unlike names.")
+        if key in seen:
+            raise KvatlasError(f"{where} has the sample {sample.id!r} of epoch {sample.epoch} twice.")
+        seen.add(key)
+    found = [sample.epoch for sample in samples]
+    epochs = max(1, read.eval.config.epochs or max(found))
+    if min(found) < 1 or max(found) > epochs or epochs > MAX_SAMPLES:
+        wrong = min(found) if min(found) < 1 else max(*found, epochs)
+        expected = f"epochs from 1 to {min(epochs, MAX_SAMPLES):,}"
+        raise KvatlasError(f"{where} has a sample of epoch {wrong}; expected {expected}.")
+    return epochs
+
+
+def _check_whole(read: EvalLog, epochs: int, where: str) -> None:
+    """Raise KvatlasError for a log that lacks samples of its data set, or has others."""
+    seen = {(str(sample.id), sample.epoch) for sample in read.samples or []}
+    names = dict.fromkeys(id_ for id_, _ in seen)
+    ids = dict.fromkeys(str(id_) for id_ in read.eval.dataset.sample_ids or names)
+    strange = sorted(names.keys() - ids.keys())
+    if strange:
+        raise KvatlasError(f"{where} has the sample {strange[0]!r}, which its data set lacks.")
+    # Samples that ended in an error are in the log, too.
+    missing = len(ids) * epochs - len(seen)
+    if missing:
+        first = next(id_ for id_ in ids if any((id_, epoch) not in seen for epoch in range(1, epochs + 1)))
+        of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
+        raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
+
+
+def _joined(
+    before: Manifest, cell: Expected, about: Mapping[str, Any], where: str
+) -> tuple[Expected, list[dict[str, Any]]]:
+    """Return the cell with the epochs of all its logs, and the logs of its model and task with this one at the end.
+
+    Raises KvatlasError if the run has such a cell from other settings, or from a sweep.
+    """
+    known = before.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
+    logs = [dict(entry) for entry in known.get("logs", ())]
+    of_cell = [entry for entry in logs if entry["setting"] == about["setting"]]
+    others = [entry for entry in logs if entry["setting"] != about["setting"]]
+    earlier = next((other for other in before.expected if other.name == cell.name), None)
+    again = [entry for entry in of_cell if entry["id"] == about["id"]]
+    if earlier is None or (again and len(of_cell) == 1):
+        return cell, [*others, {**about, "begin": 0}]
+    of_run = f"The run has answers of {cell.model} to {cell.benchmark}"
+    if not known:
+        raise KvatlasError(f"{of_run} from a sweep; import {where[:1].lower()}{where[1:]} into a run of its own.")
+    if earlier.run_key != cell.run_key:
+        raise KvatlasError(
+            f"{of_run} from {known.get('log', 'another log')!r} with another sampling ({known.get('sampling')}), "
+            f"version, solver, scorer or problems than {where[:1].lower()}{where[1:]}; import it into a run of its own."
+        )
+    begin = again[0]["begin"] if again else earlier.samples
+    samples = earlier.samples if again else earlier.samples + about["epochs"]
+    if samples > MAX_SAMPLES:
+        raise KvatlasError(
+            f"{of_run} in {earlier.samples:,} epochs; expected up to {MAX_SAMPLES:,} with those of {where}."
+        )
+    kept = [entry for entry in of_cell if entry["id"] != about["id"]]
+    return replace(cell, samples=samples), [*others, *kept, {**about, "begin": begin}]
 
 
 def _sampling(read: EvalLog, where: str) -> dict[str, Any]:
@@ -116,11 +270,8 @@ def _manifest(
     return replace(manifest, about={**manifest.about, cell.benchmark: values})
 
 
-def _with_contents(manifest: Manifest, cell: Expected, problems: Mapping[str, Problem]) -> Manifest:
-    """Return the manifest with the contents of our own problems; KvatlasError if the run has other ones."""
-    if not problems:
-        return manifest
-    contents = contents_of(problems.values())
+def _with_contents(manifest: Manifest, cell: Expected, contents: Mapping[str, str]) -> Manifest:
+    """Return the manifest with the contents of the problems; KvatlasError if the run has other ones."""
     recorded = manifest.contents.get(cell.benchmark, {})
     changed = changed_problems(cell.benchmark, contents, {**contents, **recorded})
     if changed:
@@ -196,20 +347,6 @@ def _question(sample: EvalSample) -> str:
     return "\n".join(message.text for message in sample.input if message.role == "user")
 
 
-def _scored(read: EvalLog, where: str, scorer: str) -> Callable[[EvalSample], Grade | None]:
-    """Return a function that gives the grade of a sample by the log's score; None for a sample without score."""
-    found: dict[str, None] = {}
-    for sample in read.samples or []:
-        found.update(dict.fromkeys(sample.scores or {}))
-    names = list(found)
-    if not names:
-        raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
-    if scorer and scorer not in names:
-        raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(names)}.")
-    chosen = scorer or names[0]
-    return partial(_grade_of, chosen)
-
-
 def _share(value: Any, sample: EvalSample) -> float | None:
     """Return letters, truth values and numbers as a share in [0, 1]; None for a missing score (NaN)."""
     if isinstance(value, str) and value in _LETTERS:
@@ -225,44 +362,111 @@ def _share(value: Any, sample: EvalSample) -> float | None:
     )
 
 
-def _grade_of(scorer: str, sample: EvalSample) -> Grade | None:
-    """Return the grade of a sample by the score of one scorer; None for a sample without it."""
-    score = (sample.scores or {}).get(scorer)
-    if score is None:
-        return None
-    values = score.value if isinstance(score.value, dict) else {scorer: score.value}
-    shares = {name: _share(value, sample) for name, value in values.items()}
-    # The first entry of a dictionary is the scorer's main score.
-    first = next(iter(shares.values()), None)
-    if first is None:
-        return None
-    truncated = sample.output.stop_reason in CUT and first < 1
-    status = Status.TRUNCATED if truncated else Status.OK
-    further: dict[str, Any] = {}
-    if len(shares) > 1:
-        further = {name: value for name, value in shares.items() if value is not None}
-    return Grade(first >= 1, first, score.answer, status, further)
+@dataclass(frozen=True)
+class _Scores:
+    """The scores of a log by one scorer; `key` is the main one of a scorer that gives several."""
+
+    scorer: str
+    key: str
+    graded: bool = False
+
+    @classmethod
+    def of_log(cls, read: EvalLog, where: str, scorer: str) -> _Scores:
+        """Return the scores by the scorer of that name, else by the task's first one; KvatlasError without scores."""
+        samples = read.samples or []
+        given = dict.fromkeys(name for sample in samples for name in sample.scores or {})
+        if not given:
+            raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
+        if scorer and scorer not in given:
+            raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(given)}.")
+        # The order in the task, since a sample may have its scores in any order.
+        ordered = [declared.name for declared in read.eval.scorers or () if declared.name in given]
+        chosen = scorer or [*ordered, *given][0]
+        values = [sample.scores[chosen].value for sample in samples if chosen in (sample.scores or {})]
+        keys = dict.fromkeys(key for value in values if isinstance(value, dict) for key in value)
+        results = read.results.scores if read.results else []
+        shown = [result.name for result in results if result.scorer == chosen and result.name in keys]
+        scores = cls(chosen, [*shown, *keys, ""][0])
+        shares = [scores.shares(sample).get(scores.metric) for sample in samples]
+        return replace(scores, graded=any(share is not None and 0 < share < 1 for share in shares))
+
+    @property
+    def metric(self) -> str:
+        """The name of the main score as a metric."""
+        name = self.key or self.scorer
+        return f"score:{name}" if name.startswith(_TAKEN) else name
+
+    def shares(self, sample: EvalSample) -> dict[str, float]:
+        """Return the scores of a sample by their names as metrics, without missing ones."""
+        score = (sample.scores or {}).get(self.scorer)
+        if score is None:
+            return {}
+        values = score.value if isinstance(score.value, dict) else {self.scorer: score.value}
+        shares = {}
+        for name, value in values.items():
+            share = _share(value, sample)
+            if share is not None:
+                shares[f"score:{name}" if name.startswith(_TAKEN) else name] = share
+        return shares
+
+    def grade(self, sample: EvalSample) -> Grade | None:
+        """Return the grade of a sample; None for a sample without the main score."""
+        shares = self.shares(sample)
+        main = shares.get(self.metric)
+        if main is None:
+            return None
+        answer = (sample.scores or {})[self.scorer].answer
+        truncated = sample.output.stop_reason in CUT and main < 1
+        return Grade(main >= 1, main, answer, Status.TRUNCATED if truncated else Status.OK, shares)
 
 
 def _setting(samples: Sequence[EvalSample]) -> Setting:
     """Return the setting in the answers of our own provider; `served` for every other model."""
     notes = [_provider_note(sample) for sample in samples if sample.output.choices]
-    settings = {_noted_setting(note["setting"]) for note in notes if isinstance(note, dict) and "setting" in note}
-    return settings.pop() if len(settings) == 1 and all(notes) else SERVED
+    settings = {_noted_setting(note["setting"]) for note in notes if note is not None}
+    if len(settings) > 1:
+        listed = "; ".join(sorted(map(str, settings)))
+        raise KvatlasError(f"Its answers are of {len(settings)} settings ({listed}); expected those of one.")
+    return settings.pop() if settings and None not in notes else SERVED
 
 
-def _provider_note(sample: EvalSample) -> Any:
-    """Return the note of our own provider in an answer: its setting and its usage; None for other models."""
-    return (sample.output.metadata or {}).get("kvatlas")
+def _provider_note(sample: EvalSample) -> Mapping[str, Any] | None:
+    """Return the note of our own provider in an answer: its setting and its usage; None for other models.
+
+    Raises KvatlasError for a note of another form.
+    """
+    note = (sample.output.metadata or {}).get("kvatlas")
+    if note is None:
+        return None
+    if not isinstance(note, dict) or not isinstance(note.get("setting"), dict):
+        raise KvatlasError(f"The note of the sample {sample.id!r} is {note!r:.200}; expected a setting and a usage.")
+    usage = note.get("usage")
+    names = {field.name for field in fields(Costs)}
+    is_usage = isinstance(usage, dict) and usage.keys() == names and all(map(_is_cost, usage.values()))
+    if usage is not None and not is_usage:
+        raise KvatlasError(
+            f"The usage of the sample {sample.id!r} is {usage!r:.200}; expected {', '.join(sorted(names))}."
+        )
+    return note
+
+
+def _is_cost(value: Any) -> bool:
+    """Return True for a number that a cost can have, or None for an unknown one."""
+    if value is None:
+        return True
+    return type(value) in (int, float) and 0 <= value < MAX_TOKENS
 
 
 def _noted_setting(noted: Mapping[str, Any]) -> Setting:
     """Return the setting in a note of our own provider; raises KvatlasError for one that no provider writes."""
-    policy = noted["policy"]
-    values = dict(noted["values"])
-    if not isinstance(policy, str) or not all(isinstance(value, str | int | float) for value in values.values()):
-        raise KvatlasError(f"The log names the policy {policy!r} with {values}; expected a name and plain values.")
-    return Setting.from_parameters(policy, **values)
+    policy = noted.get("policy")
+    values = noted.get("values")
+    plain = isinstance(values, dict) and all(
+        isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value)) for value in values.values()
+    )
+    if not isinstance(policy, str) or not plain:
+        raise KvatlasError(f"The log names the policy {policy!r} with {values!r}; expected a name and plain values.")
+    return Setting.from_parameters(policy, **dict(values or {}))
 
 
 def _traces(
@@ -274,7 +478,14 @@ def _traces(
         if result is None:
             continue
         name = (cell.model, cell.benchmark, str(sample.id), sample.epoch - 1, cell.setting)
-        yield Trace(*name, (), _text(sample), result, _costs(sample))
+        text = _text(sample)
+        try:
+            json.dumps([*name[:3], text, result.answer], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise KvatlasError(
+                f"The sample {sample.id!r} has half a character in its text ({reason(error)})."
+            ) from error
+        yield Trace(*name, (), text, result, _costs(sample))
 
 
 def _text(sample: EvalSample) -> str:
@@ -287,11 +498,11 @@ def _text(sample: EvalSample) -> str:
 def _costs(sample: EvalSample) -> Costs:
     """Return the costs in the log; those of the cache are known for our own provider only."""
     prompt, output, thinking = _token_counts(sample)
-    seconds = float(sample.total_time or 0.0)
-    if not (math.isfinite(seconds) and min(seconds, prompt, output, thinking) >= 0):
+    seconds = sample.total_time or 0.0
+    if not all(map(_is_cost, (seconds, prompt, output, thinking))):
         raise KvatlasError(
             f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thinking} of "
-            "reasoning); expected finite numbers from 0."
+            f"reasoning); expected finite numbers from 0 to {MAX_TOKENS:,}."
         )
     provider_usage = (_provider_note(sample) or {}).get("usage") or {}
     if provider_usage.get("output_tokens") == output:

@@ -24,6 +24,7 @@ from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
 from kvatlas.models.packing import pack
+from kvatlas.policies import permit
 from kvatlas.serve.service import find_policy, next_stream, room_for
 
 #: Processors that do not run: the engine does the same, in this order, with their values.
@@ -97,6 +98,7 @@ def generate(  # noqa: PLR0913
     _refuse(generation_config, logits_processor)
     stops = _end_tokens(stopping_criteria)
     handle = handle_for(model, think_tokenizer, stops, think_close=think_close)
+    permit(policy)
     setting = find_policy(
         handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
     )

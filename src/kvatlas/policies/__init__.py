@@ -134,12 +134,22 @@ def file_of(name: str) -> Path | None:
     return Path(name.rsplit(":", 1)[0]) if ".py:" in name else None
 
 
+def permit(*names: str) -> None:
+    """Allow the code of the files among these policies to run: the user named them, or allowed the code of a run."""
+    for name in names:
+        file = file_of(name)
+        if file is not None:
+            from_file.permit(file)
+
+
 class Policies(Registry[type[Policy]]):
     """Policies by name; METHOD@PAPER is a preset of a policy, FILE.py:CLASS a class in a file."""
 
     def get(self, name: str) -> type[Policy]:
         if file_of(name) is not None:
-            return _from_file(*name.rsplit(":", 1))
+            file, kind = name.rsplit(":", 1)
+            # The folder of the process may have changed since another file of this name was loaded.
+            return _from_file(str(Path(file).absolute()), kind)
         if "@" in name and name not in PRESETS:
             raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
         return super().get(PRESETS[name].policy if name in PRESETS else name)
@@ -147,7 +157,7 @@ class Policies(Registry[type[Policy]]):
 
 @cache
 def _from_file(file: str, kind: str) -> type[Policy]:
-    """Return the class of a policy in a file, which is run once; KvatlasError if it is not a policy."""
+    """Return the class of a policy in a permitted file, which is run once; KvatlasError if it is not a policy."""
     with refusal(f"The policy {file}:{kind} cannot be loaded"):
         module, _ = from_file.load(file)
         value: Any = getattr(module, kind)
@@ -295,6 +305,7 @@ __all__ = [
     "int_param",
     "of_engine",
     "parameters",
+    "permit",
     "policies",
     "register",
     "scope_param",

@@ -1,4 +1,8 @@
-"""Policies of files: loading FILE.py, and the code that decides their choices."""
+"""Policies of files: permission for FILE.py, its loading, and the code that decides its choices.
+
+A run, a log or a request may name any file, and loading a file runs its code. So only files that the user named, or
+allowed by `--allow-code`, are loaded.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,25 @@ from typing import Any
 
 from kvatlas.core import KvatlasError
 
+#: The files whose code may run in this process.
+_permitted: set[Path] = set()
+
+
+def permit(file: Path) -> None:
+    """Allow a file to be loaded in this process: the user named it, or allows the code of a run."""
+    _permitted.add(file.resolve())
+
 
 def load(file: str) -> tuple[ModuleType, Mapping[Path, str]]:
     """Run a Python file once; return its module, and the digests of its code by path, its own first.
 
-    Raises KvatlasError if it is no Python file, and whatever its code raises.
+    Raises KvatlasError if it is no Python file or may not be run, and whatever its code raises.
     """
+    if Path(file).resolve() not in _permitted:
+        raise KvatlasError(
+            f"A run or another file names a policy that is the code of the file {file!r}; if you trust that file add "
+            "--allow-code, or name the file yourself (in Python: allow_code=True, kvatlas.policies.permit)."
+        )
     # The folder of the process may have changed since another file of this name was loaded.
     return load_path(Path(file).absolute())
 

@@ -34,6 +34,8 @@ _BELOW = 10**9
 _MEAN = re.compile(r"mean of (\d+)")
 #: Missing cells that an error lists.
 _LISTED = 5
+#: Rounding may move a value by so many percentage points beyond its own limits.
+_ROUNDING = 0.05
 
 #: The name of a map: model, benchmark, policy.
 _Name = tuple[str, str, str]
@@ -167,6 +169,7 @@ def _cell(
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
     numbers = _further_numbers(where, fields, defaults)
+    _check_limits(where, table.column, value, numbers)
     policy = fields.get("policy") or defaults.get("policy", "")
     coord = None
     parameters: dict[str, Any] = {}
@@ -185,6 +188,16 @@ def _cell(
         seconds_mean=numbers.get("seconds_mean"),
     )
     return coord, cell
+
+
+def _check_limits(where: str, column: str, value: float, numbers: Mapping[str, Any]) -> None:
+    """Raise KvatlasError for limits of an interval that are not on both sides of its value, in percent."""
+    low = 100 * numbers.get("low", 0.0)
+    high = 100 * numbers.get("high", 1.0)
+    if not low - _ROUNDING <= value <= high + _ROUNDING:
+        raise KvatlasError(
+            f"{where}: {column} is {value:g} with low {low:g} and high {high:g}; expected low <= {column} <= high."
+        )
 
 
 def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -> dict[str, Any]:

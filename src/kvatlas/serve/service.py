@@ -85,6 +85,7 @@ def model_and_policy(name: str, policy: str, arguments: Mapping[str, Any]) -> tu
     model.check()
     for sentence in model.notes:
         logging.getLogger("kvatlas").warning(sentence)
+    policies.permit(policy)
     return model, find_policy(model, policy, parameters_given)
 
 

@@ -26,8 +26,19 @@ SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 
 
 def usual_metric(manifest: Manifest) -> str:
-    """Return the metric that maps of a run show by default."""
-    return SCREENED[0] if manifest.screened else "pass@1"
+    """Return the metric that maps of a run show by default.
+
+    Imported answers with graded scores (0.7) are neither right nor wrong: their scores are the metric, beside other
+    answers the progress, which every trace has.
+    """
+    if manifest.screened:
+        return SCREENED[0]
+    imported = manifest.provenance.get("imported", {})
+    graded = {source["metric"] for source in imported.values() if source.get("metric")}
+    if not graded:
+        return "pass@1"
+    metrics = {imported.get(f"{cell.model} {cell.benchmark}", {}).get("metric", "") for cell in manifest.expected}
+    return graded.pop() if metrics == graded and len(graded) == 1 else "progress"
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from kvatlas.results.manifest import changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
 from kvatlas.results.records import RECORD, STATUS
 from kvatlas.stats.estimates import estimates, pass_at_1
-from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule
+from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, strata_of_sizes
 
 #: A problem of a benchmark.
@@ -154,7 +154,13 @@ class TraceTable:
             unknown = f"This run is a screen, which knows no {metric!r}"
             valid = list(SCREENED)
         else:
-            if metric in METRICS or metric in self._benchmark_metrics() or rule(metric) is not None:
+            usual = usual_metric(self.manifest)
+            counts_right = metric == "pass@1" or rule(metric) is not None
+            if counts_right and usual != "pass@1":
+                # A score of 0.7 is neither right nor wrong.
+                others = "" if usual == "progress" else f"{usual!r} or "
+                raise KvatlasError(f"This run has graded scores, which have no {metric}; expected {others}'progress'.")
+            if counts_right or metric in METRICS or metric in self._benchmark_metrics():
                 return
             unknown = f"Unknown metric {metric!r}"
             valid = _valid_metrics(among or [self])

@@ -217,7 +217,7 @@ def promised(plan: Plan, store: Store, alone: bool = False, allow_code: bool = F
     """Return the manifest of a run with the plan added to it, or with the plan `alone`.
 
     Raises KvatlasError with the differences if both cannot be one run, for a damaged manifest, and, unless
-    `allow_code`, for a policy of the run whose file the plan does not name.
+    `allow_code`, for a policy of the run whose file the user did not name.
     """
     now = plan.manifest()
     earlier = now if alone else store.manifest(empty=now)
@@ -274,8 +274,8 @@ def _unlike(now: Manifest, earlier: Manifest) -> str:
 def _check_others(plan: Plan, others: Sequence[Expected], store: Store, allow_code: bool) -> None:
     """Raise KvatlasError for cells of the run that the plan lacks, if they would have other run keys today."""
     settings = dict.fromkeys(cell.setting for cell in others)
-    if not allow_code:
-        _check_code(plan, settings, store)
+    if allow_code:
+        policies.permit(*(setting.policy for setting in settings))
     with_others = replace(plan, policies=tuple((policies.from_setting(setting), False) for setting in settings))
     keys = with_others.compute_keys()
     for cell in others:
@@ -298,20 +298,6 @@ def _other_run(store: Store, unlike: str) -> KvatlasError:
         f"The run in {str(store.path.parent)!r} has {unlike}; name another folder, or replace its settings by this "
         "spec with --replace (its traces stay in the store)."
     )
-
-
-def _check_code(plan: Plan, settings: Iterable[Setting], store: Store) -> None:
-    """Raise KvatlasError if finding these settings of a run would run a file that the plan does not name."""
-    named = [policies.file_of(policy.setting.policy) for policy, _ in plan.policies]
-    named_files = {file.resolve() for file in named if file is not None}
-    for setting in settings:
-        file = policies.file_of(setting.policy)
-        if file is not None and file.resolve() not in named_files:
-            raise KvatlasError(
-                f"The run in {str(store.path.parent)!r} has settings of {setting.policy!r}, and adding to it runs the "
-                f"code of the file {str(file)!r}; if you trust that file add --allow-code (in Python allow_code=True), "
-                "else name another folder."
-            )
 
 
 @dataclass

@@ -17,7 +17,7 @@ from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import LOSE_AT_MOST, MOST_LOOKS, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
-from kvatlas.policies import policies
+from kvatlas.policies import permit, policies
 from kvatlas.text import did_you_mean, number, read_value, scalar
 
 Value = int | float | str | bool
@@ -296,7 +296,19 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
     for key, text in (changes or {}).items():
         _change(data, key, text)
+    # Who names a spec names the files of its policies.
+    permit(*named_policies(data))
     return parse_spec(data, str(path), _FILE)
+
+
+def named_policies(data: Mapping[str, Any]) -> list[str]:
+    """Return the policies that a spec names, as data that is not yet checked."""
+    names: list[Any] = []
+    for key in ("settings", "baseline"):
+        entries = data.get(key) or []
+        mappings = entries if isinstance(entries, list | tuple) else [entries]
+        names += [entry.get("policy") for entry in mappings if isinstance(entry, Mapping)]
+    return [name for name in names if isinstance(name, str)]
 
 
 def _change(data: dict[str, Any], key: str, text: str) -> None:
@@ -314,7 +326,10 @@ def _change(data: dict[str, Any], key: str, text: str) -> None:
 
 
 def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None = None) -> Spec:
-    """Return the spec in plain data; `source` names it in error sentences, `context` is that of the validators."""
+    """Return the spec in plain data; `source` names it in error sentences, `context` is that of the validators.
+
+    The data may be that of a run, so files of its policies are not permitted by this.
+    """
     try:
         return Spec.model_validate(data, context=context)
     except ValidationError as error:

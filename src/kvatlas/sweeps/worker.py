@@ -69,6 +69,8 @@ class Job:
         for kind in self.registered:
             policies.policies.added.setdefault(kind.name, kind)
         settings = dict.fromkeys(itertools.chain.from_iterable(unit.settings for unit in self.units))
+        # The process that planned the job had the permission.
+        policies.permit(*(setting.policy for setting in settings))
         by_setting = {setting: policies.from_setting(setting).bind(self.model) for setting in settings}
         for setting, policy in by_setting.items():
             if setting in self.identities and self.identities[setting] != digest(policy.identity(self.model)):
