@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import Claim, KvatlasError
 from kvatlas.gates.answers import Choice, Side
 from kvatlas.gates.endpoints import Asking, sides_of, sides_with_run
 from kvatlas.gates.pairs import pair
 from kvatlas.gates.result import Judged
 from kvatlas.gates.sides import is_address, open_side
-from kvatlas.gates.verdicts import Claim, judge
+from kvatlas.gates.verdicts import judge
 from kvatlas.stats.run_data import margin_from_points
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ def page(judged: Judged) -> str:
 
 def _changed(judged: Judged) -> tuple[list[dict[str, Any]], int]:
     """Return the changed problems, and the number of those with texts."""
-    problems = judged.changed()
+    problems = judged.changed
     first, second = judged.texts([name for problem in problems for name in problem.names])
     rows = []
     room = TEXTS_LIMIT

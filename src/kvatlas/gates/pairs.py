@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.core import KvatlasError
-from kvatlas.gates.answers import Answer, Side
+from kvatlas.gates.answers import Answer, AnswerName, Side
 from kvatlas.results.manifest import NAMED
 from kvatlas.stats.numerics.arrays import Floats, Ints
 
@@ -53,6 +54,10 @@ class Grid:
     names: tuple[str | None, ...]
     samples: tuple[int, ...]
 
+    def name_of(self, row: int, column: int) -> AnswerName:
+        """Return the name of an answer in its log."""
+        return self.task, str(self.names[row]), self.samples[column]
+
     def ended(self, ending: str) -> int:
         """Return the number of answers with this ending."""
         return int(np.count_nonzero(self.endings == _ENDINGS.index(ending)))
@@ -68,12 +73,12 @@ class TaskPairs:
     by_content: bool
     missing: tuple[int, int] = (0, 0)
 
-    @property
+    @cached_property
     def losses(self) -> Floats:
         """Before minus after [problems, samples], NaN where a pair is missing."""
         return self.before.scores - self.after.scores
 
-    @property
+    @cached_property
     def problems(self) -> list[str]:
         """The names of the problems, those before the change where both have one."""
         pairs = zip(self.before.names, self.after.names, strict=True)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kvatlas.core import percent
+import numpy as np
+
+from kvatlas.core import Claim, percent
 from kvatlas.gates.answers import AnswerName, Side, Texts
 from kvatlas.gates.pairs import Grid, Pairs, TaskPairs
-from kvatlas.gates.verdicts import EXIT_CODES, Claim, Judgement, Limits, TaskVerdict
+from kvatlas.gates.verdicts import EXIT_CODES, Judgement, Limits, TaskVerdict
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class Judged:
         """True if both sides have texts and all of them are equal."""
         return all(_are_equal(task.before, task.after) for task in self.pairs.tasks)
 
+    @cached_property
     def changed(self) -> list[ChangedProblem]:
-        """Return the problems whose score changed, the greatest loss first."""
+        """The problems whose score changed, the greatest loss first."""
         problems = []
         for task in self.pairs.tasks:
             problems += _changed_of_task(task)
@@ -59,6 +62,13 @@ class Judged:
     def texts(self, names: Collection[AnswerName]) -> tuple[dict[AnswerName, Texts], dict[AnswerName, Texts]]:
         """Return question and text of answers on both sides, as far as the logs have them."""
         return dict(self.before.texts(names)), dict(self.after.texts(names))
+
+    def side_data(self, index: int) -> dict[str, Any]:
+        """Return what is known of one side, 0 before and 1 after: its shares and its answers by their ending."""
+        side = (self.before, self.after)[index]
+        grids = [(task.before, task.after)[index] for task in self.pairs.tasks]
+        right = (self.judgement.before, self.judgement.after)[index]
+        return _side_data(side, grids, right)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain data; shares are in percent, losses in points."""
@@ -72,8 +82,8 @@ class Judged:
             "claim": judgement.claim.value,
             "unit": "pair of answers" if judgement.claim is Claim.THESE else "problem",
             "units": decides.units,
-            "before": _side_data(self.before, [task.before for task in pairs.tasks], judgement.before),
-            "after": _side_data(self.after, [task.after for task in pairs.tasks], judgement.after),
+            "before": self.side_data(0),
+            "after": self.side_data(1),
             "problems": sum(task.problems for task in judgement.tasks),
             "lost": judgement.lost,
             "gained": judgement.gained,
@@ -88,7 +98,7 @@ class Judged:
             "differences": [difference._asdict() for difference in pairs.differences],
             "changed": [
                 {"task": item.task, "problem": item.problem, "before": item.before, "after": item.after}
-                for item in self.changed()
+                for item in self.changed
             ],
             "notes": list(pairs.notes),
         }
@@ -101,25 +111,26 @@ def _are_equal(before: Grid, after: Grid) -> bool:
 
 def _changed_of_task(task: TaskPairs) -> list[ChangedProblem]:
     losses = task.losses
-    changes = abs(losses)
-    changes[changes != changes] = 0
-    problems = []
-    for row in changes.any(1).nonzero()[0].tolist():
-        # The sample of the texts: the one that changed most.
-        column = int(changes[row].argmax())
-        names = tuple((grid.task, str(grid.names[row]), grid.samples[column]) for grid in (task.before, task.after))
-        is_paired = losses[row] == losses[row]
-        problems.append(
-            ChangedProblem(
-                task.task,
-                task.problems[row],
-                float(task.before.scores[row][is_paired].sum()),
-                float(task.after.scores[row][is_paired].sum()),
-                int(is_paired.sum()),
-                (names[0], names[1]),
-            )
+    is_paired = ~np.isnan(losses)
+    changes = np.where(is_paired, abs(losses), 0.0)
+    rows = np.flatnonzero(changes.any(1))
+    # The sample of the texts: the one that changed most.
+    columns = changes.argmax(1)[rows].tolist()
+    before = np.where(is_paired, task.before.scores, 0.0).sum(1)[rows].tolist()
+    after = np.where(is_paired, task.after.scores, 0.0).sum(1)[rows].tolist()
+    samples = is_paired.sum(1)[rows].tolist()
+    names = task.problems
+    return [
+        ChangedProblem(
+            task.task,
+            names[row],
+            before[index],
+            after[index],
+            samples[index],
+            (task.before.name_of(row, columns[index]), task.after.name_of(row, columns[index])),
         )
-    return problems
+        for index, row in enumerate(rows.tolist())
+    ]
 
 
 # -- data --------------------------------------------------------------------------------------------------------------

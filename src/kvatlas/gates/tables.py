@@ -6,7 +6,8 @@ Columns: `problem`, one of `correct` and `score`, and if known `benchmark`, `sam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,34 +77,52 @@ def _grade_column(row: Mapping[str, Any], chosen: str, where: str) -> str:
 
 
 def _answers(path: Path, grade: str, choice: Choice) -> Iterator[Answer]:
-    contents: dict[tuple[Any, Any], str] = {}
+    # A column has few different values beside the problems: each is read once.
+    contents = _Column(lambda values, _: digest_of(*values))
+    grades = _Column(lambda value, row: score_of(value, f"Row {row} of {path.name}: {grade!r}"))
+    truncated = _Column(lambda value, row: score_of(value, f"Row {row} of {path.name}: 'truncated'"))
+    samples = _Column(lambda value, row: _sample(value, f"Row {row} of {path.name}"))
+    lengths = _Column(lambda value, row: _tokens(value, f"Row {row} of {path.name}"))
     for number, row in enumerate(read_rows(path, NOUN), 1):
         task = _task(row, path)
         if not choice.has_task(task):
             continue
-        where = f"Row {number} of {path.name}"
         problem = row.get("problem")
         if problem is None or problem == "":
-            raise KvatlasError(f"{where} names no problem.")
-        content = ""
-        if row.get("question"):
-            # Samples of one problem repeat its question.
-            key = (row["question"], row.get("reference"))
-            if key not in contents:
-                contents[key] = digest_of(*key)
-            content = contents[key]
+            raise KvatlasError(f"Row {number} of {path.name} names no problem.")
+        question = row.get("question")
         text = str(row.get("text") or "")
+        length = float(len(text)) if "text" in row else math.nan
         yield Answer(
             task,
             str(problem),
-            _sample(row.get("sample"), where),
-            score_of(row.get(grade), f"{where}: {grade!r}"),
-            content,
+            samples.read(row.get("sample"), number),
+            grades.read(row.get(grade), number),
+            contents.read((question, row.get("reference")), number) if question else "",
             "",
             fingerprint_of(text),
-            "truncated" if score_of(row.get("truncated"), f"{where}: 'truncated'") > 0 else "",
-            _length(row, text, where),
+            "truncated" if truncated.read(row.get("truncated"), number) > 0 else "",
+            lengths.read(row["tokens"], number) if "tokens" in row else length,
         )
+
+
+class _Column:
+    """The values of a column as they are read, each different one once."""
+
+    def __init__(self, convert: Callable[[Any, int], Any]) -> None:
+        self.convert = convert
+        self.values: dict[Any, Any] = {}
+
+    def read(self, value: Any, row: int) -> Any:
+        """Return what a value of this row means. Raises KvatlasError for one that means nothing."""
+        try:
+            return self.values[value]
+        except KeyError:
+            converted = self.values[value] = self.convert(value, row)
+            return converted
+        except TypeError:
+            # Lists and objects of JSON are no keys.
+            return self.convert(value, row)
 
 
 def _task(row: Mapping[str, Any], path: Path) -> str:
@@ -123,17 +142,14 @@ def _sample(value: Any, where: str) -> int:
         number = int(value)
     except (TypeError, ValueError):
         number = -1
-    if number < 0:
+    if not 0 <= number < 2**31:
         raise KvatlasError(f"{where}: the sample is {str(value)[:60]!r}; expected a whole number from 0.")
     return number
 
 
-def _length(row: Mapping[str, Any], text: str, where: str) -> float:
-    if "tokens" not in row:
-        return float(len(text)) if "text" in row else float("nan")
-    value = row["tokens"]
+def _tokens(value: Any, where: str) -> float:
     if value is None or value == "":
-        return float("nan")
+        return math.nan
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -25,7 +25,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import special
 
-from kvatlas.core import KvatlasError
+from kvatlas.core import Claim, KvatlasError
 from kvatlas.gates.pairs import MOST_MISSING, Pairs, TaskPairs
 from kvatlas.stats.numerics.arrays import (
     LEVEL,
@@ -37,9 +37,10 @@ from kvatlas.stats.numerics.arrays import (
     strata_of_sizes,
     weights,
 )
-from kvatlas.stats.numerics.bounded import lower_limit, mean_difference, score, upper_limit
+from kvatlas.stats.numerics.bounded import lower_limit, mean_difference
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.numerics.planning import MOST_TIMES, POWER_QUANTILE, provable_sizes
+from kvatlas.stats.numerics.units import Group, joined_units, units_of_traces
 
 
 class Verdict(StrEnum):
@@ -52,13 +53,6 @@ class Verdict(StrEnum):
 
 #: The exit code of each verdict; 2 stays for errors.
 EXIT_CODES = {Verdict.KEEPS: 0, Verdict.LOSES: 1, Verdict.CANNOT_TELL: 3}
-
-
-class Claim(StrEnum):
-    """The problems that a verdict speaks of."""
-
-    THESE = "these_problems"
-    LIKE_THESE = "problems_like_these"
 
 
 @dataclass(frozen=True)
@@ -128,8 +122,8 @@ def judge(
     if claim is Claim.THESE and refused:
         raise KvatlasError(f"No claim on these problems alone is possible: {refused}.")
     samples = max(task.losses.shape[1] for task in pairs.tasks)
-    decides = claim or (Claim.THESE if samples > 1 and not refused else Claim.LIKE_THESE)
-    claims = [Claim.LIKE_THESE] if refused else list(Claim)
+    decides = claim or (Claim.THESE if samples > 1 and not refused else Claim.LIKE)
+    claims = [Claim.LIKE] if refused else list(Claim)
     level = LEVEL / 2 if len(pairs.tasks) > 1 else LEVEL
     limits = {each: _limits(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
     tasks = _task_verdicts(pairs.tasks, claims, decides, margin, level)
@@ -151,7 +145,7 @@ def judge(
     if judgement.verdict is not Verdict.CANNOT_TELL or reasons:
         return judgement
     needed = {each: _needed(pairs.tasks, each, margin) for each in claims}
-    other = Claim.LIKE_THESE if decides is Claim.THESE else None
+    other = Claim.LIKE if decides is Claim.THESE else None
     return replace(judgement, needed=needed[decides], needed_other=needed[other] if other else None)
 
 
@@ -184,30 +178,36 @@ def _are_copies(fingerprints: Ints) -> bool:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-def values_of(losses: Floats, claim: Claim, missing: float) -> Floats:
-    """Return the losses by unit, with this value for missing pairs."""
-    filled = np.where(np.isnan(losses), missing, losses)
-    return filled.ravel() if claim is Claim.THESE else filled.mean(1)
-
-
-def _units(tasks: Sequence[TaskPairs], claim: Claim, missing: float) -> tuple[Floats, Ints]:
-    """Return the losses of all tasks by unit, and the number of the task of each."""
-    values = [values_of(task.losses, claim, missing) for task in tasks]
-    return np.concatenate(values), strata_of_sizes([len(of_task) for of_task in values])
+def _group(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Group]:
+    """Return the mean loss over tasks, and the losses of all tasks by unit, missing ones at both ends."""
+    units = joined_units(
+        [
+            units_of_traces(
+                task.losses[None],
+                np.ones((1, *task.losses.shape), bool),
+                np.zeros(len(task.losses), int),
+                by_trace=claim is Claim.THESE,
+            )
+            for task in tasks
+        ]
+    )
+    (group,) = units.groups()
+    return float(units.means[0]), group
 
 
 def _limits(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: tuple[float, float]) -> Limits:
     """Return the limits of the mean over tasks at the levels of the lower and of the upper one."""
-    worst, strata = _units(tasks, claim, 1.0)
-    best, _ = _units(tasks, claim, -1.0)
-    present = [float(np.nanmean(task.losses)) for task in tasks]
+    loss, group = _group(tasks, claim)
+    low = lower_limit(group.lowest, -1.0, 1.0, normal_quantile(levels[0]), group.strata)
+    high = group.upper_limit(normal_quantile(levels[1]))
+    units_above = float(group.score(margin)[0])
     return Limits(
-        float(np.mean(present)),
-        float(lower_limit(best, -1.0, 1.0, normal_quantile(levels[0]), strata)),
-        float(upper_limit(worst, -1.0, 1.0, normal_quantile(levels[1]), strata)),
-        float(special.ndtr(score(worst, margin, -1.0, 1.0, strata))),
-        float(special.ndtr(-score(best, margin, -1.0, 1.0, strata))),
-        len(worst),
+        loss,
+        float(low[0]),
+        float(high[0]),
+        float(special.ndtr(units_above)),
+        float(special.ndtr(-units_above)),
+        len(group.strata),
     )
 
 
@@ -251,7 +251,7 @@ def _reasons(pairs: Pairs, claim: Claim, margin: float) -> list[str]:
     reasons = []
     if pairs.missing_share > MOST_MISSING:
         reasons.append(f"{100 * pairs.missing_share:.0f} % of the pairs lack an answer; at most 5 % may")
-    solved = [values_of(task.before.scores, claim, 0.0) for task in pairs.tasks]
+    solved = [_by_unit(np.nan_to_num(task.before.scores), claim) for task in pairs.tasks]
     strata = strata_of_sizes([len(values) for values in solved])
     least = float(lower_limit(np.concatenate(solved), 0.0, 1.0, normal_quantile(LEVEL), strata))
     if least <= margin:
@@ -263,6 +263,11 @@ def _reasons(pairs: Pairs, claim: Claim, margin: float) -> list[str]:
     return reasons
 
 
+def _by_unit(values: Floats, claim: Claim) -> Floats:
+    """Return values [problems, samples] by the units of a claim."""
+    return values.ravel() if claim is Claim.THESE else values.mean(1)
+
+
 # -- what would settle it ----------------------------------------------------------------------------------------------
 
 
@@ -272,7 +277,9 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
     None if the loss is the margin itself, or if more than 20 times as many are needed. Unlike samples, problems of
     another kind may be lost without having been met, so a margin always needs some problems.
     """
-    values, strata = _units(tasks, claim, 1.0)
+    _, group = _group(tasks, claim)
+    values = group.highest[0]
+    strata = group.strata
     loss = float(values @ weights(strata))
     gap = abs(margin - loss)
     error = float(standard_error(values, strata))
@@ -286,7 +293,7 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
         times = max(times, least)
     if times > MOST_TIMES:
         return None
-    if claim is Claim.LIKE_THESE:
+    if claim is Claim.LIKE:
         return math.ceil(times * len(values))
     samples = max(task.losses.shape[1] for task in tasks)
     return math.ceil(times * samples)
@@ -315,5 +322,7 @@ def _length(tasks: Sequence[TaskPairs]) -> Contrast | None:
     if not longest:
         return None
     strata = strata_of_sizes([len(of_task) for of_task in changes])
-    contrast = mean_difference(np.concatenate(changes) / longest, strata)
-    return Contrast(longest * contrast.value, longest * contrast.low, longest * contrast.high, contrast.p)
+    every = np.concatenate(changes)
+    # In steps of a ten-thousandth of the longest: equal changes are counted, however many problems there are.
+    contrast = mean_difference(np.round(every / longest, 4), strata)
+    return Contrast(float(every @ weights(strata)), longest * contrast.low, longest * contrast.high, contrast.p)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvatlas.gates.verdicts import Claim, Judgement, Limits, TaskVerdict, Verdict
+from kvatlas.core import Claim
+from kvatlas.gates.verdicts import Judgement, Limits, TaskVerdict, Verdict
 from kvatlas.text import counted, fixed, percent_text, points_text, visible
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 NAMED = 5
 _OF_CLAIM = {
     Claim.THESE: "on these problems, however often they are sampled",
-    Claim.LIKE_THESE: "for problems like these",
+    Claim.LIKE: "for problems like these",
 }
 
 
@@ -106,7 +107,7 @@ def _losing_sentence(judgement: Judgement) -> list[str]:
 
 def _other_claim(judgement: Judgement) -> str:
     """Return a sentence on the claim that does not decide."""
-    other = Claim.LIKE_THESE if judgement.claim is Claim.THESE else Claim.THESE
+    other = Claim.LIKE if judgement.claim is Claim.THESE else Claim.THESE
     limits = judgement.limits.get(other)
     if limits is None:
         return f"For these problems alone nothing is claimed: {judgement.refused}."
@@ -138,13 +139,12 @@ def _what_would_tell(judgement: Judgement) -> str:
 
 
 def _endings(judged: Judged) -> str:
-    data = judged.to_dict()
+    before = judged.side_data(0)
+    after = judged.side_data(1)
     clauses = []
     for name, word in (("truncated", "truncated"), ("no_answer", "without an answer"), ("missing", "missing")):
-        before = data["before"][name]
-        after = data["after"][name]
-        if before or after:
-            clauses.append(f"{word} {_known(before)} before and {_known(after)} after")
+        if before[name] or after[name]:
+            clauses.append(f"{word} {_known(before[name])} before and {_known(after[name])} after")
     if not clauses:
         return ""
     return f"Answers: {'; '.join(clauses)}."
@@ -195,7 +195,7 @@ def _change(limits: Limits) -> str:
 
 def changed_sentence(judged: Judged) -> str:
     """Return the problems with the greatest losses."""
-    lost = [problem for problem in judged.changed() if problem.after < problem.before]
+    lost = [problem for problem in judged.changed if problem.after < problem.before]
     if not lost:
         return ""
     named = ", ".join(f"{problem.task} {problem.problem}" for problem in lost[:NAMED])
