@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import arguments, keep
 
 import kvatlas
+from common import arguments, keep
 
 MARGIN = 0.05
 Chances = Callable[[np.random.Generator, int], tuple[Any, Any]]

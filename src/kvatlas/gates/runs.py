@@ -13,11 +13,14 @@ from typing import Any
 from kvatlas.core import SERVED, KvatlasError, Setting, Status
 from kvatlas.gates.answers import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
 from kvatlas.results.records import STATUS
+from kvatlas.results.records import digest as digest_of_tokens
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, systems_of
 from kvatlas.stats.table import CellTraces, check_pairs
 
+#: Digests of traces without tokens.
+_NO_TOKENS = (bytes(16), bytes.fromhex(digest_of_tokens(b"")))
 _ENDINGS = {STATUS[Status.TRUNCATED]: "truncated", STATUS[Status.NO_ANSWER]: "no answer"}
 
 
@@ -101,8 +104,9 @@ def _answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[Answer]:
                 for sample in range(cell.expected.samples):
                     score = float(grades[row, sample]) if sample < grades.shape[1] else math.nan
                     status = statuses[row][sample]
-                    fingerprint = hash(bytes(digests[row, sample].tobytes()))
-                    if not any(digests[row, sample].tobytes()):
+                    tokens = digests[row, sample].tobytes()
+                    fingerprint = hash(tokens)
+                    if tokens in _NO_TOKENS:
                         # Answers of other programs have no tokens.
                         fingerprint = fingerprint_of(store.text(cell.key(problem, sample))) if status else 0
                     yield Answer(
