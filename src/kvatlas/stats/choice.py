@@ -135,7 +135,7 @@ class Choice:
 
     @property
     def cheapest_here(self) -> Setting | None:
-        """The setting proven on these problems that keeps least by its own numbers; None where there is none."""
+        """The setting proven on these problems that keeps least by its own numbers; None without one."""
         if self.family is None or self.losses is None:
             return None
         losses = self.losses
@@ -163,7 +163,7 @@ class Choice:
 
     @property
     def required(self) -> Required | None:
-        """What proves one more setting with least effort; None if no more would decide one that is measured."""
+        """The setting that is proven with least effort, and the effort; None if no more would decide one that is measured."""
         return None if self.family is None else self.family.required_among(self.settings)
 
 
