@@ -163,7 +163,7 @@ class Choice:
 
     @property
     def required(self) -> Required | None:
-        """The setting that is proven with least effort, and the effort; None if no more would decide one that is measured."""
+        """The setting that is proven with least effort, and the effort; None if no more would decide one."""
         return None if self.family is None else self.family.required_among(self.settings)
 
 
