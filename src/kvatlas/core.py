@@ -508,7 +508,7 @@ def mean_of(benchmarks: int) -> str:
 
 
 class Claim(StrEnum):
-    """What a number of a run speaks of: the problems that were run, however often they are sampled, or the population.
+    """The problems that a number of a run speaks of: those that were run, sampled anew, or the population.
 
     The units are traces for these problems, and problems for problems like these.
     """

@@ -29,7 +29,8 @@ def title_with(llama: list[Map], good: int, bad: int) -> str:
     coords = list(llama[0].cells)
     keeps = frozenset(coords[:good])
     breaks = frozenset(coords[len(coords) - bad :])
-    return finding(metric_panels([replace(llama[0], keeps=keeps, breaks=breaks, margin=0.03)]))
+    map_ = replace(llama[0], keeps=keeps, keeps_like=keeps, breaks=breaks, margin=0.03)
+    return finding(metric_panels([map_]))
 
 
 def test_losses_are_counted_on_both_sides_of_the_margin(llama: list[Map]) -> None:

@@ -301,8 +301,11 @@ def test_the_margin_is_framed_before_the_plateau(llama):
     map_ = replace(llama[0], plateau=frozenset({(500, 0.1)}), keeps=frozenset({(2000, 0.3)}), margin=0.03)
     (panel,) = metric_panels([map_])
     assert panel.outlined == {(2000, 0.3)}
-    assert "framed: proven to stay within 3 points of the full cache" in panel.about
-    assert finding([panel]) == "1 of 20 settings is proven to stay within 3 points of the full cache"
+    assert "framed: proven to stay within 3 points of the full cache on these problems" in panel.about
+    assert finding([panel]) == "1 of 20 settings is proven to stay within 3 points of the full cache on these problems"
+    (like,) = metric_panels([replace(map_, keeps_like=map_.keeps)])
+    assert "framed: proven to stay within 3 points of the full cache" in like.about
+    assert finding([like]) == "1 of 20 settings is proven to stay within 3 points of the full cache"
     (empty,) = metric_panels([replace(map_, keeps=frozenset())])
     assert finding([empty]) == "no setting is proven to stay within 3 points of the full cache, and none to lose more"
     assert finding(metric_panels([replace(map_, keeps=frozenset(map_.cells))])).startswith("all 20 settings are proven")

@@ -55,7 +55,7 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(tmp_path: Path) -
     assert {f"outcomes/{number}" for number in range(2)} | {f"cell/{number}" for number in range(38)} <= set(found)
     run, about, text = found["run"], found["about"], json.dumps([found["run"], found["about"]])
     assert (run["models"], run["benchmarks"], run["done"]) == (["tiny"], ["CHAIN6", "CHAIN8"], 912)
-    for words in ("lose at most 3 points", "behave", "key-tiny-CHAIN6", "0.1.0"):
+    for words in ("lose at most 3 points", "rest", "key-tiny-CHAIN6", "0.1.0"):
         assert words in text
     assert json.loads(about["spec"])["seed"] == 0
     assert [(one["first"], one["second"]) for one in about["comparisons"]] == [("dynts", "random")]
@@ -65,7 +65,7 @@ def test_it_holds_words_maps_comparisons_traces_and_provenance(tmp_path: Path) -
     for item in run["maps"]:
         assert (item["rows"], item["columns"]) == (["32", "16", "8"], ["0.1", "0.3", "0.5"])
         assert all(number is not None for row in item["cells"] for number in row)
-        assert item["frame"] == "proven to stay within 3 points of the full cache"
+        assert item["frame"].startswith("proven to stay within 3 points of the full cache")
         # By luck the dearest setting of one policy was 23 points ahead of the full cache.
         framed = [place for place, cell in np.ndenumerate(np.array(item["framed"], object)) if cell]
         assert framed in ([], [(0, 2)])

@@ -301,7 +301,8 @@ def _print_cells(cells: Sequence[CellTraces], margin: float) -> None:
     print_rows(rows)
     sizes = [len(cell.problems) for cell in cells if cell.setting != FULL]
     if sizes:
-        print_text("\n" + " ".join(say("provable", provable(sizes, margin, 1))))
+        samples = cells[0].expected.samples
+        print_text("\n" + " ".join(say("provable", provable(sizes, margin, 1, samples))))
 
 
 def _whole(value: float | None) -> int | str:

@@ -106,7 +106,7 @@ def plan(
         rows = designs([len(problems) for problems in planned.problems.values()], detect)
     provable = _provable(planned)
     if as_json:
-        document = {**estimate, "provable": provable.to_dict() if provable else None}
+        document = {**estimate, "claim": planned.claim.value, "provable": provable.to_dict() if provable else None}
         if detect is not None:
             document["detect"] = rows
         typer.echo(json.dumps(document))
@@ -120,13 +120,20 @@ def plan(
             f"show {row['own_points']:.1f}."
         )
     if provable is not None:
-        from kvatlas.report.text import say
-
-        tokens = estimate["decoded_tokens"]["shared"] // planned.spec.samples
-        print_text("\n" + " ".join(say("provable", provable, tokens)))
-        print_text(f"\n{control_sentence(planned)}")
+        _print_provable(planned, provable, estimate["decoded_tokens"]["shared"] // planned.spec.samples)
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
+
+
+def _print_provable(planned: Plan, provable: Provable, tokens: int) -> None:
+    """Print what a plan can prove and with which control; one more sample takes so many tokens."""
+    from kvatlas.report.text import say
+
+    print_text(f"\nThe numbers will speak of {planned.claim.words}.")
+    is_drawn = planned.spec.sampling.temperature > 0
+    sentences = say("provable", provable, tokens) if is_drawn else say("provable_greedy", provable)
+    print_text("\n" + " ".join(sentences))
+    print_text(f"\n{control_sentence(planned)}")
 
 
 def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: bool) -> None:

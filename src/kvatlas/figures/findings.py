@@ -16,7 +16,8 @@ def finding(panels: Sequence[Panel]) -> str:
         return _range(panels)
     counts = _Counts(panels, tested)
     if tested[0].question is Question.MARGIN:
-        return _of_margin(counts, tested[0].reference)
+        is_of_these = any(panel.map.keeps_like < (panel.map.keeps or frozenset()) for panel in panels)
+        return _of_margin(counts, tested[0].reference, " on these problems" if is_of_these else "")
     if tested[0].question is Question.DIFFERENCE:
         return _of_difference(counts, tested[0].reference)
     return _of_best(counts)
@@ -47,9 +48,9 @@ class _Counts:
         return singular if self.every == 1 else plural
 
 
-def _of_margin(counts: _Counts, margin: str) -> str:
-    """State how many cells stay within a margin, and how many lose more."""
-    within = f"stay within {margin} of the full cache"
+def _of_margin(counts: _Counts, margin: str, claim: str) -> str:
+    """State how many cells stay within a margin, and how many lose more; `claim` says of which problems."""
+    within = f"stay within {margin} of the full cache{claim}"
     if counts.good == counts.every:
         return f"{counts.all} {counts.verb('is', 'are')} proven to {within}"
     if counts.bad == counts.every:

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
 from kvatlas.columns import KV_MEMORY, Column, cost_columns, cost_names
-from kvatlas.core import Cell, CellCoord, Estimate, KvatlasError, Map, MapName, Note, NoteKind
+from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import colours, style
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.pairs import CellDifference, Differences
@@ -70,7 +70,8 @@ class Panel:
 
     With `centred` 0 has the middle colour; the ends of the scale are `least` apart at least, so that colours do not
     show noise, and are printed with `digits` decimals. `tested` has the outcomes of the tests of the cells.
-    `half_interval` is half the interval of the median cell, in points. `outlined` cells are framed.
+    `half_interval` is half the interval of the median cell, in points. `outlined` cells are framed, `thick`
+    ones of them by a thick line.
     """
 
     map: Map
@@ -87,6 +88,7 @@ class Panel:
     baselines: tuple[Baseline, ...] = ()
     notes: tuple[Note, ...] = ()
     outlined: frozenset[CellCoord] = frozenset()
+    thick: frozenset[CellCoord] = frozenset()
 
     @property
     def memory(self) -> list[list[float]]:
@@ -120,7 +122,10 @@ def framed(map_: Map) -> tuple[frozenset[CellCoord], str]:
     They keep the margin; without a full cache they are the plateau.
     """
     if map_.keeps is not None and map_.margin is not None:
-        return map_.keeps, f"proven to stay within {margin_text(map_.margin)} of the full cache"
+        claim = f"proven to stay within {margin_text(map_.margin)} of the full cache"
+        if map_.keeps_like < map_.keeps:
+            claim += " on these problems"
+        return map_.keeps, claim
     return map_.plateau or frozenset(), "statistically tied with the best"
 
 
@@ -149,6 +154,11 @@ def _metric_panel(map_: Map, widths: Sequence[float], digits: int) -> Panel:
     about = [BEST]
     if outlined:
         about.append(f"framed: {common_claim}")
+    thick = map_.keeps_like if outlined and map_.keeps_like < region else frozenset[CellCoord]()
+    if thick:
+        about.append("thick: for problems like these, too")
+    if map_.claim is Claim.THESE and max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1) > 1:
+        about.append("intervals: these problems, sampled anew")
     texts = _estimate_texts(map_, digits)
     if map_.margin is not None and any(cell.mark for cell in texts.values()):
         about.append(f"{LOSES}: proven to lose more than {margin_text(map_.margin)}")
@@ -165,6 +175,7 @@ def _metric_panel(map_: Map, widths: Sequence[float], digits: int) -> Panel:
         baselines=_baselines(map_, digits),
         notes=map_.remarks,
         outlined=outlined,
+        thick=thick,
     )
 
 

@@ -186,7 +186,7 @@ class _Questions:
         grade = reading.grade(question.benchmark, question.problem, read)
         graded = replace(grade, metrics={"finish": finish})
         cell = question.cell
-        finite = {
+        finite: dict[str, Any] = {
             name: value if isinstance(value, int | float) and math.isfinite(value) else None
             for name, value in vars(costs).items()
         }

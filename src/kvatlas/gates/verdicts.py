@@ -294,9 +294,9 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
     if times > MOST_TIMES:
         return None
     if claim is Claim.LIKE:
-        return math.ceil(times * len(values))
+        return int(math.ceil(times * len(values)))
     samples = max(task.losses.shape[1] for task in tasks)
-    return math.ceil(times * samples)
+    return int(math.ceil(times * samples))
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------

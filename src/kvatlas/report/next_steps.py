@@ -112,11 +112,11 @@ def _changes(choice: Choice, spec: Json) -> Iterator[_Change]:
 
 
 def _easier_problems(choice: Choice, spec: Json) -> Iterator[_Change]:
-    """Yield generated problems of fewer steps, in place of those of which the full cache solves next to none."""
+    """Yield chains of fewer steps, in place of those of which the full cache solves next to none."""
     easier = []
     for entry in spec.get("benchmarks", ()):
         name = entry["name"] if isinstance(entry, dict) else entry
-        match = re.fullmatch(r"([A-Z]+)(\d+)", name)
+        match = re.fullmatch(r"(CHAIN|WORDS)(\d+)", name)
         if match is None or int(match[2]) < 4:
             return
         easier.append(f"{match[1]}{int(match[2]) // 2}")
@@ -135,7 +135,12 @@ def _more_samples(choice: Choice, required: Required) -> Iterator[_Change]:
         f"{model_name(choice.model)}, on these problems and if that is its loss. Traces that are there are not "
         "decoded again; limits then allow for a second look."
     )
-    yield "more-samples", f"{required.samples} samples of each problem", reason, {"samples": required.samples}
+    yield (
+        "more-samples",
+        f"{required.samples} samples of each problem",
+        reason,
+        {"samples": required.samples, "looks": []},
+    )
 
 
 def _more_problems(choice: Choice, required: Required, spec: Json) -> Iterator[_Change]:

@@ -240,17 +240,20 @@ def limits_table(choice: Choice) -> str:
     for claim in Claim:
         header += [f"At most, {claim.words}", "Any margin"]
     header += ["p", "Pairs", "Compressed"]
-    rows = []
-    for id_, loss in (choice.losses or {}).items():
-        row = [setting_text(choice, choice.settings[id_]) + _mark(loss), percent_text(loss.value)]
-        row.append(f"{percent_text(loss.low)} to {percent_text(loss.high)}")
-        for claim in Claim:
-            of_claim = loss.claims.get(claim)
-            limits = (None, None) if of_claim is None else (of_claim.limit, of_claim.joint_limit)
-            row += ["–" if limit is None else percent_text(limit) for limit in limits]
-        pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
-        rows.append([*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"])
-    return markdown_table(header, rows)
+    losses = (choice.losses or {}).items()
+    return markdown_table(
+        header, [_limits_row(setting_text(choice, choice.settings[id_]), loss) for id_, loss in losses]
+    )
+
+
+def _limits_row(name: str, loss: SettingLoss) -> list[str]:
+    row = [name + _mark(loss), percent_text(loss.value), f"{percent_text(loss.low)} to {percent_text(loss.high)}"]
+    for claim in Claim:
+        of_claim = loss.claims.get(claim)
+        limits = () if of_claim is None else (of_claim.limit, of_claim.joint_limit)
+        row += [percent_text(limit) for limit in limits] or ["–", "–"]
+    pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
+    return [*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"]
 
 
 def benchmark_table(result: Result) -> str:

@@ -107,7 +107,9 @@ def _is_extension(earlier: Manifest, now: Mapping[CellName, Expected]) -> bool:
     declared = max(earlier.spec.get("looks") or [0])
     for cell in earlier.expected:
         larger = now.get(cell.name, cell)
-        if len(larger.problems) > len(cell.problems) or larger.samples > max(cell.samples, declared):
+        is_larger = len(larger.problems) > len(cell.problems) or larger.samples > max(cell.samples, declared)
+        # Under another key the traces are new.
+        if is_larger and larger.run_key == cell.run_key:
             return True
     return False
 
@@ -231,19 +233,15 @@ class Manifest:
             swept_cells = [cell for name, cell in cells.items() if name in swept]
             spec |= _spec_of_settings(swept_cells, axes)
         # The claim and the looks are those that were decided before the first data.
-        for name in ("claim", "looks"):
-            if name in earlier.spec:
-                spec[name] = earlier.spec[name]
-        provenance = {**earlier.provenance, **self.provenance}
-        if kept and _is_extension(earlier, swept):
-            provenance["extensions"] = earlier.provenance.get("extensions", 0) + 1
+        spec |= {"claim": earlier.spec.get("claim", "problems_like_these"), "looks": earlier.spec.get("looks", [])}
+        extensions = earlier.provenance.get("extensions", 0) + int(_is_extension(earlier, swept))
         tags = {**earlier.provenance.get("tags", {}), **self.provenance.get("tags", {})}
         return replace(
             self,
             axes=tuple(axes.items()),
             expected=tuple(cells.values()),
             spec=spec,
-            provenance={**provenance, "tags": tags},
+            provenance={**earlier.provenance, **self.provenance, "tags": tags, "extensions": extensions},
             about=_merged(earlier.about, self.about),
             contents=_merged(earlier.contents, self.contents),
         )

@@ -72,7 +72,7 @@ def against_policy(run: RunData, policy: str) -> list[AgainstTable]:
     _check_one_policy((cell.setting for cell in run.cells), policy)
     measured = [cell for cell in run.cells if run.fits(cell) and cell.measured and not cell.adaptive]
     by_model = grouped(measured, lambda cell: cell.model)
-    tables = [_table(run.metric, model, policy, cells) for model, cells in by_model.items()]
+    tables = [_table(run, model, policy, cells) for model, cells in by_model.items()]
     found = [table for table in tables if table is not None]
     if not found:
         policies = ", ".join(shown_policies(cell.setting.policy for cell in measured).values())
@@ -107,7 +107,7 @@ def rows_of_policy(tables: Sequence[AgainstTable], policy: str) -> list[AgainstT
     return kept
 
 
-def _table(metric: str, model: str, policy: str, cells: Sequence[CellTraces]) -> AgainstTable | None:
+def _table(run: RunData, model: str, policy: str, cells: Sequence[CellTraces]) -> AgainstTable | None:
     by_setting = grouped(cells, lambda cell: cell.setting)
     benchmarks = tuple(dict.fromkeys(cell.benchmark for cell in cells))
     whole = {setting: of_setting for setting, of_setting in by_setting.items() if len(of_setting) == len(benchmarks)}
@@ -116,9 +116,10 @@ def _table(metric: str, model: str, policy: str, cells: Sequence[CellTraces]) ->
     if not paired:
         return None
     sides = [_pairs(benchmark, paired, whole) for benchmark in benchmarks]
-    values = paired_values(sides)
+    look, samples = run.look
+    values = paired_values(sides).first(samples)
     z = normal_quantile(LEVEL / 2 / len(paired))
-    contrasts = values.contrasts(z=z)
+    contrasts = values.contrasts(run.claim, z, look)
     names = row_names(paired)
     groups = shared_values(paired)
     rows = [
@@ -126,7 +127,7 @@ def _table(metric: str, model: str, policy: str, cells: Sequence[CellTraces]) ->
         for (setting, partner), contrast in zip(paired.items(), contrasts, strict=True)
         if contrast is not None
     ]
-    return AgainstTable(model, benchmarks, policy, metric, len(values.problems), tuple(rows))
+    return AgainstTable(model, benchmarks, policy, run.metric, len(values.problems), tuple(rows))
 
 
 def _pairs(

@@ -135,11 +135,12 @@ class Choice:
 
     @property
     def cheapest_here(self) -> Setting | None:
-        """The setting proven on these problems that keeps least by its own numbers; None where there is none."""
-        if self.family is None:
+        """The setting proven on these problems that keeps least by its own numbers; None without one."""
+        if self.family is None or self.losses is None:
             return None
+        losses = self.losses
         for sequence in self.family.sequences:
-            proven = [id_ for id_ in sequence if id_ in (self.losses or {}) and self.losses[id_].keeps_any]
+            proven = [id_ for id_ in sequence if id_ in losses and losses[id_].keeps_any]
             if proven:
                 return self.settings[proven[-1]]
         return None
@@ -162,7 +163,7 @@ class Choice:
 
     @property
     def required(self) -> Required | None:
-        """What proves one more setting with least effort; None if no more would decide one that is measured."""
+        """The setting that is proven with least effort, and the effort; None if no more would decide one."""
         return None if self.family is None else self.family.required_among(self.settings)
 
 
@@ -195,36 +196,30 @@ def choice_of(
     """
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
-    kept = {id_: _mean(stored[id_]) for id_, loss in losses.items() if loss.is_kept}
-    settings = {cell.setting.id: cell.setting for cell in cells}
-    checked = validity(cells)
-    reason = None if checked is None else checked.reason
-    if reason is None and family.is_floor:
-        reason = floor_reason(family)
-    # From a vacuous map nothing is chosen.
-    allowed = kept if reason is None else {}
-    chosen_among = allowed if among is None else {id_: cell for id_, cell in allowed.items() if id_ in among}
     limits = {id_: loss.limit for id_, loss in losses.items()}
-    by_memory = _least_memory(list(chosen_among.values()), limits)
-    by_time = _least_time(list(allowed.values()), limits)
-    certain = [cell for id_, cell in chosen_among.items() if losses[id_].keeps_like]
-    prices = prices_of_setting(stored[by_memory.setting.id], baselines) if by_memory is not None else []
-    savings = {id_: saving for id_ in losses if (saving := _saving(stored[id_], baselines)) is not None}
+    reason = _reason(cells, family)
+    # From a vacuous map nothing is chosen.
+    kept = [id_ for id_, loss in losses.items() if loss.is_kept and reason is None]
+    means = {id_: _mean(stored[id_]) for id_ in kept}
+    by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
+    by_memory = _least_memory(by_cost, limits)
+    certain = [cell for cell in by_cost if losses[cell.setting.id].keeps_like]
+    settings = {cell.setting.id: cell.setting for cell in cells}
     return Choice(
         model,
         _name_of_benchmarks(cells),
         len(settings),
         by_memory=by_memory,
-        by_time=by_time,
+        by_time=_least_time(list(means.values()), limits),
         deployable=_least_memory(certain, limits),
-        prices=prices,
+        prices=_prices(stored, by_memory, baselines),
         control=control,
         vacuous=reason,
         margin=family.margin,
         family=family,
         losses=losses,
         settings=settings,
-        savings=savings,
+        savings=_savings({id_: stored[id_] for id_ in losses}, baselines),
     )
 
 
@@ -232,6 +227,14 @@ def _name_of_benchmarks(cells: Sequence[CellTraces]) -> str:
     """Return the only benchmark of the cells, or the name of their mean."""
     names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return names[0] if len(names) == 1 else mean_of(len(names))
+
+
+def _reason(cells: Sequence[CellTraces], family: LossFamily) -> str | None:
+    """Return as a clause why the traces of a model can show no loss, or None."""
+    checked = validity(cells)
+    if checked is not None and checked.reason is not None:
+        return checked.reason
+    return floor_reason(family) if family.is_floor else None
 
 
 def floor_reason(family: LossFamily) -> str:
@@ -258,6 +261,19 @@ def _least_time(cells: Sequence[Cell], limits: Mapping[str, float] | None = None
 def _mean(cells: Sequence[CellTraces]) -> Cell:
     """Return the mean over benchmarks of the cells of one setting."""
     return mean_cell([cell.cell for cell in cells])
+
+
+def _prices(
+    cells: Mapping[str, Sequence[CellTraces]], chosen: Cell | None, baselines: Sequence[CellTraces]
+) -> list[Price]:
+    """Return what a right answer of the chosen setting costs beside the full cache's."""
+    return [] if chosen is None else prices_of_setting(cells[chosen.setting.id], baselines)
+
+
+def _savings(cells: Mapping[str, Sequence[CellTraces]], baselines: Sequence[CellTraces]) -> dict[str, Saving]:
+    """Return what the cells of each setting save, as far as the costs are known."""
+    savings = {id_: _saving(of_setting, baselines) for id_, of_setting in cells.items()}
+    return {id_: saving for id_, saving in savings.items() if saving is not None}
 
 
 def _saving(cells: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Saving | None:
@@ -343,12 +359,12 @@ def cheapest(
 
     With `limits` of losses by setting id it is that of the smallest limit within 1 % of the least cost.
     """
-    known = [cost for cost in costs if cost]
-    if len(known) < len(members) or not members:
+    all_costs = [cost for cost in costs if cost]
+    if len(all_costs) < len(members) or not members:
         return None
-    least = min(known)
+    least = min(all_costs)
     ranked = []
-    for index, (cell, cost) in enumerate(zip(members, known, strict=True)):
+    for index, (cell, cost) in enumerate(zip(members, all_costs, strict=True)):
         if limits is None:
             ranked.append((cost, -cell.estimate.value, index))
         elif cost <= SAME_COST * least:

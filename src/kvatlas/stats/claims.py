@@ -60,7 +60,7 @@ def has_copies(cell: CellTraces) -> bool:
     if len(digests) < 2 or bool(is_unknown.any()):
         return False
     samples = {digests[:, sample].tobytes() for sample in range(digests.shape[1])}
-    return len(samples) < digests.shape[1]
+    return len(samples) < cell.expected.samples
 
 
 def look_of(manifests: Sequence[Manifest], cells: Sequence[CellTraces]) -> tuple[Look, int | None]:

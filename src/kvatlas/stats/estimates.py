@@ -50,11 +50,11 @@ def estimates(tables: Sequence[Floats], claim: Claim = Claim.LIKE) -> list[Estim
     for table in tables:
         samples = (~np.isnan(table)).sum(1)
         has_samples = samples > 0
-        known = table[has_samples]
+        grades = table[has_samples]
         counts.append(samples[has_samples])
-        means.append(np.nansum(known, 1) / samples[has_samples])
-        by_trace = claim is Claim.THESE and not bool(np.isnan(known).any())
-        units.append(known.ravel() if by_trace else means[-1])
+        means.append(np.nansum(grades, 1) / samples[has_samples])
+        by_trace = claim is Claim.THESE and not bool(np.isnan(grades).any())
+        units.append(grades.ravel() if by_trace else means[-1])
     found: list[Estimate | None] = [None for _ in tables]
     # Tables with equally many units at once.
     for size in {len(of_table) for of_table in units} - {0}:

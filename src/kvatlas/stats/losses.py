@@ -100,7 +100,7 @@ class SettingLoss(Loss):
 
 @dataclass(frozen=True)
 class Required:
-    """What would prove a setting to keep the margin with a power of 0.8, if its loss is the observed one.
+    """The effort that would prove a setting to keep the margin with a power of 0.8, if its loss is the observed one.
 
     `samples` of each problem prove it on these problems, so many `problems` in all, in the same mix of benchmarks, for
     problems like these; None where the loss is not below the margin, where that is not practicable, or where the run
@@ -281,13 +281,18 @@ def _family(benchmarks: Sequence[Sequence[CellTraces]], full: Sequence[CellTrace
     by_setting = {}
     has_compressed = np.zeros(paired.values.shape, bool)
     for row, setting in enumerate(ids):
-        pairs_of_setting = [of_benchmark[row] for of_benchmark in pairs]
-        of_setting = [pair[0] for pair in pairs_of_setting if pair is not None]
+        of_setting = _cells_of_row(pairs, row)
         has_compressed[row] = _problems_with_compressed(of_setting, paired)
         claims = {claim: loss for claim, found in by_claim.items() if (loss := found[row]) is not None}
         if claims:
             by_setting[setting] = _setting_loss(family, row, claims, of_setting, names)
     return replace(family, by_setting=by_setting, has_compressed=has_compressed)
+
+
+def _cells_of_row(benchmarks: Iterable[Sequence[CellPair | None]], row: int) -> list[CellTraces]:
+    """Return the cells of the setting of a row, on the benchmarks that have one."""
+    pairs = [of_benchmark[row] for of_benchmark in benchmarks]
+    return [pair[0] for pair in pairs if pair is not None]
 
 
 def _by_claim(family: LossFamily, sequences: Sequence[Sequence[int]]) -> dict[Claim, list[Loss | None]]:
@@ -298,7 +303,7 @@ def _by_claim(family: LossFamily, sequences: Sequence[Sequence[int]]) -> dict[Cl
         untested = list(range(len(family.settings)))
     else:
         untested = np.flatnonzero(paired.missing > MOST_MISSING * paired.pairs).tolist()
-    found = {}
+    found: dict[Claim, list[Loss | None]] = {}
     for claim in Claim:
         if claim is Claim.THESE and family.refused:
             continue
@@ -324,15 +329,15 @@ def _setting_loss(
         claims = {claim: replace(loss, is_kept=False) for claim, loss in claims.items()}
     lost = -paired.values[row]
     by_benchmark = {}
-    for number, name in enumerate(benchmarks):
-        by_benchmark[name] = float(mean_of_known(lost[paired.strata == number]))
-    own = claims[family.claim]
+    for stratum, name in enumerate(benchmarks):
+        by_benchmark[name] = float(mean_of_known(lost[paired.strata == stratum]))
+    deciding = claims[family.claim]
     if family.claim is Claim.LIKE:
         # Problems like these include these, so both limits have to say so.
         is_kept = all(loss.is_kept for loss in claims.values())
-        own = replace(own, is_kept=is_kept, is_broken=all(loss.is_broken for loss in claims.values()))
+        deciding = replace(deciding, is_kept=is_kept, is_broken=all(loss.is_broken for loss in claims.values()))
     return SettingLoss(
-        **vars(own),
+        **vars(deciding),
         traces=traces,
         compressed=compressed,
         claims=claims,

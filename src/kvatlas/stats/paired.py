@@ -146,7 +146,7 @@ class PairedValues:
 
     @cached_property
     def values(self) -> Floats:
-        """The means over the samples of a problem, [pairs, problems]; NaN where there is none."""
+        """The means over the samples of a problem, [pairs, problems]; NaN where a problem has no pair."""
         return mean_of_known(self.traces)
 
     @cached_property
@@ -162,7 +162,7 @@ class PairedValues:
     @property
     def has_samples(self) -> bool:
         """Return whether a problem has several values, so that traces are other units than problems."""
-        return self.traces.shape[2] > 1
+        return bool(self.traces.shape[2] > 1)
 
     def units(self, claim: Claim) -> Units:
         """Return the differences by the units of a claim, missing ones at worst."""

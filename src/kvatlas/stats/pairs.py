@@ -13,8 +13,9 @@ from kvatlas.core import CellCoord, Claim, MapName, grouped
 from kvatlas.policies import CompressingPolicy, parameters
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import Contrast
+from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
-from kvatlas.stats.numerics.units import joined_units
+from kvatlas.stats.numerics.units import Units, joined_units
 from kvatlas.stats.paired import CellPair, Difference, paired_values
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, select
@@ -111,12 +112,8 @@ def _over_cells(run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Se
     if not of_benchmarks:
         return None
     claims = {}
-    for claim in Claim:
-        if claim is Claim.LIKE or not run.refused:
-            joined = joined_units([paired.averaged(claim) for paired in of_benchmarks])
-            (contrast,) = joined.contrasts(stretch=look.widening)
-            assert contrast is not None
-            claims[claim] = contrast
+    for claim in [Claim.LIKE] if run.refused else Claim:
+        claims[claim] = _over_benchmarks([paired.averaged(claim) for paired in of_benchmarks], look)
     problems = sum(int((~np.isnan(paired.traces)).any((0, 2)).sum()) for paired in of_benchmarks)
     count = sum(int(np.count_nonzero(~np.isnan(paired.traces))) for paired in of_benchmarks)
     difference = Difference(**vars(claims[run.claim]), problems=problems, pairs=count, claims=claims)
@@ -126,6 +123,13 @@ def _over_cells(run: RunData, first: ModelPolicy, second: ModelPolicy, pairs: Se
         return Comparison(first[0], on, run.metric, first[1], second[1], len(pairs), difference)
     models = f"{first[0]}, {second[0]}"
     return Comparison(models, on, run.metric, first[0], second[0], len(pairs), difference, first[1])
+
+
+def _over_benchmarks(benchmarks: Sequence[Units], look: Look) -> Contrast:
+    """Return the mean of a single row of units over benchmarks, each of which has some."""
+    (contrast,) = joined_units(benchmarks).contrasts(stretch=look.widening)
+    assert contrast is not None
+    return contrast
 
 
 def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str]) -> bool:

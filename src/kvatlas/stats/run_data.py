@@ -227,8 +227,8 @@ class RunData:
     @cached_property
     def manifests(self) -> list[Manifest]:
         """The manifests of the cells, which may come from several runs."""
-        cells = self.chosen or ()
-        by_id = {id(manifest): manifest for manifest in [cell.table.manifest for cell in cells] or [self.manifest]}
+        of_cells = [cell.table.manifest for cell in self.chosen or ()]
+        by_id = {id(manifest): manifest for manifest in of_cells or [self.manifest]}
         return list(by_id.values())
 
     @cached_property
@@ -239,8 +239,7 @@ class RunData:
     @cached_property
     def refused(self) -> str:
         """Why the run cannot speak of its problems sampled anew, as a clause, or ""."""
-        full = [cell for cell in self.cells if cell.setting.id == _FULL.id]
-        return refusal(self.manifests, self.metric, full)
+        return refusal(self.manifests, self.metric, self.cells)
 
     @cached_property
     def claim(self) -> Claim:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.check import notes_on
+from kvatlas.benchmarks.public import Questions
 from kvatlas.core import MAX_NEW_TOKENS, Claim, KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
@@ -110,9 +111,11 @@ class Plan:
         return Claim.THESE if is_drawn and is_fixed and all(map(self._is_whole, self.benchmarks)) else Claim.LIKE
 
     def _is_whole(self, benchmark: Benchmark) -> bool:
-        """Return whether all problems of a benchmark are asked."""
+        """Return whether all problems of a benchmark are asked; generated ones are a sample without end."""
         asked = self.spec.problems
-        return asked is None or len(self.problems[benchmark.name]) < asked or len(benchmark.problems(None)) == asked
+        if asked is None or len(self.problems[benchmark.name]) < asked:
+            return True
+        return isinstance(benchmark, Questions) and len(benchmark.problems(asked + 1)) == asked
 
     @property
     def full_cache(self) -> Plan:

@@ -150,12 +150,14 @@ def _tested(result: Result, cells: Cells) -> Json:
 def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed(map_)
+    thick = map_.keeps_like if map_.keeps_like < region else frozenset()
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []
     for row in reversed(rows):
         coords = [(row, column) for column in columns]
         numbers.append([_number(map_, coord, differences, cells) for coord in coords])
-        is_framed.append([int(coord in region) for coord in coords])
+        # 2 where a frame is thick: proven for problems like these, too.
+        is_framed.append([int(coord in region) + int(coord in thick) for coord in coords])
     return {
         "model": map_.model,
         "short": model_name(map_.model),
@@ -244,13 +246,13 @@ def front(points: Mapping[int, tuple[float | None, float]]) -> list[int]:
 
 
 def _card(choice: Choice, result: Result, cells: Cells) -> Json:
-    """Return the chosen setting of a model (`shown`), else the one proven to lose least, and the words about it.
+    """Return the chosen setting of a model (`shown`), else the one nearest to be proven, and the words about it.
 
     `saved` is the percent of the full cache's mean KV memory that the setting saves; `loss` is in points, with its
     95 % interval, and `limit` the upper limit that decides. `compressed` of its `traces` were compressed.
     """
     chosen = choice.by_memory if choice.shown is not False else None
-    cell = chosen or _safest_cell(choice, result)
+    cell = chosen or _nearest_cell(choice, result)
     of_model = [one for one in result.comparisons if one.model == choice.model]
     losses = list((choice.losses or {}).values())
     card: Json = {
@@ -281,11 +283,11 @@ def _card(choice: Choice, result: Result, cells: Cells) -> Json:
     return card
 
 
-def _safest_cell(choice: Choice, result: Result) -> Cell | None:
-    """Return the cell that is proven to lose least; None if traces cannot show any difference."""
-    if choice.safest is None or choice.vacuous is not None:
+def _nearest_cell(choice: Choice, result: Result) -> Cell | None:
+    """Return the cell that is nearest to be proven; None if traces cannot show any difference."""
+    setting = choice.offered
+    if setting is None or choice.vacuous is not None:
         return None
-    setting, _ = choice.safest
     shown: list[Cell] = []
     for one in result.every:
         if (one.map.model, one.map.benchmark) == (choice.model, choice.benchmark):

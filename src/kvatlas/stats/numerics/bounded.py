@@ -162,7 +162,7 @@ class _Side:
         shares = len(strata) / len(sizes) / sizes[row_strata]
         totals = counts * rows
         means = np.stack(
-            [totals[:, row_strata == number].sum(1) / size for number, size in enumerate(sizes.tolist())], axis=1
+            [totals[:, row_strata == stratum].sum(1) / size for stratum, size in enumerate(sizes.tolist())], axis=1
         )
         # The benchmark of the highest mean stays in place; the others are lifted to its level.
         highest = means.max(1)
@@ -248,12 +248,12 @@ def _counted(rows: Floats, strata: Ints) -> tuple[Floats, Floats, Ints]:
 
     Equal values of a benchmark are counted once: right and wrong traces are few values, however many there are.
     """
-    levels, number = np.unique(rows, return_inverse=True)
+    levels, level_of_value = np.unique(rows, return_inverse=True)
     benchmarks = int(strata.max()) + 1
     width = benchmarks * len(levels)
     if width >= rows.shape[1]:
         return rows, np.ones(rows.shape), strata
-    places = strata * len(levels) + number.reshape(rows.shape)
+    places = strata * len(levels) + level_of_value.reshape(rows.shape)
     flat_places = np.arange(len(rows))[:, None] * width + places
     counts = np.bincount(flat_places.ravel(), minlength=len(rows) * width).reshape(len(rows), width)
     values = np.broadcast_to(np.tile(levels, benchmarks), counts.shape)

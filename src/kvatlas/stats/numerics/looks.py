@@ -29,7 +29,7 @@ class Look:
 
     @property
     def widening(self) -> float:
-        """How many times as far from the value limits lie than without looks, at the same level."""
+        """The factor by which limits lie farther from the value than without looks, at the same level."""
         if self.share is not None:
             return _LAST_QUANTILE / normal_quantile(LEVEL) / math.sqrt(self.share)
         return normal_quantile(LEVEL / 2 / 2**self.extensions) / normal_quantile(LEVEL / 2)

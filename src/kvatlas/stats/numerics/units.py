@@ -101,10 +101,10 @@ def units_of_traces(values: Floats, promised: Flags, strata: Ints, *, by_trace: 
     Traces are the units, or else problems.
     """
     is_missing = promised & np.isnan(values)
-    known = np.where(promised, values, math.nan)
-    lowest = np.where(is_missing, -1.0, known)
-    highest = np.where(is_missing, 1.0, known)
-    return units_between(known, lowest, highest, strata, by_trace=by_trace)
+    kept = np.where(promised, values, math.nan)
+    lowest = np.where(is_missing, -1.0, kept)
+    highest = np.where(is_missing, 1.0, kept)
+    return units_between(kept, lowest, highest, strata, by_trace=by_trace)
 
 
 def units_between(values: Floats, lowest: Floats, highest: Floats, strata: Ints, *, by_trace: bool) -> Units:
@@ -137,5 +137,5 @@ def _mean_over_benchmarks(values: Floats, strata: Ints) -> Floats:
     """Return the mean over benchmarks of the means over their problems that are known; NaN where one has none."""
     if not len(strata):
         return np.full(len(values), math.nan)
-    means = [mean_of_known(values[:, strata == number]) for number in range(int(strata.max()) + 1)]
+    means = [mean_of_known(values[:, strata == stratum]) for stratum in range(int(strata.max()) + 1)]
     return np.asarray(np.stack(means).mean(0), float)

@@ -166,7 +166,8 @@ function mapCell(map, number, x, y, measure, scale, best) {
     if (measure.small) node.append(el("small", {}, measure.small(cell)));
     paint(node, value, ...scale, measure.steps);
   } else node.append("–");
-  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : [])]);
+  const like = map.framed[y][x] === 2 ? "for problems like these, too" : null;
+  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : []), ...(like ? [like] : [])]);
   return node;
 }
 
