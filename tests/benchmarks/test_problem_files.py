@@ -127,12 +127,27 @@ def test_a_table_as_pandas_or_a_spreadsheet_writes_it_is_read(tmp_path: Path, se
 
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [("3,5", "3.5"), ("-0,125", "-0.125"), ("1.234,50", "1234.50"), ("2,3,4", "2,3,4"), ("(2,3)", "(2,3)")],
+    [
+        ("3,5", "3.5"),
+        ("-0,125", "-0.125"),
+        (",5", ".5"),
+        ("3,5 %", "3.5 %"),
+        ("-2,25 cm", "-2.25 cm"),
+        ("1.234,50", "1234.50"),
+        ("2,3,4", "2,3,4"),
+        ("(2,3)", "(2,3)"),
+    ],
 )
 def test_decimal_commas_of_a_spreadsheet_are_decimal_points(tmp_path: Path, text: str, answer: str) -> None:
     (tmp_path / "a.csv").write_text(f"question;answer\nWhat is it?;{text}\n")
     (problem,) = find(f"file:{tmp_path / 'a.csv'}").problems()
     assert problem.answer == answer
+
+
+def test_a_large_integer_is_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"question": "10^400?", "answer": {10**400}}}')
+    (problem,) = find(f"file:{tmp_path / 'a.jsonl'}").problems()
+    assert problem.answer == str(10**400)
 
 
 def test_bytes_of_a_table_are_texts(tmp_path: Path) -> None:
@@ -155,12 +170,15 @@ GOOD = '{"question": "One and one?", "answer": "2"}\n'
         ("a.json", '[{"question": "Q?", "answer": 1, "answer": 2}]', "row 1, has the column 'answer' twice"),
         ("a.csv", "question,answer,answer\nQ?,1,2\n", "has the column 'answer' twice"),
         ("a.csv", "question,answer, Answer\nQ?,1,2\n", "row 1, has the columns 'answer' and ' Answer'"),
-        ("a.csv", "question;answer\nQ?;1,234\n", "row 1, column 'answer', holds the number '1,234'"),
+        ("a.csv", "question;answer\nQ?;1,234\n", "row 1, column 'answer', holds '1,234'"),
         ("a.jsonl", '{"question": "Q?", "answer": {"b": 2}}', "row 2, column 'answer', holds {'b': 2}"),
         ("a.jsonl", '{"question": "Q?", "answer": [{"b": 2}]}', "row 2, column 'answer', holds {'b': 2}"),
         ("a.jsonl", '{"question": "Q?", "answer": [[1], 2]}', "row 2, column 'answer', holds [[1], 2]"),
-        ("a.jsonl", '{"question": "Q?", "answer": 1e999}', "row 2, column 'answer', holds the number '1e999'"),
-        ("a.jsonl", '{"question": "Q?", "answer": -1e-999}', "row 2, column 'answer', holds the number '-1e-999'"),
+        ("a.jsonl", '{"question": "Q?", "answer": 1e999}', "row 2, column 'answer', holds '1e999'"),
+        ("a.jsonl", '{"question": "Q?", "answer": -1e-999}', "row 2, column 'answer', holds '-1e-999'"),
+        ("a.jsonl", '{"question": "Q?", "answer": "\\ud83d"}', "row 2, column 'answer', 'utf-8' codec can't encode"),
+        ("a.jsonl", '{"question": "\\ud83d?", "answer": 1}', "row 2, column 'question', 'utf-8' codec can't encode"),
+        ("a.csv", "question;answer\nQ?;1,234 km\n", "row 1, column 'answer', holds '1,234 km'"),
         ("a.jsonl", '{"question": [{"role": "user"}], "answer": 1}', "row 2, column 'question', holds [{'role'"),
         ("a.jsonl", '{"question": "Q?", "answer": 0, "options": [{"text": "a"}, "b"]}', "of which one holds {'text'"),
         ("a.jsonl", '{"question": "Q?", "answer": 0, "options": ["a", null]}', "of which one is empty"),

@@ -12,6 +12,7 @@ import pytest
 
 from kvatlas.cli import options
 from kvatlas.core import KvatlasError
+from kvatlas.policies import permit
 from tests.command_line import Call
 
 ROOT = Path(__file__).parents[2]
@@ -238,6 +239,9 @@ def test_a_policy_of_a_file_may_be_named_as_readers_see_it(tmp_path: Path) -> No
         (tmp_path / name).write_text(code)
         names.append(f"{tmp_path / name}:Sinks")
     arguments = ("Sinks ratio=0.3", "96", 8, None, None)
+    with pytest.raises(KvatlasError, match="--allow-code"):
+        options.cell(*arguments, ["dynts", names[0]])
+    permit(names[0])
     named = options.cell(*arguments, ["dynts", names[0]])
     assert named == options.cell(f"{names[0]} ratio=0.3", *arguments[1:])
     with pytest.raises(KvatlasError, match="Sinks"):

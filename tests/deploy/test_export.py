@@ -75,10 +75,24 @@ def test_every_target_takes_its_own_terms_as_they_are() -> None:
     )
 
 
+def test_every_scope_that_an_engine_has_is_written_in_its_word() -> None:
+    """As the authors' own setting, whose choice of a KV head holds in all layers."""
+    words = {"head": "per_layer_perhead", "kv_head": "per_head"}
+    for scope, word in words.items():
+        made = export_setting(setting("tensorrt-llm", scope=scope), "tensorrt-llm")
+        assert made.changed == ()
+        assert yaml.safe_load(made.text)["kv_cache_compression_config"]["eviction_mode"] == word
+    values = {"kv_budget": 2048, "every": 128, "budget_over": "thinking", "every_from": "prompt"}
+    made = export_setting(Setting.from_parameters("triattention@paper", **values), "tensorrt-llm")
+    assert yaml.safe_load(made.text)["kv_cache_compression_config"]["eviction_mode"] == "per_head"
+
+
 @pytest.mark.parametrize(
     ("target", "changes", "named"),
     [
         ("tensorrt-llm", {"local_window": 64}, "local_window is 64 and can be 1"),
+        ("tensorrt-llm", {"scope": "layer"}, "scope is layer and can be head"),
+        ("triattention-vllm", {"scope": "kv_head"}, "scope is kv_head and can be head"),
         ("tensorrt-llm", {"every_from": "budget"}, "every_from is budget and can be prompt"),
         ("r-kv-vllm", {"local_window": 100}, "local_window is 100 and can be 8"),
         ("kvpress", {"keep_prompt": True}, "keep_prompt is True and can be False"),

@@ -18,7 +18,7 @@ from kvatlas.serve.text import Detokenizer
 from kvatlas.stats.run_data import RunData
 from tests.by_the_engine import VALUES, generations, questions
 from tests.command_line import Call
-from tests.stored import traces_of
+from tests.stored import decode_run, traces_of
 
 pytest.importorskip("inspect_ai", reason="needs the extra inspect")
 
@@ -221,6 +221,17 @@ def test_graded_scores_are_a_metric_of_their_own_and_no_wrong_answers(
     assert "80" in json.dumps(document)
     (cell,) = RunData.open(run, None).cells
     assert cell.cell.estimate.value == pytest.approx(0.8)
+    sweep = decode_run(
+        {
+            "models": ["embedded:tiny-llama"],
+            "benchmarks": ["CHAIN4"],
+            "problems": 1,
+            "sampling": {"max_new_tokens": 20},
+        },
+        tmp_path / "sweep",
+    )
+    with pytest.raises(KvatlasError, match=r"g\.eval.*'includes' are graded, and the run has right and wrong answers"):
+        import_log(tmp_path / "g.eval", sweep)
     for metric in ("pass@1", "pass@2", "maj@2"):
         sentence = kvatlas.refuse("describe", run, "--metric", metric)
         assert f"has graded scores, which have no {metric}; expected 'includes' or 'progress'" in sentence
@@ -306,6 +317,7 @@ CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
     "cancelled": (lambda read: setattr(read, "status", "cancelled"), "has the status 'cancelled'"),
     "error": (lambda read: setattr(read, "status", "error"), "has the status 'error'"),
     "started": (lambda read: setattr(read, "status", "started"), "has the status 'started'"),
+    "an invalidated sample": (_odd_sample(invalidation=object()), "has the invalidated sample"),
     "part of the data set": (
         lambda read: setattr(read.eval.dataset, "sample_ids", ["two", 3, 4]),
         "lacks 1 of the 3 samples of its data set and epochs (first '4')",

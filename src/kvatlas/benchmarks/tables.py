@@ -38,10 +38,11 @@ SEPARATORS = (",", ";", "\t")
 _BATCH = 1024
 #: The mark of a choice inside a question.
 _MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
-#: A number with a decimal comma, and one whose comma may as well separate thousands.
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
-_UNCLEAR_COMMA = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
-_POINTS_AND_COMMA = re.compile(r"[-+]?\d{1,3}(\.\d{3})+,\d+")
+#: A number with a decimal comma, also with a unit; one whose comma may as well separate thousands; one with both marks.
+_UNIT = r"(\s*([%°€]|[A-Za-z]{1,5}))?"
+_DECIMAL_COMMA = re.compile(rf"[-+]?\d*,\d+{_UNIT}")
+_UNCLEAR_COMMA = re.compile(rf"[-+]?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
+_POINTS_AND_COMMA = re.compile(rf"[-+]?\d{{1,3}}(\.\d{{3}})+,\d+{_UNIT}")
 
 
 class _Unclear(str):
@@ -67,11 +68,11 @@ def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
         raise KvatlasError(f"{where} is not there.")
     with refusal(f"{where} cannot be read"):
         rows = _parquet(path) if suffix == ".parquet" else _text_rows(path, _READERS[suffix])
-        for number, row in enumerate(rows, 1):
+        for row_number, row in enumerate(rows, 1):
             if not isinstance(row, dict):
                 raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
             if isinstance(row, _RepeatedKey):
-                raise KvatlasError(f"{where}, row {number}, has the column {row.key!r} twice; expected it once.")
+                raise KvatlasError(f"{where}, row {row_number}, has the column {row.key!r} twice; expected it once.")
             yield row
 
 
@@ -206,11 +207,14 @@ def _text(value: Any) -> str:
     if isinstance(value, bytes):
         value = value.decode()
     if isinstance(value, _Unclear):
-        raise ValueError(f"holds the number {str(value)!r}; write it with a decimal point and without a thousands mark")
-    is_number = isinstance(value, int | float | Decimal) and math.isfinite(value)
+        raise ValueError(f"holds {str(value)!r}; expected a number in one reading, such as 1234.5")
+    is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
     if not (value is None or isinstance(value, str) or is_number):
         raise ValueError(f"holds {value!r}; expected a text or a number")
-    return "" if value is None else str(value).strip()
+    text = "" if value is None else str(value).strip()
+    # Half a character cannot be asked nor stored: UnicodeEncodeError is a ValueError.
+    text.encode()
+    return text
 
 
 def as_text(value: Any) -> str:

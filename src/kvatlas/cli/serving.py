@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,6 +97,7 @@ def verify(
     texts: Annotated[int, typer.Option(min=0, metavar="N", help="Also read N greedy texts; 32 are enough.")] = 0,
     lose_at_most: options.LoseAtMost = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Open questions at a time.")] = 8,
+    again: Annotated[bool, typer.Option("--again", help="Ask all anew, as after a new deployment.")] = False,
     openai_only: Annotated[bool, typer.Option("--openai-only", help="Omit top_k, which OpenAI's API lacks.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -116,20 +117,19 @@ def verify(
     reference = MeasuredCell.from_run(against, policy)
     margin = reference.run.margin if lose_at_most is None else margin_from_points(lose_at_most)
     read = None
-    if texts:
-        display = count_display(f"{endpoint.url}, temperature 0", "answers")
-        read = read_texts(endpoint, reference, out / "texts", texts, concurrency=concurrency, on_trace=display)
-    display = count_display(endpoint.url, "answers")
-    answers = ask(
-        endpoint,
-        reference,
-        out,
-        problems=problems,
-        concurrency=concurrency,
-        top_k=not openai_only,
-        on_trace=display,
-    )
-    result = report(reference, answers, margin, read)
+    how: dict[str, Any] = {"concurrency": concurrency, "again": again}
+    try:
+        if texts:
+            display = count_display(f"{endpoint.url}, temperature 0", "answers")
+            read = read_texts(endpoint, reference, out / "texts", texts, on_trace=display, **how)
+        display = count_display(endpoint.url, "answers")
+        answers = ask(endpoint, reference, out, problems=problems, top_k=not openai_only, on_trace=display, **how)
+    except KeyboardInterrupt:
+        without = " without --again" if again else ""
+        note(f"Stopped. Answers that arrived are kept in {out}; the same command{without} goes on from there.")
+        raise typer.Exit(130) from None
+    note(str(answers))
+    result = report(reference, answers.traces, margin, read)
     typer.echo(json.dumps(result, indent=2) if as_json else as_text(result, endpoint.url))
     if result["alarmed"]:
         raise typer.Exit(1)

@@ -379,12 +379,18 @@ def _full_cache(
     return parse_spec(spec, "the options")
 
 
-def policies_of(run: Path) -> list[str]:
-    """Return the policies of a run, each once."""
+def policies_of(run: Path, allow_code: bool) -> list[str]:
+    """Return the policies of a run, each once; with `allow_code` their files may be run."""
+    from kvatlas.policies import permit
     from kvatlas.results import Store
+    from kvatlas.sweeps.spec import named_policies
 
     with Store.open(run) as store:
-        return list(dict.fromkeys(cell.setting.policy for cell in store.manifest().expected))
+        manifest = store.manifest()
+    names = list(dict.fromkeys(cell.setting.policy for cell in manifest.expected))
+    if allow_code:
+        permit(*names, *named_policies(manifest.spec))
+    return names
 
 
 @app.command()
@@ -414,7 +420,7 @@ def autopsy(
     from kvatlas.results.export import check_target
     from kvatlas.stats.autopsies import Autopsy, write_labels
     from kvatlas.stats.autopsy_summary import summarise
-    from kvatlas.sweeps.autopsy import find_lost, perform, permit_code
+    from kvatlas.sweeps.autopsy import find_lost, perform
     from kvatlas.text import model_name
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
@@ -426,9 +432,7 @@ def autopsy(
         check_figure(out)
     if export is not None:
         check_target(export)
-    if allow_code:
-        permit_code(run)
-    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies_of(run)))
+    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies_of(run, allow_code)))
     autopsies = perform(cells, run, most, tell)
     if export is not None:
         write_labels(chain.from_iterable(autopsies), export)

@@ -1,31 +1,42 @@
 """Answers of an OpenAI-compatible endpoint to the problems of a run, graded by the run's grader and stored as a run.
 
-The key of the endpoint is never written to a file or a message.
+Each answer is stored when it arrives, whatever becomes of the others. What an endpoint sends is limited in size and
+time. The key of the endpoint is in no message, and is replaced in no answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
+import threading
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 
 from kvatlas import __version__, benchmarks
 from kvatlas.benchmarks import Benchmark, reading
-from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, digest, reason
+from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, canonical, digest, reason
 from kvatlas.deploy.export import MeasuredCell
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Key, Manifest, Store
 
-#: The seconds until a timeout.
+T = TypeVar("T")
+#: The most seconds of a request, from its sending to the end of its answer.
 SECONDS = 1800.0
+#: The most seconds of a connection's beginning.
+CONNECT_SECONDS = 60.0
+#: The most bytes of an answer, also unpacked.
+MAX_BODY = 2**24
 #: The longest Retry-After that is waited for, in seconds.
 LONGEST_WAIT = 120.0
 #: HTTP statuses after which the same request is sent again.
@@ -34,11 +45,23 @@ _AGAIN = (429, 500, 502, 503, 504)
 _TRIES = 6
 #: The seconds before the second attempt.
 _FIRST_PAUSE = 1.0
+#: After so many failures in a row, and as many as there are open questions, no further question is asked.
+_FAILURES = 3
+#: The longest finish reason and name of a server that is stored, in characters.
+_LONGEST_NAME = 200
+#: Larger counts and costs are unknown ones.
+_MAX_COUNT = 2**53
 _KEPT = "earlier answers are kept, and the same command goes on from there"
 
 
-#: The text of an answer with its thinking in tags, its finish reason, and its usage.
-Answer = tuple[str, str, Costs]
+@dataclass(frozen=True)
+class Answer:
+    """The text of an answer with its thinking in tags, its finish reason, its costs, and what the server says."""
+
+    text: str
+    finish: str
+    costs: Costs
+    server: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -48,6 +71,10 @@ class Endpoint:
     url: str
     model: str = ""
     key: str | None = field(default=None, repr=False)
+    #: What the endpoint says of the model.
+    about: Mapping[str, Any] = field(default_factory=dict, init=False)
+    #: Set to send nothing any more.
+    stopped: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
 
     def __post_init__(self) -> None:
         try:
@@ -59,20 +86,26 @@ class Endpoint:
             raise KvatlasError(f"{self.url!r} is not an address; {expected}.") from None
         if parts.username or parts.password or parts.query or parts.fragment:
             raise KvatlasError("The address has a user, a query or a fragment; keys come from the environment alone.")
+        if self.key and not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
+            raise KvatlasError("The key in KVATLAS_API_KEY holds characters that no header can have.")
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"
 
     def check_model(self) -> None:
         """Find the only model of the endpoint, or check the given one; KvatlasError lists the models it has."""
-        body = self._json("models")
+        body, _ = self._json("models")
         rows = body.get("data")
         if not isinstance(rows, list):
             raise self._nonsense("models", body)
-        names = [str(row["id"]) for row in rows if isinstance(row, dict) and "id" in row]
+        by_name = {row["id"]: row for row in rows if isinstance(row, dict) and _is_name(row.get("id"))}
+        names = list(by_name)
         if not self.model and len(names) == 1:
             self.model = names[0]
         if self.model not in names:
             fault = f"no model {self.model!r}" if self.model else "several models"
-            raise KvatlasError(f"{self.url} has {fault}; name one with --served: {', '.join(names) or 'none'}.")
+            listed = self._hidden(", ".join(names) or "none")
+            raise KvatlasError(f"{self.url} has {fault}; name one with --served: {listed}.")
+        said = by_name[self.model]
+        self.about = {name: value for name, value in said.items() if isinstance(value, int) or _is_name(value)}
 
     def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> Answer:
         """Return the answer to one user message; `sampling` are fields of the request.
@@ -81,55 +114,86 @@ class Endpoint:
         """
         messages = [{"role": "user", "content": question}]
         began = time.monotonic()
-        body = self._json("chat/completions", {"model": self.model, "messages": messages, "seed": seed, **sampling})
+        content = {"model": self.model, "messages": messages, "seed": seed, **sampling}
+        body, headers = self._json("chat/completions", content)
         seconds = time.monotonic() - began
         try:
-            return _answer_of(body, seconds)
+            return _answer_of(body, headers, seconds)
         except (LookupError, TypeError, ValueError, AttributeError):
             raise self._nonsense("chat/completions", body) from None
 
-    def _json(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request, again while the endpoint is busy or a connection breaks.
+    def _json(self, path: str, content: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], httpx.Headers]:
+        """Send a request, again while the endpoint is busy or a connection breaks; return body and headers.
 
         The key goes to this address alone, without redirects. The first request, for the models, fails at once if the
         endpoint cannot be reached.
         """
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        method = "GET" if content is None else "POST"
         for attempt in range(1, _TRIES + 1):
             try:
-                answer = httpx.request(method, f"{self.url}/{path}", json=content, headers=headers, timeout=SECONDS)
-            except (httpx.HTTPError, ValueError) as error:
+                status, headers, raw = self._send(path, content)
+            except (httpx.HTTPError, ValueError, zlib.error) as error:
                 is_broken = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
                 if is_broken and content is not None and attempt < _TRIES:
-                    time.sleep(_pause(attempt))
+                    self._pause(_pause(attempt))
                     continue
                 raise KvatlasError(f"{self.url} cannot be reached ({self._hidden(reason(error))}); {_KEPT}.") from None
-            if answer.status_code not in _AGAIN or attempt == _TRIES:
+            if status not in _AGAIN or attempt == _TRIES:
                 break
-            self._wait(answer, attempt)
-        text = self._hidden(answer.text)
-        if answer.status_code != httpx.codes.OK:
-            raise KvatlasError(self._refusal(path, answer.status_code, text[:2000]))
-        try:
-            body = json.loads(text)
-        except (ValueError, RecursionError):
-            body = text
+            self._wait(headers, attempt)
+        body = _parsed(raw, headers)
+        if status != httpx.codes.OK:
+            raise KvatlasError(self._refusal(path, status, body))
         if not isinstance(body, dict):
             raise self._nonsense(path, body)
-        return body
+        return body, headers
 
-    def _wait(self, answer: httpx.Response, attempt: int) -> None:
+    def _send(self, path: str, content: Mapping[str, Any] | None) -> tuple[int, httpx.Headers, bytes]:
+        """Send a request once; return status, headers and the unpacked body, which are limited in size and time."""
+        headers = {"Accept-Encoding": "identity"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        method = "GET" if content is None else "POST"
+        timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS)
+        end = time.monotonic() + SECONDS
+        raw = bytearray()
+        with httpx.stream(method, f"{self.url}/{path}", json=content, headers=headers, timeout=timeout) as answer:
+            for piece in answer.iter_raw():
+                raw += piece
+                if len(raw) > MAX_BODY:
+                    raise KvatlasError(f"{self.url}/{path} answers more than {MAX_BODY:,} bytes; {_KEPT}.")
+                if time.monotonic() > end:
+                    raise KvatlasError(f"{self.url}/{path} needs more than {SECONDS:g} s for an answer; {_KEPT}.")
+                if self.stopped.is_set():
+                    raise KvatlasError("Stopped.")
+        encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            # The header of gzip or of zlib decides.
+            unpacked = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(bytes(raw), MAX_BODY + 1)
+            if len(unpacked) > MAX_BODY:
+                raise KvatlasError(f"{self.url}/{path} answers more than {MAX_BODY:,} bytes, unpacked; {_KEPT}.")
+            return answer.status_code, answer.headers, unpacked
+        if encoding not in ("", "identity"):
+            raise KvatlasError(f"{self.url}/{path} answers in the encoding {encoding[:40]!r}, which was not asked for.")
+        return answer.status_code, answer.headers, bytes(raw)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; raise KvatlasError at once if asking is stopped."""
+        if self.stopped.wait(seconds):
+            raise KvatlasError("Stopped.")
+
+    def _wait(self, headers: httpx.Headers, attempt: int) -> None:
         """Wait as long as a busy endpoint asks for, else longer after each attempt."""
-        wait = _retry_after(answer.headers.get("Retry-After", ""))
+        wait = _retry_after(headers.get("Retry-After", ""))
         if wait is None:
             wait = _pause(attempt)
-        if wait > LONGEST_WAIT:
+        if not wait <= LONGEST_WAIT:
             raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
-        time.sleep(wait)
+        self._pause(wait)
 
-    def _refusal(self, path: str, code: int, message: str) -> str:
-        refusal = f"refuses the request: {reason(ValueError(message))}"
+    def _refusal(self, path: str, code: int, body: object) -> str:
+        # Of JSON without its escapes, which might hide a key.
+        message = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+        refusal = f"refuses the request: {reason(ValueError(self._hidden(message)))}"
         if code in (401, 403):
             refusal = "does not accept the key in KVATLAS_API_KEY" if self.key else "asks for a key in KVATLAS_API_KEY"
         elif 300 <= code < 400:
@@ -141,10 +205,11 @@ class Endpoint:
         return f"{self.url}/{path} (HTTP {code}) {refusal}."
 
     def _nonsense(self, path: str, body: object) -> KvatlasError:
-        return KvatlasError(f"{self.url}/{path} does not answer as an OpenAI-compatible API: {str(body)[:120]!r}.")
+        message = self._hidden(str(body))[:120]
+        return KvatlasError(f"{self.url}/{path} does not answer as an OpenAI-compatible API: {message!r}.")
 
     def _hidden(self, text: str) -> str:
-        """Return the text without the key, which a server might repeat."""
+        """Return a message without the key, which a server might repeat."""
         return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
 
 
@@ -166,12 +231,30 @@ def _retry_after(header: str) -> float | None:
     return max(0.0, date.timestamp() - time.time())
 
 
-def _answer_of(body: Mapping[str, Any], seconds: float) -> Answer:
+def _parsed(raw: bytes, headers: httpx.Headers) -> Any:
+    """Return the value of a body in JSON, or its text; NaN and infinite numbers are None."""
+    _, _, charset = headers.get("Content-Type", "").lower().partition("charset=")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        try:
+            text = raw.decode(charset.partition(";")[0].strip(" \"'") or "utf-8")
+        except (LookupError, ValueError):
+            return raw.decode(errors="backslashreplace")
+    try:
+        return json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _answer_of(body: Mapping[str, Any], headers: httpx.Headers, seconds: float) -> Answer:
     """Return the answer in the body of a chat completion; raises the errors of Python for a body of another form."""
     (choice,) = body["choices"]
     message = choice["message"]
-    thinking = message.get("reasoning_content") or message.get("reasoning") or ""
-    text = reading.joined(thinking, message.get("content") or "")
+    thinking = _content(message.get("reasoning_content")) or _content(message.get("reasoning"))
+    text = reading.joined(thinking, _content(message.get("content")))
+    # Half a character cannot be stored: UnicodeEncodeError is a ValueError.
+    text.encode()
     usage = body.get("usage") or {}
     details = usage.get("completion_tokens_details") or {}
     cache = choice.get("kvatlas") or {}
@@ -179,26 +262,60 @@ def _answer_of(body: Mapping[str, Any], seconds: float) -> Answer:
         prompt_tokens=_count(usage.get("prompt_tokens")),
         output_tokens=_count(usage.get("completion_tokens")),
         thinking_tokens=_count(details.get("reasoning_tokens")),
-        peak_kv_tokens=_numeric(cache.get("peak_kv_tokens")),
+        peak_kv_tokens=_count(cache.get("peak_kv_tokens")),
         mean_kv_tokens=_numeric(cache.get("mean_kv_tokens")),
-        compressions=_numeric(cache.get("compressions")),
+        compressions=_count(cache.get("compressions")),
         seconds=seconds,
     )
-    return text, str(choice.get("finish_reason")), costs
+    finish = str(choice.get("finish_reason"))[:_LONGEST_NAME].encode(errors="backslashreplace").decode()
+    said = {name: body.get(name) for name in ("model", "system_fingerprint")} | {"server": headers.get("Server")}
+    return Answer(text, finish, costs, {name: str(value) for name, value in said.items() if _is_name(value)})
+
+
+def _content(content: Any) -> str:
+    """Return the text of a message, which may be missing or come in parts; TypeError for content that is no text."""
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        content = "".join(piece["text"] for piece in content)
+    if not isinstance(content, str):
+        raise TypeError(f"the content is {content!r}")
+    return content
+
+
+def _is_name(value: Any) -> bool:
+    """Return True for a short text that can be stored and printed."""
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
 def _count(value: Any) -> int | None:
-    """Return the value if it is an integer from 0; None for others, which servers may send."""
-    return value if isinstance(value, int) and value >= 0 else None
+    """Return the value if it is an integer that a count can be; None for others, which servers may send."""
+    return value if type(value) is int and 0 <= value < _MAX_COUNT else None
 
 
-def _numeric(value: Any) -> Any:
-    """Return the value if it is a number, else None."""
-    return value if isinstance(value, int | float) else None
+def _numeric(value: Any) -> float | None:
+    """Return the value if it is a number that a cost can be, else None."""
+    return float(value) if type(value) in (int, float) and 0 <= value < _MAX_COUNT else None
 
 
 #: Traces by benchmark, problem and sample.
 Traces = Mapping[tuple[str, str, int], Trace]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The answers of an endpoint: those that were stored before, by the day of each, and those that came now."""
+
+    traces: Traces
+    earlier: Mapping[str, int]
+    now: int
+
+    def __str__(self) -> str:
+        total = sum(self.earlier.values()) + self.now
+        if not self.earlier:
+            return f"All {total:,} answers are new."
+        days = ", ".join(f"{count:,} of {day}" for day, count in sorted(self.earlier.items()))
+        return f"{total - self.now:,} of {total:,} answers were stored before ({days}); --again asks all anew."
 
 
 def ask(  # noqa: PLR0913
@@ -210,56 +327,151 @@ def ask(  # noqa: PLR0913
     samples: int | None = None,
     concurrency: int = 8,
     top_k: bool = True,
+    again: bool = False,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
-) -> Traces:
-    """Ask for the missing answers, store each as it comes, and return all answers of this endpoint.
+) -> Asked:
+    """Ask for the missing answers, store each when it arrives, and return all answers of this endpoint.
 
     `problems` limits each benchmark to its first problems, `samples` each problem to its first samples. Some endpoints
-    do not know the field `top_k`. `on_trace` is called with the numbers of present and of all answers. Raises
-    KvatlasError if the endpoint cannot be reached; stored answers are kept, and a second call goes on.
+    do not know the field `top_k`. With `again` earlier answers do not count, and stay in the store. `on_trace` is
+    called with the numbers of present and of all answers. Raises KvatlasError if questions failed; all answers that
+    arrived are stored, and a second call goes on.
     """
+    endpoint.stopped = threading.Event()
     endpoint.check_model()
     by_name = reference.benchmarks()
-    cells = _served_cells(endpoint, reference, by_name, problems, samples, top_k)
+    setting = Setting.from_parameters("served", endpoint=endpoint.url, model=endpoint.model)
     questions = _Questions(endpoint, reference, by_name, _request_fields(reference.sampling, top_k))
     with Store.create(folder, {"kvatlas": __version__}) as store:
         margin = {"lose_at_most": 100 * reference.run.margin}
         measured = reference.run.manifest
         empty = Manifest((), (), margin, {"kvatlas": __version__}, measured.about, contents=measured.contents)
         before = store.manifest(empty)
+        attempts = {**before.provenance.get("attempts", {})}
+        attempts[setting.id] = attempts.get(setting.id, 0) + again
+        cells = _served_cells(setting, reference, by_name, problems, samples, top_k, attempts[setting.id])
         # Cells of other endpoints stay.
-        verified = {"against": str(reference.setting), "model": reference.model}
-        store.put_manifest(before.with_cells(cells, verified=verified))
+        verified = {"against": str(reference.setting), "model": reference.model, "server": dict(endpoint.about)}
+        store.put_manifest(before.with_cells(cells, verified=verified, attempts=attempts))
+        earlier = Counter(_day(trace) for trace in _answers(store, cells).values())
         missing = list(questions.missing(cells, store.keys()))
         total = sum(len(cell.problems) * cell.samples for cell in cells)
-        pool = ThreadPoolExecutor(concurrency)
-        try:
-            running = {pool.submit(questions.answer, *question): question for question in missing}
-            for done, future in enumerate(as_completed(running), total - len(missing) + 1):
-                cell, problem, sample = running[future]
-                store.add(cell.run_key, questions.trace(cell, problem, sample, future.result()))
-                on_trace(done, total)
-        finally:
-            pool.shutdown(cancel_futures=True)
-        keys = {cell.run_key for cell in cells}
-        return {(t.benchmark, t.problem, t.sample): t for key, t in store.traces() if key in keys}
+        failures: list[KvatlasError] = []
+        stored = 0
+        for question, answer in _arriving(questions, missing, concurrency):
+            if isinstance(answer, Answer):
+                stored += 1
+                store.add(question[0].run_key, questions.trace(*question, answer))
+                on_trace(total - len(missing) + stored, total)
+            else:
+                failures.append(answer)
+        if failures:
+            raise _failed(failures, len(missing), stored)
+        return Asked(_answers(store, cells), dict(earlier), stored)
+
+
+def _arriving(
+    questions: _Questions, missing: Sequence[Question], concurrency: int
+) -> Iterator[tuple[Question, Answer | KvatlasError]]:
+    """Yield each question with its answer, or its failure, when it arrives.
+
+    Asking ends early if every question fails. Ctrl-C ends it at once: what has arrived is still yielded, and what is
+    under way is lost.
+    """
+    waiting: queue.SimpleQueue[Question] = queue.SimpleQueue()
+    for question in missing:
+        waiting.put(question)
+    arrived = _start_asking(questions, waiting, min(concurrency, len(missing)))
+    open_questions = len(missing)
+    failures_in_row = 0
+    try:
+        while open_questions:
+            question, answer = arrived.get()
+            open_questions -= 1
+            if not isinstance(answer, Answer | KvatlasError):
+                raise answer
+            failures_in_row = 0 if isinstance(answer, Answer) else failures_in_row + 1
+            if failures_in_row >= max(concurrency, _FAILURES):
+                # The questions that wait are not asked; those under way are awaited.
+                open_questions -= len(_drained(waiting))
+            yield question, answer
+    except KeyboardInterrupt:
+        yield from [(question, answer) for question, answer in _drained(arrived) if isinstance(answer, Answer)]
+        raise
+    finally:
+        questions.endpoint.stopped.set()
+
+
+def _start_asking(
+    questions: _Questions, waiting: queue.SimpleQueue[Question], threads: int
+) -> queue.SimpleQueue[tuple[Question, Answer | BaseException]]:
+    """Start the threads that ask the questions that wait; return the queue of their answers and failures."""
+    arrived: queue.SimpleQueue[tuple[Question, Answer | BaseException]] = queue.SimpleQueue()
+    stopped = questions.endpoint.stopped
+
+    def work() -> None:
+        while not stopped.is_set():
+            try:
+                question = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                arrived.put((question, questions.answer(*question)))
+            except BaseException as error:  # it is raised where the answers are awaited
+                arrived.put((question, error))
+
+    for _ in range(threads):
+        # A daemon, since a request that hangs must not keep the process from its end.
+        threading.Thread(target=work, daemon=True).start()
+    return arrived
+
+
+def _drained(items: queue.SimpleQueue[T]) -> list[T]:
+    """Return all items of a queue, which is empty then."""
+    drained = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            drained.append(items.get_nowait())
+    return drained
+
+
+def _failed(failures: Sequence[KvatlasError], asked: int, stored: int) -> KvatlasError:
+    """Return the first failure with the numbers of questions that failed and of answers that were stored."""
+    if asked == 1:
+        return failures[0]
+    return KvatlasError(
+        f"{failures[0]} Of {asked:,} questions {len(failures):,} failed, {stored:,} answers were stored."
+    )
+
+
+def _answers(store: Store, cells: Sequence[Expected]) -> dict[tuple[str, str, int], Trace]:
+    """Return the stored answers of these cells by benchmark, problem and sample."""
+    keys = {cell.run_key for cell in cells}
+    return {(t.benchmark, t.problem, t.sample): t for key, t in store.promised() if key in keys}
+
+
+def _day(trace: Trace) -> str:
+    """Return the day on which an answer was stored."""
+    return str(json.loads(trace.made_with or "{}").get("day", "an unknown day"))
 
 
 def _served_cells(
-    endpoint: Endpoint,
+    setting: Setting,
     reference: MeasuredCell,
     by_name: Mapping[str, Benchmark],
     problems: int | None,
     samples: int | None,
     top_k: bool,
+    attempt: int,
 ) -> list[Expected]:
-    """Return the cells of an endpoint, one for each cell of the reference, with run keys of their own."""
-    setting = Setting.from_parameters("served", endpoint=endpoint.url, model=endpoint.model)
+    """Return the cells of an endpoint, one for each cell of the reference, with run keys of their own attempt."""
     seed = reference.run.manifest.spec["seed"]
     sampling = dict(reference.sampling)
     cells = []
     for cell in reference.cells:
-        identity = [setting.id, endpoint.model, benchmarks.identity(by_name[cell.benchmark]), sampling, top_k]
+        identity = [setting.id, setting.values["model"], benchmarks.identity(by_name[cell.benchmark]), sampling, top_k]
+        if attempt:
+            identity.append({"attempt": attempt})
         key = digest(["verify", *identity, seed])[:32]
         count = min(samples or cell.samples, cell.samples)
         ids = cell.problems[:problems]
@@ -313,7 +525,18 @@ class _Questions:
 
     def trace(self, cell: Expected, problem: Problem, sample: int, answer: Answer) -> Trace:
         """Return an answer with its grade as a trace."""
-        text, finish, costs = answer
-        read = reading.read_text(text, cut=finish == "length")
-        grade = replace(reading.grade(self.benchmarks[cell.benchmark], problem, read), metrics={"finish": finish})
-        return Trace(cell.model, cell.benchmark, problem.id, sample, cell.setting, (), text, grade, costs)
+        read = reading.read_text(answer.text, cut=answer.finish == "length")
+        grade = reading.grade(self.benchmarks[cell.benchmark], problem, read)
+        made_with = {"kvatlas": __version__, "day": f"{datetime.now(UTC):%Y-%m-%d}", **answer.server}
+        return Trace(
+            cell.model,
+            cell.benchmark,
+            problem.id,
+            sample,
+            cell.setting,
+            (),
+            answer.text,
+            replace(grade, metrics={"finish": answer.finish}),
+            answer.costs,
+            made_with=canonical(made_with),
+        )

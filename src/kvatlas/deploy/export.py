@@ -108,6 +108,7 @@ class Target:
     remarks: how it differs with one policy, by the policy's name.
     windows: by policy, the parameter that is the local window there, or its length.
     presses: by policy, the class of kvpress with its arguments, a template.
+    scopes: the engine's word for each scope that it has, for those that have several.
     """
 
     policies: tuple[str, ...]
@@ -120,6 +121,7 @@ class Target:
     remarks: Mapping[str, str] = field(default_factory=dict)
     windows: Mapping[str, str | int] = field(default_factory=dict)
     presses: Mapping[str, str] = field(default_factory=dict)
+    scopes: Mapping[str, str] = field(default_factory=dict)
 
 
 TARGETS = {
@@ -163,7 +165,8 @@ def export_setting(
     exported = {parameter: expressible[parameter] for parameter in values}
     if "scope" in exported:
         exported["scope"] = str(exported["scope"])
-    text = target.text.format(**_template_values(exported, target.presses.get(base, ""), statistics))
+    filled = _template_values(exported, target.presses.get(base, ""), statistics)
+    text = target.text.format(**filled, mode=target.scopes.get(exported.get("scope", ""), ""))
     exported_policy = policies.from_setting(Setting.from_parameters(base, **exported))
     return Exported(text, exported_policy.setting, tuple(changed))
 
@@ -189,6 +192,8 @@ def _expressible_values(target: Target, policy: CompressingPolicy, values: Mappi
     """Return the values nearest to the given ones that the target can express."""
     expressible = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
     expressible |= {parameter: values[parameter] for parameter in target.takes if parameter in values}
+    if values.get("scope") in target.scopes:
+        expressible["scope"] = values["scope"]
     base = _base_name(policy)
     if base in target.windows:
         window = target.windows[base]

@@ -210,6 +210,7 @@ def read_texts(
     problems: int,
     *,
     concurrency: int = 8,
+    again: bool = False,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Departures]:
     """Ask for so many answers at temperature 0, store them as a run in `folder`, and read them here under the cell.
@@ -221,7 +222,8 @@ def read_texts(
     greedy = _greedy(reference, policy, problems)
     if not greedy.cells:
         return []
-    answers = ask(endpoint, greedy, folder, samples=1, concurrency=concurrency, top_k=False, on_trace=on_trace)
+    options: dict[str, Any] = {"concurrency": concurrency, "again": again, "on_trace": on_trace}
+    answers = ask(endpoint, greedy, folder, samples=1, top_k=False, **options).traces
     by_name = reference.benchmarks()
     opening = "" if model.opens_thinking else model.thinking.open
     texts = []

@@ -87,20 +87,24 @@ def _logs(path: Path, choice: Choice) -> dict[str, list[Log]]:
     if len(folders) > 1:
         named = ", ".join(sorted(str(folder) for folder in folders))
         raise KvatlasError(f"{str(path)!r} holds lm-eval's samples in {len(folders)} folders ({named}); name one.")
+    every = [_log(file) for file in files]
     logs: dict[str, list[Log]] = {}
-    for file in files:
-        match = NAME.fullmatch(file.name)
-        task = match["task"] if match else file.stem
-        date = match["date"] if match else ""
-        if choice.has_task(task):
-            logs.setdefault(task, []).append(Log(file, task, date, _results(file, date)))
-    lacking = [task for task in choice.tasks if task not in logs]
-    if lacking or not logs:
-        tasks = sorted({match["task"] for file in files if (match := NAME.fullmatch(file.name))})
-        raise KvatlasError(f"{str(path)!r} has no task {', '.join(lacking)!r}; there are: {', '.join(tasks)}.")
-    for of_task in logs.values():
-        of_task.sort(key=lambda log: log.date)
+    for log in sorted(every, key=lambda log: log.date):
+        if choice.has_task(log.task):
+            logs.setdefault(log.task, []).append(log)
+    lacking = ", ".join(task for task in choice.tasks if task not in logs)
+    if lacking:
+        tasks = ", ".join(sorted({log.task for log in every}))
+        raise KvatlasError(f"{str(path)!r} has no task {lacking!r}; there are: {tasks}.")
     return logs
+
+
+def _log(file: Path) -> Log:
+    """Return the log of a file of samples."""
+    match = NAME.fullmatch(file.name)
+    if match is None:
+        return Log(file, file.stem, "", {})
+    return Log(file, match["task"], match["date"], _results(file, match["date"]))
 
 
 def _results(samples: Path, date: str) -> Mapping[str, Any]:

@@ -313,10 +313,12 @@ def _pair_task(
         for name, side, of_side in zip(tasks, sides, places, strict=True)
     ]
     missing = [int(np.isnan(grid.scores).sum()) for grid in grids]
-    for count, name in zip(missing, names, strict=True):
-        if count:
-            total = len(every) * samples
-            notes.append(f"{name} lacks {count:,} of {total:,} answers of {task}; they count as the worst case")
+    total = len(every) * samples
+    notes += [
+        f"{name} lacks {count:,} of {total:,} answers of {task}; they count as the worst case"
+        for count, name in zip(missing, names, strict=True)
+        if count
+    ]
     return TaskPairs(task, grids[0], grids[1], by_content, (missing[0], missing[1]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 
 from kvatlas.core import SERVED, KvatlasError, Setting, Status
 from kvatlas.gates.answers import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
+from kvatlas.results import Store
 from kvatlas.results.records import STATUS
 from kvatlas.results.records import digest as digest_of_tokens
 from kvatlas.stats.metrics import rule
@@ -96,30 +96,31 @@ def _answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[Answer]:
     """Yield the promised answers of cells; those that are missing have no score."""
     with run.store() as store:
         for cell in cells:
-            grades = cell.values()
-            lengths = cell.traces["output_tokens"]
-            statuses = cell.traces["status"].tolist()
-            digests = cell.token_digest
             for row, problem in enumerate(cell.problems):
-                for sample in range(cell.expected.samples):
-                    score = float(grades[row, sample]) if sample < grades.shape[1] else math.nan
-                    status = statuses[row][sample]
-                    tokens = digests[row, sample].tobytes()
-                    fingerprint = hash(tokens)
-                    if tokens in _NO_TOKENS:
-                        # Answers of other programs have no tokens.
-                        fingerprint = fingerprint_of(store.text(cell.key(problem, sample))) if status else 0
-                    yield Answer(
-                        cell.benchmark,
-                        problem,
-                        sample,
-                        score,
-                        cell.contents.get(problem, ""),
-                        "",
-                        fingerprint,
-                        _ENDINGS.get(status, ""),
-                        float(lengths[row, sample]),
-                    )
+                yield from _answers_to(cell, row, problem, store)
+
+
+def _answers_to(cell: CellTraces, row: int, problem: str, store: Store) -> Iterator[Answer]:
+    """Yield the promised answers to a problem, which stands in this row of the cell."""
+    grades = cell.values()[row].tolist()
+    traces = cell.traces[row]
+    for sample in range(cell.expected.samples):
+        tokens = cell.token_digest[row, sample].tobytes()
+        fingerprint = hash(tokens)
+        if tokens in _NO_TOKENS:
+            # Answers of other programs have no tokens.
+            fingerprint = fingerprint_of(store.text(cell.key(problem, sample)))
+        yield Answer(
+            cell.benchmark,
+            problem,
+            sample,
+            grades[sample],
+            cell.contents.get(problem, ""),
+            "",
+            fingerprint,
+            _ENDINGS.get(int(traces["status"][sample]), ""),
+            float(traces["output_tokens"][sample]),
+        )
 
 
 def _texts(run: RunData, cells: Sequence[CellTraces], names: Collection[AnswerName]) -> dict[AnswerName, Texts]:

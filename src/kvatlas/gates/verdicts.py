@@ -286,7 +286,7 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
     if gap < 1e-9 or not math.isfinite(error):
         return None
     quantile = normal_quantile(LEVEL) + POWER_QUANTILE
-    times = max(1.0, (quantile * error / gap) ** 2)
+    times: float = max(1.0, (quantile * error / gap) ** 2)
     if loss < margin:
         sizes = np.bincount(strata).tolist()
         least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0))) / sum(sizes)
@@ -294,9 +294,9 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
     if times > MOST_TIMES:
         return None
     if claim is Claim.LIKE:
-        return int(math.ceil(times * len(values)))
+        return math.ceil(times * len(values))
     samples = max(task.losses.shape[1] for task in tasks)
-    return int(math.ceil(times * samples))
+    return math.ceil(times * samples)
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ A log is a claim. It is imported if it is finished and whole, and if all of it c
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zipfile
@@ -100,6 +101,7 @@ def _import(read: EvalLog, name: str, run: Path, scorer: str, where: str) -> tup
         texts = [[trace.problem, trace.sample, trace.text] for trace in traces]
         log_id = digest([read.eval.eval_id, cell.run_key, texts])[:16]
         about = {"id": log_id, "log": name, "setting": setting.id, "epochs": epochs}
+        _check_graded(before, task)
         cell, logs = _joined(before, cell, about, where)
         source = {"log": name, "sampling": sampling, "metric": task.metric, "logs": logs}
         manifest = _with_contents(_manifest(before, cell, task.about, source), cell, task.contents)
@@ -157,8 +159,8 @@ def _task(read: EvalLog, where: str, scorer: str) -> _Task:
 def _in_order(read: EvalLog, ids: Sequence[str]) -> list[str]:
     """Return the ids of the samples, each once, in the order of the data set."""
     present = dict.fromkeys(ids)
-    known = [str(id_) for id_ in read.eval.dataset.sample_ids or () if str(id_) in present]
-    return list(dict.fromkeys([*known, *present]))
+    ordered = [str(id_) for id_ in read.eval.dataset.sample_ids or () if str(id_) in present]
+    return list(dict.fromkeys([*ordered, *present]))
 
 
 def _conversation(sample: EvalSample) -> Any:
@@ -179,6 +181,8 @@ def _check_samples(read: EvalLog, where: str) -> int:
     seen: set[tuple[str, int]] = set()
     names: dict[str, int | str] = {}
     for sample in samples:
+        if getattr(sample, "invalidation", None) is not None:
+            raise KvatlasError(f"{where} has the invalidated sample {sample.id!r}; run it with `inspect eval-retry`.")
         key = str(sample.id), sample.epoch
         if names.setdefault(key[0], sample.id) != sample.id:
             raise KvatlasError(f"{where} has the samples {names[key[0]]!r} and {sample.id!r}; expected unlike names.")
@@ -186,7 +190,7 @@ def _check_samples(read: EvalLog, where: str) -> int:
             raise KvatlasError(f"{where} has the sample {sample.id!r} of epoch {sample.epoch} twice.")
         seen.add(key)
     found = [sample.epoch for sample in samples]
-    epochs = max(1, read.eval.config.epochs or max(found))
+    epochs: int = max(1, read.eval.config.epochs or max(found))
     if min(found) < 1 or max(found) > epochs or epochs > MAX_SAMPLES:
         wrong = min(found) if min(found) < 1 else max(*found, epochs)
         expected = f"epochs from 1 to {min(epochs, MAX_SAMPLES):,}"
@@ -205,7 +209,8 @@ def _check_whole(read: EvalLog, epochs: int, where: str) -> None:
     # Samples that ended in an error are in the log, too.
     missing = len(ids) * epochs - len(seen)
     if missing:
-        first = next(id_ for id_ in ids if any((id_, epoch) not in seen for epoch in range(1, epochs + 1)))
+        claimed = itertools.product(ids, range(1, epochs + 1))
+        first = next(id_ for id_, epoch in claimed if (id_, epoch) not in seen)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
 
@@ -217,30 +222,45 @@ def _joined(
 
     Raises KvatlasError if the run has such a cell from other settings, or from a sweep.
     """
-    known = before.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
-    logs = [dict(entry) for entry in known.get("logs", ())]
-    of_cell = [entry for entry in logs if entry["setting"] == about["setting"]]
-    others = [entry for entry in logs if entry["setting"] != about["setting"]]
+    source = before.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
+    logs = [dict(entry) for entry in source.get("logs", ())]
+    kept = [entry for entry in logs if entry["id"] != about["id"]]
+    again = [entry for entry in logs if entry["id"] == about["id"]]
     earlier = next((other for other in before.expected if other.name == cell.name), None)
-    again = [entry for entry in of_cell if entry["id"] == about["id"]]
-    if earlier is None or (again and len(of_cell) == 1):
-        return cell, [*others, {**about, "begin": 0}]
+    if again and earlier is not None:
+        # The same log with the same settings: its traces are written once more.
+        return replace(cell, samples=earlier.samples), [*kept, {**about, "begin": again[0]["begin"]}]
+    if earlier is None:
+        return cell, [*kept, {**about, "begin": 0}]
+    _check_settings(earlier, cell, source, where)
+    samples = earlier.samples + about["epochs"]
+    return replace(cell, samples=samples), [*kept, {**about, "begin": earlier.samples}]
+
+
+def _check_graded(before: Manifest, task: _Task) -> None:
+    """Raise KvatlasError for graded scores beside the right and wrong answers of a sweep."""
+    imported = before.provenance.get("imported", {})
+    swept = [cell for cell in before.expected if f"{cell.model} {cell.benchmark}" not in imported]
+    if task.metric and swept:
+        raise KvatlasError(
+            f"Its scores {task.metric!r} are graded, and the run has right and wrong answers of a sweep; import it "
+            "into a run of its own."
+        )
+
+
+def _check_settings(earlier: Expected, cell: Expected, source: Mapping[str, Any], where: str) -> None:
+    """Raise KvatlasError if a log cannot be joined with the answers of the same model and task that the run has."""
     of_run = f"The run has answers of {cell.model} to {cell.benchmark}"
-    if not known:
-        raise KvatlasError(f"{of_run} from a sweep; import {where[:1].lower()}{where[1:]} into a run of its own.")
+    of_log = f"{where[:1].lower()}{where[1:]}"
+    if not source:
+        raise KvatlasError(f"{of_run} from a sweep; import {of_log} into a run of its own.")
     if earlier.run_key != cell.run_key:
         raise KvatlasError(
-            f"{of_run} from {known.get('log', 'another log')!r} with another sampling ({known.get('sampling')}), "
-            f"version, solver, scorer or problems than {where[:1].lower()}{where[1:]}; import it into a run of its own."
+            f"{of_run} from {source.get('log', 'another log')!r} with another sampling ({source.get('sampling')}), "
+            f"version, solver, scorer or problems than {of_log}; import it into a run of its own."
         )
-    begin = again[0]["begin"] if again else earlier.samples
-    samples = earlier.samples if again else earlier.samples + about["epochs"]
-    if samples > MAX_SAMPLES:
-        raise KvatlasError(
-            f"{of_run} in {earlier.samples:,} epochs; expected up to {MAX_SAMPLES:,} with those of {where}."
-        )
-    kept = [entry for entry in of_cell if entry["id"] != about["id"]]
-    return replace(cell, samples=samples), [*others, *kept, {**about, "begin": begin}]
+    if earlier.samples + cell.samples > MAX_SAMPLES:
+        raise KvatlasError(f"{of_run} in {earlier.samples:,} epochs; expected up to {MAX_SAMPLES:,} with {of_log}.")
 
 
 def _sampling(read: EvalLog, where: str) -> dict[str, Any]:
@@ -362,6 +382,24 @@ def _share(value: Any, sample: EvalSample) -> float | None:
     )
 
 
+def _scorers(samples: Sequence[EvalSample]) -> list[str]:
+    """Return the names of all scorers of a log."""
+    names: dict[str, None] = {}
+    for sample in samples:
+        names.update(dict.fromkeys(sample.scores or {}))
+    return list(names)
+
+
+def _keys(samples: Sequence[EvalSample], scorer: str) -> list[str]:
+    """Return the names of the scores of a scorer that gives several."""
+    names: dict[str, None] = {}
+    for sample in samples:
+        score = (sample.scores or {}).get(scorer)
+        if score is not None and isinstance(score.value, dict):
+            names.update(dict.fromkeys(score.value))
+    return list(names)
+
+
 @dataclass(frozen=True)
 class _Scores:
     """The scores of a log by one scorer; `key` is the main one of a scorer that gives several."""
@@ -374,7 +412,7 @@ class _Scores:
     def of_log(cls, read: EvalLog, where: str, scorer: str) -> _Scores:
         """Return the scores by the scorer of that name, else by the task's first one; KvatlasError without scores."""
         samples = read.samples or []
-        given = dict.fromkeys(name for sample in samples for name in sample.scores or {})
+        given = _scorers(samples)
         if not given:
             raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
         if scorer and scorer not in given:
@@ -382,13 +420,12 @@ class _Scores:
         # The order in the task, since a sample may have its scores in any order.
         ordered = [declared.name for declared in read.eval.scorers or () if declared.name in given]
         chosen = scorer or [*ordered, *given][0]
-        values = [sample.scores[chosen].value for sample in samples if chosen in (sample.scores or {})]
-        keys = dict.fromkeys(key for value in values if isinstance(value, dict) for key in value)
+        keys = _keys(samples, chosen)
         results = read.results.scores if read.results else []
         shown = [result.name for result in results if result.scorer == chosen and result.name in keys]
         scores = cls(chosen, [*shown, *keys, ""][0])
         shares = [scores.shares(sample).get(scores.metric) for sample in samples]
-        return replace(scores, graded=any(share is not None and 0 < share < 1 for share in shares))
+        return replace(scores, graded=not {*shares} <= {None, 0.0, 1.0})
 
     @property
     def metric(self) -> str:

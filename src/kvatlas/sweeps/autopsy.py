@@ -20,7 +20,7 @@ from kvatlas.benchmarks.reading import grade, read_tokens
 from kvatlas.core import KvatlasError, Setting, Trace, grouped
 from kvatlas.models.pieces import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Signal, from_setting, permit
+from kvatlas.policies import CompressingPolicy, Signal, from_setting
 from kvatlas.results import Store
 from kvatlas.stats.autopsies import Autopsy, key_of, read_autopsies, writing
 from kvatlas.stats.deaths import Lost, lost_traces
@@ -190,15 +190,6 @@ class _Open:
     def ordered_results(self) -> list[bool]:
         """Return the results in the order in which the search asked for them."""
         return [self.results[replay] for replay in self.replays]
-
-
-def permit_code(folder: Path) -> None:
-    """Allow the files of all policies that a run names to be run."""
-    from kvatlas.sweeps.spec import named_policies
-
-    with Store.open(folder) as store:
-        manifest = store.manifest()
-    permit(*named_policies(manifest.spec), *(cell.setting.policy for cell in manifest.expected))
 
 
 def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
