@@ -5,7 +5,6 @@ Each answer is stored as it comes; the same command goes on from there. The clie
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -115,15 +114,26 @@ def _ask(store: Store, questions: _Questions, cells: Sequence[Expected], on_trac
             question.sample) not in stored
     ]  # fmt: skip
     total = sum(len(cell.problems) * cell.samples for cell in cells)
-    pool = ThreadPoolExecutor(questions.asking.concurrency)
-    try:
+    done = total - len(missing)
+    failures: list[KvatlasError] = []
+    with ThreadPoolExecutor(questions.asking.concurrency) as pool:
         running = {pool.submit(questions.answer, question): question for question in missing}
-        for done, future in enumerate(as_completed(running), total - len(missing) + 1):
+        for future in as_completed(running):
+            if future.cancelled():
+                continue
             question = running[future]
-            store.add(question.cell.run_key, questions.trace(question, future.result()))
+            try:
+                store.add(question.cell.run_key, questions.trace(question, future.result()))
+            except KvatlasError as error:
+                failures.append(error)
+                # Answers on their way still arrive, and are stored.
+                for waiting in running:
+                    waiting.cancel()
+                continue
+            done += 1
             on_trace(done, total)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    if failures:
+        raise failures[0]
 
 
 @dataclass(frozen=True)
@@ -181,17 +191,12 @@ class _Questions:
 
     def trace(self, question: _Question, answer: Answer) -> Trace:
         """Return an answer with its grade as a trace."""
-        text, finish, costs = answer
-        read = reading.read_text(text, cut=finish == "length")
+        read = reading.read_text(answer.text, cut=answer.finish == "length")
         grade = reading.grade(question.benchmark, question.problem, read)
-        graded = replace(grade, metrics={"finish": finish})
+        graded = replace(grade, metrics={"finish": answer.finish})
         cell = question.cell
-        finite: dict[str, Any] = {
-            name: value if isinstance(value, int | float) and math.isfinite(value) else None
-            for name, value in vars(costs).items()
-        }
         name = (cell.model, cell.benchmark, question.problem.id, question.sample, cell.setting)
-        return Trace(*name, (), text, graded, replace(costs, **finite))
+        return Trace(*name, (), answer.text, graded, answer.costs)
 
 
 def sides_with_run(

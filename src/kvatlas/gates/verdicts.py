@@ -295,7 +295,7 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
         return None
     if claim is Claim.LIKE:
         return math.ceil(times * len(values))
-    samples = max(task.losses.shape[1] for task in tasks)
+    samples: int = max(task.losses.shape[1] for task in tasks)
     return math.ceil(times * samples)
 
 
