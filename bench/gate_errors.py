@@ -1,4 +1,4 @@
-"""How often `kvatlas gate` errs, and how often it can tell, on designs with a known loss, through files.
+"""Measure how often `kvatlas gate` errs, and how often it can tell, on designs with a known loss, through files.
 
     python bench/gate_errors.py --out bench/results/gate_errors.json
 

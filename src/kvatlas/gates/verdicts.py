@@ -1,4 +1,4 @@
-"""What pairs of answers prove: keeps, loses, or cannot tell.
+"""The verdict on pairs of answers: keeps, loses, or cannot tell.
 
 The loss of a pair is the score before minus the score after, in [-1, 1]. Two claims (docs/statistics.md):
 
