@@ -44,7 +44,7 @@ class Side:
     log tells truncated answers from others. `texts` returns the texts of some answers, `read` all answers.
     `independent` is True for samples drawn apart at a temperature above 0, False for greedy ones, None if unknown.
     `may_copy` is False where samples are known to have random numbers of their own, so that equal texts are no copies.
-    `made` is the time of the log, as text that sorts. Sides of one `identity` are the same log or cell.
+    `begun` is the time of the log, as text that sorts. Sides of one `identity` are the same log or cell.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Side:
     endings_known: bool = False
     independent: bool | None = None
     may_copy: bool = True
-    made: str = ""
+    begun: str = ""
     identity: str = ""
     notes: tuple[str, ...] = ()
 
@@ -92,11 +92,11 @@ def score_of(value: Any, where: str) -> float:
     if isinstance(value, str):
         value = _WORDS.get(value.strip().lower(), value)
     try:
-        number = float(value)
+        share = float(value)
     except (TypeError, ValueError):
-        number = -1.0
-    if number != number or 0 <= number <= 1:
-        return number
+        share = -1.0
+    if share != share or 0 <= share <= 1:
+        return share
     raise KvatlasError(f"{where} is {str(value)[:60]!r}; expected a score from 0 to 1, or true and false.")
 
 

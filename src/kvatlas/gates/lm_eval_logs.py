@@ -74,7 +74,7 @@ def side_of(path: Path, name: str, choice: Choice) -> Side:
         conditions,
         length_unit="characters",
         independent="0" not in temperatures,
-        made=min(log.date for log in every_log),
+        begun=min(log.date for log in every_log),
         identity=file_digest(log.path for log in every_log),
         notes=tuple(notes),
     )
@@ -121,10 +121,10 @@ def _results(samples: Path, date: str) -> Mapping[str, Any]:
 def _rows(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a log with the name of each for a sentence."""
     with log.path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
+        for row_number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            where = f"Line {number} of {log.path.name}"
+            where = f"Line {row_number} of {log.path.name}"
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:

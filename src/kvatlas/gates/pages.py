@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +61,7 @@ def page(judged: Judged) -> str:
         verdict=judged.verdict.split()[0],
         sentences=" ".join(words.sentences(judged)),
         columns=[cell.strip() for cell in table[0]],
-        rows=[[cell.strip().replace("\\|", "|") for cell in row] for row in table[2:]],
+        rows=[_cells(row) for row in table[2:]],
         figure=base64.b64encode(rendered(gate_figure(judged), ".svg")).decode(),
         differences=words.difference_lines(judged),
         notes=judged.pairs.notes,
@@ -69,10 +71,15 @@ def page(judged: Judged) -> str:
     )
 
 
+def _cells(row: Sequence[str]) -> list[str]:
+    """Return the cells of a row of a Markdown table."""
+    return [cell.strip().replace("\\|", "|") for cell in row]
+
+
 def _changed(judged: Judged) -> tuple[list[dict[str, Any]], int]:
     """Return the changed problems, and the number of those with texts."""
     problems = judged.changed
-    first, second = judged.texts([name for problem in problems for name in problem.names])
+    first, second = judged.texts(list(chain.from_iterable(problem.names for problem in problems)))
     rows = []
     room = TEXTS_LIMIT
     with_texts = 0

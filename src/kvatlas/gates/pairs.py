@@ -206,8 +206,10 @@ def pair(before: Side, after: Side, allow: Collection[str] = ()) -> Pairs:
     by_name = [task.task for task in tasks if not task.by_content]
     if by_name:
         notes.append(f"{', '.join(by_name)}: paired by the names of problems, since a log has no text of the questions")
-    if before.made and after.made and before.made[:19] > after.made[:19]:
-        notes.append(f"before was made after the other side ({before.made[:19]}, {after.made[:19]}): are they swapped?")
+    if before.begun and after.begun and before.begun[:19] > after.begun[:19]:
+        notes.append(
+            f"before was made after the other side ({before.begun[:19]}, {after.begun[:19]}): are they swapped?"
+        )
     return Pairs(tuple(tasks), tuple(differences), tuple(dict.fromkeys(notes)))
 
 
@@ -296,7 +298,7 @@ def _pair_task(
     task = tasks[0]
     by_content = all(all(side.contents) for side in sides)
     keys = [side.keys(by_content) for side in sides]
-    places = [{key: place for place, key in enumerate(of_side)} for of_side in keys]
+    places = [dict(zip(of_side, range(len(of_side)), strict=True)) for of_side in keys]
     shared = places[0].keys() & places[1].keys()
     if not shared:
         raise KvatlasError(_nothing_shared(task, sides, by_content))
@@ -308,10 +310,10 @@ def _pair_task(
         notes.append(
             f"{task} has {counts[0]} samples of a problem before and {counts[1]} after: the first {samples} are used"
         )
-    grids = [
-        side.grid(name, np.array([of_side.get(key, -1) for key in every]), samples)
-        for name, side, of_side in zip(tasks, sides, places, strict=True)
-    ]
+    grids = []
+    for name, side, of_side in zip(tasks, sides, places, strict=True):
+        rows = np.array([of_side.get(key, -1) for key in every])
+        grids.append(side.grid(name, rows, samples))
     missing = [int(np.isnan(grid.scores).sum()) for grid in grids]
     total = len(every) * samples
     notes += [

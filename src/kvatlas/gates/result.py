@@ -137,12 +137,12 @@ def _changed_of_task(task: TaskPairs) -> list[ChangedProblem]:
 
 
 def _side_data(side: Side, grids: Sequence[Grid], right: float) -> dict[str, Any]:
-    known = side.endings_known
+    has_endings = side.endings_known
     return {
         "name": side.name,
         "kind": side.kind,
         "right": percent(right),
-        "truncated": sum(grid.ended("truncated") for grid in grids) if known else None,
+        "truncated": sum(grid.ended("truncated") for grid in grids) if has_endings else None,
         "no_answer": sum(grid.ended("no answer") for grid in grids),
         "missing": int(sum((grid.scores != grid.scores).sum() for grid in grids)),
     }

@@ -57,7 +57,8 @@ def side_of_setting(folder: Path, model: str, setting: Setting, name: str, choic
 def side_of_system(run: RunData, system: ModelSetting, name: str, choice: Choice) -> Side:
     """Return the side of a system of a run."""
     cells = [cell for cell in system.cells if choice.has_task(cell.benchmark)]
-    lacking = [task for task in choice.tasks if task not in {cell.benchmark for cell in cells}]
+    benchmarks_there = {cell.benchmark for cell in cells}
+    lacking = [task for task in choice.tasks if task not in benchmarks_there]
     if lacking:
         benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in system.cells))
         raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
@@ -166,7 +167,7 @@ def side_of_inspect_logs(logs: Sequence[Path], name: str, choice: Choice) -> Sid
         read=partial(_kept_open, scratch, side),
         conditions=conditions,
         independent=None if None in temperatures else "0" not in temperatures,
-        made=min(header[2] for header in headers),
+        begun=min(header[2] for header in headers),
         identity=file_digest(logs),
     )
 

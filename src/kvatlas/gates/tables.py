@@ -83,26 +83,26 @@ def _answers(path: Path, grade: str, choice: Choice) -> Iterator[Answer]:
     truncated = _Column(lambda value, row: score_of(value, f"Row {row} of {path.name}: 'truncated'"))
     samples = _Column(lambda value, row: _sample(value, f"Row {row} of {path.name}"))
     lengths = _Column(lambda value, row: _tokens(value, f"Row {row} of {path.name}"))
-    for number, row in enumerate(read_rows(path, NOUN), 1):
+    for row_number, row in enumerate(read_rows(path, NOUN), 1):
         task = _task(row, path)
         if not choice.has_task(task):
             continue
         problem = row.get("problem")
         if problem is None or problem == "":
-            raise KvatlasError(f"Row {number} of {path.name} names no problem.")
+            raise KvatlasError(f"Row {row_number} of {path.name} names no problem.")
         question = row.get("question")
         text = str(row.get("text") or "")
         length = float(len(text)) if "text" in row else math.nan
         yield Answer(
             task,
             str(problem),
-            samples.read(row.get("sample"), number),
-            grades.read(row.get(grade), number),
-            contents.read((question, row.get("reference")), number) if question else "",
+            samples.read(row.get("sample"), row_number),
+            grades.read(row.get(grade), row_number),
+            contents.read((question, row.get("reference")), row_number) if question else "",
             "",
             fingerprint_of(text),
-            "truncated" if truncated.read(row.get("truncated"), number) > 0 else "",
-            lengths.read(row["tokens"], number) if "tokens" in row else length,
+            "truncated" if truncated.read(row.get("truncated"), row_number) > 0 else "",
+            lengths.read(row["tokens"], row_number) if "tokens" in row else length,
         )
 
 
@@ -139,24 +139,24 @@ def _sample(value: Any, where: str) -> int:
     if value is None or value == "":
         return 0
     try:
-        number = int(value)
+        value_read = int(value)
     except (TypeError, ValueError):
-        number = -1
-    if not 0 <= number < 2**31:
+        value_read = -1
+    if not 0 <= value_read < 2**31:
         raise KvatlasError(f"{where}: the sample is {str(value)[:60]!r}; expected a whole number from 0.")
-    return number
+    return value_read
 
 
 def _tokens(value: Any, where: str) -> float:
     if value is None or value == "":
         return math.nan
     try:
-        number = float(value)
+        value_read = float(value)
     except (TypeError, ValueError):
-        number = -1.0
-    if not 0 <= number < 1e12:
+        value_read = -1.0
+    if not 0 <= value_read < 1e12:
         raise KvatlasError(f"{where}: 'tokens' is {str(value)[:60]!r}; expected a number from 0.")
-    return number
+    return value_read
 
 
 def _texts(path: Path, choice: Choice, names: Collection[AnswerName]) -> dict[AnswerName, Texts]:

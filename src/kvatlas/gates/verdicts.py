@@ -191,8 +191,8 @@ def _group(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Group]:
             for task in tasks
         ]
     )
-    (group,) = units.groups()
-    return float(units.means[0]), group
+    # A single row, in which every unit was promised.
+    return float(units.means[0]), Group([0], units.lowest, units.highest, units.strata)
 
 
 def _limits(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: tuple[float, float]) -> Limits:
@@ -215,19 +215,21 @@ def _task_verdicts(
     tasks: Sequence[TaskPairs], claims: Sequence[Claim], decides: Claim, margin: float, level: float
 ) -> list[TaskVerdict]:
     levels = (level / len(tasks), LEVEL / len(tasks))
-    verdicts = [
-        TaskVerdict(
-            task.task,
-            task.losses.shape[0],
-            task.losses.shape[1],
-            float(np.nanmean(task.before.scores)),
-            float(np.nanmean(task.after.scores)),
-            int((task.losses > 0).sum()),
-            int((task.losses < 0).sum()),
-            {claim: _limits([task], claim, margin, levels) for claim in claims},
+    verdicts = []
+    for task in tasks:
+        limits = {claim: _limits([task], claim, margin, levels) for claim in claims}
+        verdicts.append(
+            TaskVerdict(
+                task.task,
+                task.losses.shape[0],
+                task.losses.shape[1],
+                float(np.nanmean(task.before.scores)),
+                float(np.nanmean(task.after.scores)),
+                int((task.losses > 0).sum()),
+                int((task.losses < 0).sum()),
+                limits,
+            )
         )
-        for task in tasks
-    ]
     kept = holm([verdict.limits[decides].p_kept for verdict in verdicts])
     broken = holm([verdict.limits[decides].p_broken for verdict in verdicts])
     for index in range(len(verdicts)):
