@@ -40,6 +40,8 @@ NOT_HERE = {
     "kvatlas deploy export": "needs a run in an engine's terms; tests/deploy/test_export.py",
     "kvatlas deploy verify": "needs an endpoint; tests/deploy/test_verify.py",
     'kvatlas autopsy runs/demo --policy "dynts local_window=16 ratio=0.1" --out': "needs a cause; tests/sweeps",
+    "lm_eval run": "fetches a large model and needs a GPU; tests/gates runs the harness",
+    "kvatlas gate": "needs the logs of the lines before, or endpoints; tests/gates",
     "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
 }
 #: Words with which a line of code begins.

@@ -6,6 +6,7 @@
     run.compare("dynts", "random")               # in pairs, on the same problems
     run.recommend(), run.describe()              # what to choose; everything as text
     run.report("report.html")                    # one self-contained page
+    kvatlas.gate("before/", "after/")            # did a change cost answers?
 
 Lengths are in tokens, values and grades are shares in [0, 1]. Errors are `KvatlasError`, each with one sentence.
 """
@@ -19,6 +20,7 @@ from kvatlas.core import KvatlasError
 
 if TYPE_CHECKING:
     from kvatlas.api import Description, Heatmap, Run, add_column, open_run, run, sweep
+    from kvatlas.gates.gate import gate
     from kvatlas.integrations.transformers import generate
     from kvatlas.policies import register
 
@@ -30,6 +32,7 @@ __all__ = [
     "Run",
     "__version__",
     "add_column",
+    "gate",
     "generate",
     "open_run",
     "register",
@@ -39,7 +42,8 @@ __all__ = [
 
 #: Statistics and transformers take seconds to import, so both are imported at first use.
 _HOMES = dict.fromkeys(("Description", "Heatmap", "Run", "add_column", "open_run", "run", "sweep"), "kvatlas.api")
-_HOMES |= {"generate": "kvatlas.integrations.transformers", "register": "kvatlas.policies"}
+_HOMES |= {"gate": "kvatlas.gates.gate", "generate": "kvatlas.integrations.transformers"}
+_HOMES["register"] = "kvatlas.policies"
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ from kvatlas.stats.run_data import RunData
 WITHOUT_SHRINKING = settings(
     deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck), report_multiple_bugs=False
 )
-#: Values that programs from outside have sent, and some that nobody has sent yet.
+#: Values that programs from outside have sent, and some that none has sent yet.
 NUMBERS = st.one_of(
     st.floats(),
     st.integers(-(2**70), 2**70),
@@ -73,7 +73,7 @@ EVICTIONS = st.none() | st.builds(
 
 @dataclass
 class Counts:
-    """How many traces were accepted and refused over all examples of a test."""
+    """The numbers of traces that were accepted and refused over all examples of a test."""
 
     accepted: int = 0
     refused: int = 0

@@ -1,4 +1,4 @@
-"""What a model cannot do with a setting is said when a plan is made, and what a plan lets pass runs."""
+"""Limits of a model are said when a plan is made, and what a plan lets pass runs."""
 
 import dataclasses
 import itertools

@@ -55,9 +55,12 @@ class _RepeatedKey(dict[str, Any]):
     key = ""
 
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file, read as they are asked for. Raises KvatlasError for a missing or unreadable file."""
-    where = f"The problem file {str(path)!r}"
+def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
+    """Yield the rows of a file, read as they are asked for. Raises KvatlasError for a missing or unreadable file.
+
+    `noun` is what the sentences call it.
+    """
+    where = f"The {noun} {str(path)!r}"
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in SUFFIXES:
         raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(SUFFIXES)} (also with .gz).")

@@ -8,6 +8,7 @@ import functools
 import os
 import sqlite3
 import sys
+import traceback
 import threading
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from kvatlas.cli import figures, lists, results, serving, sweeps
+from kvatlas.cli import figures, gates, lists, results, serving, sweeps
 from kvatlas.core import KvatlasError, reason
 from kvatlas.text import VisibleStream, visible
 
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (sweeps, figures, results, serving, lists):
+for _module in (sweeps, figures, results, serving, gates, lists):
     app.add_typer(_module.app)
 
 
@@ -93,11 +94,15 @@ def main() -> None:
         rich_format_error(error)  # type: ignore[arg-type]
         sys.exit(error.exit_code)
     except typer.Abort:
-        _end("Aborted.", 1)
+        _end("Aborted.", 130)
     except KvatlasError as error:
         _end(str(error))
     except _OUTSIDE as error:
         _end(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
+    except Exception:
+        # A fault of ours keeps its traceback. Its exit code is no verdict: `gate` and `deploy verify` use 1 and 3.
+        traceback.print_exc()
+        sys.exit(2)
     else:
         sys.exit(code if isinstance(code, int) else 0)
     finally:

@@ -136,7 +136,7 @@ class Choice:
 
     @property
     def cheapest_here(self) -> Setting | None:
-        """The setting proven on these problems that keeps least by its own numbers; None where no setting is proven."""
+        """The setting proven on these problems that keeps least by its own numbers; None without one."""
         if self.family is None or self.losses is None:
             return None
         losses = self.losses
@@ -164,7 +164,7 @@ class Choice:
 
     @property
     def required(self) -> Required | None:
-        """The units that prove one more setting with least effort; None if no more units would prove one."""
+        """The setting that is proven with least effort, and the effort; None if no more would decide one."""
         return None if self.family is None else self.family.required_among(self.settings)
 
 

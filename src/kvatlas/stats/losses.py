@@ -100,7 +100,7 @@ class SettingLoss(Loss):
 
 @dataclass(frozen=True)
 class Required:
-    """The units that would prove a setting to keep the margin with a power of 0.8, if its loss is the observed one.
+    """The effort that would prove a setting to keep the margin with a power of 0.8, if its loss is the observed one.
 
     `samples` of each problem prove it on these problems, so many `problems` in all, in the same mix of benchmarks, for
     problems like these; None where the loss is not below the margin, where that is not practicable, or where the run

@@ -146,7 +146,7 @@ class PairedValues:
 
     @cached_property
     def values(self) -> Floats:
-        """The means over the samples of a problem, [pairs, problems]; NaN where no sample is known."""
+        """The means over the samples of a problem, [pairs, problems]; NaN where a problem has no pair."""
         return mean_of_known(self.traces)
 
     @cached_property

@@ -1,0 +1,196 @@
+"""Cells of our runs, and Inspect's logs, which are imported into a run first: by the reader of `kvatlas import`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kvatlas.core import SERVED, KvatlasError, Setting, Status
+from kvatlas.gates.answers import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
+from kvatlas.results import Store
+from kvatlas.results.records import STATUS
+from kvatlas.results.records import digest as digest_of_tokens
+from kvatlas.stats.metrics import rule
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.systems import ModelSetting, choose, systems_of
+from kvatlas.stats.table import CellTraces, check_pairs
+
+#: Digests of traces without tokens.
+_NO_TOKENS = (bytes(16), bytes.fromhex(digest_of_tokens(b"")))
+_ENDINGS = {STATUS[Status.TRUNCATED]: "truncated", STATUS[Status.NO_ANSWER]: "no answer"}
+
+
+def side_of(folder: Path, cell: str, name: str, choice: Choice) -> Side:
+    """Return the side of a cell of a run, named by words as `compare --policy` takes them; "" for the only one."""
+    run = RunData.open(folder)
+    metric = choice.metric or "pass@1"
+    if rule(metric) is not None:
+        raise KvatlasError(f"{metric} is no grade of single answers; expected pass@1, progress or one of a benchmark.")
+    systems = systems_of([run], metric)
+    if cell or len(systems) != 1:
+        systems = _named(systems, cell, folder)
+    return side_of_system(run, systems[0], name, choice)
+
+
+def _named(systems: Sequence[ModelSetting], cell: str, folder: Path) -> list[ModelSetting]:
+    if cell:
+        return choose(systems, [cell])
+    found = "; ".join(f"{system.model} {system.setting}" for system in systems[:6])
+    raise KvatlasError(
+        f"{str(folder)!r} has {len(systems)} cells; name one as '{folder}@full' or '{folder}@dynts ratio=0.3'. There "
+        f"are: {found}{', ...' if len(systems) > 6 else ''}."
+    )
+
+
+def side_of_setting(folder: Path, model: str, setting: Setting, name: str, choice: Choice) -> Side:
+    """Return the side of a model under a setting of a run."""
+    run = RunData.open(folder)
+    systems = systems_of([run], choice.metric or "pass@1")
+    found = [system for system in systems if (system.model, system.setting) == (model, setting)]
+    return side_of_system(run, found[0], name, choice)
+
+
+def side_of_system(run: RunData, system: ModelSetting, name: str, choice: Choice) -> Side:
+    """Return the side of a system of a run."""
+    cells = [cell for cell in system.cells if choice.has_task(cell.benchmark)]
+    benchmarks_there = {cell.benchmark for cell in cells}
+    lacking = [task for task in choice.tasks if task not in benchmarks_there]
+    if lacking:
+        benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in system.cells))
+        raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
+    check_pairs(cells)
+    sampling: Mapping[str, Any] = run.manifest.spec.get("sampling", {})
+    temperature = sampling.get("temperature")
+    return Side(
+        name,
+        "run",
+        partial(_answers, run, cells),
+        partial(_texts, run, cells),
+        {cell.benchmark: _conditions(run, system, cell.benchmark) for cell in cells},
+        length_unit="tokens",
+        endings_known=True,
+        independent=None if temperature is None else temperature > 0,
+        may_copy=system.setting.policy == SERVED.policy,
+        identity=f"{run.folder} {system.model} {system.setting.id}",
+    )
+
+
+def _conditions(run: RunData, system: ModelSetting, benchmark: str) -> dict[str, str]:
+    manifest = run.manifest
+    values: dict[str, Any] = {"model": system.model, "setting": system.setting, "metric": run.metric}
+    versions = {entry[0]: entry[1:] for entry in manifest.provenance.get("benchmarks", ())}
+    if benchmark in versions:
+        values["task version"] = digest_of(versions[benchmark])[:8]
+    names = {"temperature": "temperature", "max_new_tokens": "most new tokens", "top_p": "top-p", "top_k": "top-k"}
+    sampling = manifest.spec.get("sampling", {})
+    for name, word in names.items():
+        values[word] = f"{sampling[name]:g}" if sampling.get(name) is not None else None
+    values["kvatlas"] = manifest.provenance.get("kvatlas")
+    return {name: str(value) for name, value in values.items() if value not in (None, "")}
+
+
+def _answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[Answer]:
+    """Yield the promised answers of cells; those that are missing have no score."""
+    with run.store() as store:
+        for cell in cells:
+            for row, problem in enumerate(cell.problems):
+                yield from _answers_to(cell, row, problem, store)
+
+
+def _answers_to(cell: CellTraces, row: int, problem: str, store: Store) -> Iterator[Answer]:
+    """Yield the promised answers to a problem, which stands in this row of the cell."""
+    grades = cell.values()[row].tolist()
+    traces = cell.traces[row]
+    for sample in range(cell.expected.samples):
+        tokens = cell.token_digest[row, sample].tobytes()
+        fingerprint = hash(tokens)
+        if tokens in _NO_TOKENS:
+            # Answers of other programs have no tokens.
+            fingerprint = fingerprint_of(store.text(cell.key(problem, sample)))
+        yield Answer(
+            cell.benchmark,
+            problem,
+            sample,
+            grades[sample],
+            cell.contents.get(problem, ""),
+            "",
+            fingerprint,
+            _ENDINGS.get(int(traces["status"][sample]), ""),
+            float(traces["output_tokens"][sample]),
+        )
+
+
+def _texts(run: RunData, cells: Sequence[CellTraces], names: Collection[AnswerName]) -> dict[AnswerName, Texts]:
+    by_benchmark = {cell.benchmark: cell for cell in cells}
+    with run.store() as store:
+        found = {}
+        for task, problem, sample in names:
+            text = store.text(by_benchmark[task].key(problem, sample))
+            if text:
+                found[task, problem, sample] = ("", text)
+        return found
+
+
+# -- Inspect -----------------------------------------------------------------------------------------------------------
+
+
+def side_of_inspect_logs(logs: Sequence[Path], name: str, choice: Choice) -> Side:
+    """Return the side of Inspect's logs, one for each task; they are imported into a run that ends with the process.
+
+    Raises KvatlasError for what `kvatlas import` refuses, and for logs of several models.
+    """
+    from kvatlas.integrations.inspect_logs import import_log
+
+    scratch = tempfile.TemporaryDirectory(prefix="kvatlas-gate-")
+    folder = Path(scratch.name) / "run"
+    for log in logs:
+        import_log(log, folder, choice.metric)
+    run = RunData.open(folder)
+    systems = systems_of([run], "pass@1")
+    if len(systems) != 1:
+        models = ", ".join(system.model for system in systems)
+        raise KvatlasError(f"{name!r} holds logs of several models ({models}); name those of one.")
+    side = side_of_system(run, systems[0], name, replace(choice, metric=""))
+    headers = [_header(log) for log in logs]
+    conditions = {}
+    for task, values in side.conditions.items():
+        of_task = next((header for header in headers if header[0].endswith(task)), headers[0])
+        conditions[task] = {**values, **of_task[1]}
+    temperatures = [values.get("temperature") for values in conditions.values()]
+    return replace(
+        side,
+        kind="Inspect log",
+        read=partial(_kept_open, scratch, side),
+        conditions=conditions,
+        independent=None if None in temperatures else "0" not in temperatures,
+        begun=min(header[2] for header in headers),
+        identity=file_digest(logs),
+    )
+
+
+def _kept_open(_: tempfile.TemporaryDirectory[str], side: Side) -> Iterator[Answer]:
+    """Yield the answers of a side whose folder must not be deleted before."""
+    yield from side.read()
+
+
+def _header(log: Path) -> tuple[str, dict[str, str], str]:
+    """Return the task of a log, its conditions, and the time of its begin."""
+    from inspect_ai.log import read_eval_log
+
+    read = read_eval_log(str(log), header_only=True)
+    about = read.eval
+    config = {**about.model_generate_config.model_dump(), **read.plan.config.model_dump(exclude_none=True)}
+    values: dict[str, Any] = {
+        "task version": about.task_version,
+        "task arguments": about.task_args or None,
+        "temperature": None if config.get("temperature") is None else f"{config['temperature']:g}",
+        "most new tokens": config.get("max_tokens"),
+        "system message": digest_of(config["system_message"])[:8] if config.get("system_message") else None,
+        **{f"version of {name}": version for name, version in (about.packages or {}).items()},
+    }
+    plain = {name: str(value) for name, value in values.items() if value not in (None, "")}
+    return about.task, plain, str(about.created)
