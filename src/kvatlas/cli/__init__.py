@@ -8,8 +8,8 @@ import functools
 import os
 import sqlite3
 import sys
-import traceback
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
