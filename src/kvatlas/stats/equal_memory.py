@@ -127,9 +127,9 @@ class EqualMemory:
     @property
     def _whole(self) -> tuple[Floats, Ints]:
         """The units that all cells have, and their benchmarks; none if a benchmark has no such unit."""
-        is_whole = ~np.isnan(self.values).any(1)
+        is_whole = np.asarray(~np.isnan(self.values).any(1))
         if set(self.strata[is_whole]) != set(self.strata):
-            is_whole[:] = False
+            is_whole = np.zeros(len(self.strata), bool)
         return self.values[is_whole], self.strata[is_whole]
 
     @cached_property
