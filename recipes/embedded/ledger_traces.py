@@ -18,8 +18,8 @@ CHECK_RATE = 0.5
 LOOKUP_WEIGHT = 3.0
 # The few values that the answer recalls are what all is about.
 RECALL_WEIGHT = 10.0
-# A mark, or the end of the thinking, is missed for the whole problem when it is missed once.
-MARK_WEIGHT = 3.0
+# One missed mark, or end of the thinking, loses the whole problem; marks too many count alike.
+MARK_WEIGHT = 4.0
 # Lines that a drill asks for by name.
 DRILLED = 12
 
@@ -73,7 +73,7 @@ def _line(scribe: Scribe, ledger: Ledger, line: str, before: str, balance: int, 
         scribe.result("found", " .\n")
         scribe.weigh(MARK_WEIGHT)
     else:
-        scribe.say(" .\n")
+        scribe.heavy(MARK_WEIGHT, " .\n")
     if rng.random() < CHECK_RATE:
         scribe.say("wait, let me check, ", *sum_, "yes", " .\n")
 
