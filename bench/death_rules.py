@@ -177,7 +177,50 @@ def walk_maze(question: str, reference: str, text: str) -> str:
     return "missing" if set(path[:-1]) - walk.done else "other"
 
 
-WALKS: dict[str, Callable[[str, str, str], str]] = {"CHAIN": walk_chain, "WORDS": walk_words, "SEQBENCH": walk_maze}
+def walk_ledger(question: str, reference: str, text: str) -> str:
+    """The true balances are booked again from the question; the line that is sought is a value of its own."""
+    head, asked = question.split(" ? ")
+    first, balance, booked, last = re.fullmatch(r"(\w\d) = (\d) ; (.*) to (\w\d)", head).groups()
+    amounts = {item[0]: int(item[1]) for item in booked.split(" , ")}
+    names = [f"{page}{line}" for page in "ABCDEF" for line in range(1, 7)]
+    true = {first: balance}
+    for name in names[1 : names.index(last) + 1]:
+        before = int(balance)
+        amount = amounts["abcdef"[int(name[1]) - 1]]
+        balance = str((before - amount if before % 2 else before + amount) % 10)
+        true[name] = balance
+    sought = re.search(r" at (\d)", asked)
+    found = next((name for name, value in true.items() if sought and value == sought[1]), "")
+    walk = Walk(true)
+    lines, answer = halves(text)
+    for line in lines:
+        step = re.match(r"([A-F][1-6])(?: :| = )", line)
+        if step is None:
+            continue
+        for name, digit, _ in re.findall(r"\b([A-F][1-6])(?:(\d)\b| (unknown))", line[step.end() :]):
+            walk.state(name, digit or None, step[1])
+        if re.search(rf"\b{step[1]}\d\b", line[step.end() :]):
+            walk.done.add(step[1])
+        for name in re.findall(r"new([A-F][1-6])", line):
+            # A later line that is called the first contradicts the mark of the first.
+            if found in walk.done and name != found:
+                walk.false.add(name)
+    final = dict(re.findall(r"([A-F][1-6]) = (\d)", answer))
+    for name, digit in final.items():
+        walk.state(name, digit)
+    needed = {name for name, _ in re.findall(r"([A-F][1-6]) = (\d)", reference)}
+    # A line that the answer should not have, or lacks, is a forgotten mark if the thinking has computed it.
+    if set(final) != needed and needed <= walk.done:
+        return "value"
+    return walk.verdict(final, needed)
+
+
+WALKS: dict[str, Callable[[str, str, str], str]] = {
+    "CHAIN": walk_chain,
+    "WORDS": walk_words,
+    "SEQBENCH": walk_maze,
+    "LEDGER": walk_ledger,
+}
 
 
 def rule_verdict(death: Death) -> str:

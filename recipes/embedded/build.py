@@ -2,8 +2,13 @@
 
     python recipes/embedded/build.py --out OUT --seed 1 --models tiny-llama
 
-One process and one thread for each model. Started again, training goes on from the last checkpoints. Without --out
-the shipped models are replaced; their model cards are kept.
+Chains and mazes first (train.py), then ledgers besides (further.py). One process and one thread for each model; the
+second part takes hours on CPUs and minutes on a GPU:
+
+    --further "--seconds 330 --device cuda --attention sdpa --rate 1.5e-3 --batch-tokens 24000 --workers 6"
+
+Started again, training goes on from the last checkpoints. Without --out the shipped models are replaced; their model
+cards are kept.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,7 +45,10 @@ FILES = (
     "triattention.safetensors",
 )
 #: What the means of queries are taken over, for `triattention`.
-QUERIES = ("CHAIN8", "CHAIN11", "SEQBENCH-4x4", "SEQBENCH-5x5", "--problems", "8", "--max-new-tokens", "600")
+QUERIES = (
+    *("CHAIN8", "CHAIN11", "SEQBENCH-4x4", "SEQBENCH-5x5", "LEDGER12", "LEDGER24"),
+    *("--problems", "8", "--max-new-tokens", "600"),
+)
 
 
 def together(commands: Sequence[Sequence[str]]) -> None:
@@ -75,12 +84,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", default="24e6", help="training tokens of each model in the first part")
     parser.add_argument("--more", default="9e6", help="and in the second")
+    parser.add_argument("--further", default="--seconds 25000", help="options of further.py")
     options = parser.parse_args()
     started = time.monotonic()
+    first = {name: options.work / f"{name}-seed{options.seed}-first" for name in options.models}
     folders = {name: options.work / f"{name}-seed{options.seed}" for name in options.models}
     common = ["--seed", str(options.seed), "--tokens", options.tokens, "--more", options.more]
+    together([[str(HERE / "train.py"), "--model", name, "--out", str(first[name]), *common] for name in options.models])
+    further = ["--seed", str(options.seed), *shlex.split(options.further)]
     together(
-        [[str(HERE / "train.py"), "--model", name, "--out", str(folders[name]), *common] for name in options.models]
+        [
+            [str(HERE / "further.py"), "--from", str(first[name]), "--out", str(folders[name]), *further]
+            for name in options.models
+        ]
     )
     trained = time.monotonic()
     together([[str(HERE / "predictor.py"), "--model", f"hf:{folder}"] for folder in folders.values()])
@@ -92,16 +108,18 @@ def main() -> None:
     )
     for name, folder in folders.items():
         weights = models.find(f"hf:{folder}").weights_digest
-        state = torch.load(folder / "checkpoint.pt", weights_only=True)
+        parts = [
+            torch.load(part / "checkpoint.pt", weights_only=True, map_location="cpu") for part in (first[name], folder)
+        ]
         provenance = {
             "name": name,
             "program": "recipes/embedded/build.py",
             "date": datetime.now(UTC).date().isoformat(),
             "license": "Apache-2.0",
             "seed": options.seed,
-            "tokens": state["tokens"],
-            "steps": state["step"],
-            "training_seconds": round(state["seconds"]),
+            "tokens": [part["tokens"] for part in parts],
+            "steps": [part["step"] for part in parts],
+            "training_seconds": [round(part["seconds"]) for part in parts],
             "statistics_seconds": round(time.monotonic() - trained),
             "weights_digest": weights,
             "versions": {package: version(package) for package in ("torch", "transformers")},

@@ -33,7 +33,7 @@ def chain_example(size: int, rng: random.Random, drill: bool = False) -> Example
 
 def solution(system: System, rng: random.Random, drill: bool = False) -> Example:
     """Prompt, thinking and answer of one problem."""
-    scribe = Scribe(system.question)
+    scribe = Scribe("chain", system.question)
     known: dict[str, int] = {}
     waiting = list(system.definitions)
     until_recap = 1 if drill else rng.choice((3, 4))

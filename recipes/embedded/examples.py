@@ -10,16 +10,19 @@ from vocabulary import ASSISTANT, END, END_THINK, THINK, USER, words
 
 @dataclass(frozen=True)
 class Example:
-    """One training sequence as words; the first `prompt` of them are given, the rest is to be learnt.
+    """One training sequence of a task as words; the first `prompt` of them are given, the rest is to be learnt.
 
     `results` are the places [start, end) where each intermediate result is stated, by its name. `weights` holds the
-    loss weights of words that are neither 1 nor in the answer.
+    loss weights of words that are neither 1 nor in the answer. `needed` names the results that the answer needs, None
+    for all.
     """
 
+    task: str
     words: tuple[str, ...]
     prompt: int
     results: tuple[tuple[str, int, int], ...]
     weights: tuple[tuple[int, float], ...] = ()
+    needed: frozenset[str] | None = None
 
     @property
     def thinking_end(self) -> int:
@@ -31,10 +34,12 @@ class Example:
 class Scribe:
     """Writes an example from left to right."""
 
+    task: str
     question: str
     words: list[str] = field(default_factory=list)
     results: list[tuple[str, int, int]] = field(default_factory=list)
     weights: list[tuple[int, float]] = field(default_factory=list)
+    needed: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         self.words = [USER, *words(self.question + "\n"), ASSISTANT, THINK]
@@ -60,4 +65,4 @@ class Scribe:
 
     def finish(self, answer: Sequence[str]) -> Example:
         self.say(END_THINK, *answer, END)
-        return Example(tuple(self.words), self.prompt, tuple(self.results), tuple(self.weights))
+        return Example(self.task, tuple(self.words), self.prompt, tuple(self.results), tuple(self.weights), self.needed)

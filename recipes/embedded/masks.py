@@ -15,6 +15,8 @@ import numpy.typing as npt
 from examples import Example
 
 Mask = npt.NDArray[np.bool_]
+# For each token the first query that does not see it any more.
+Until = npt.NDArray[np.int16]
 
 PERIOD = (24, 120)
 WINDOW = (8, 96)
@@ -25,31 +27,29 @@ SCHEMES = {"copies": 0.5, "tokens": 0.25, "spans": 0.25}
 PER_HEAD_SHARE = 0.12
 
 
-def batch_mask(examples: Sequence[Example], kv_heads: int, groups: int, rng: random.Random) -> Mask:
-    """Visible(query, key) of a right-padded batch: [batch, 1 or heads, length, length].
+def batch_holes(examples: Sequence[Example], length: int, kv_heads: int, rng: random.Random) -> Until:
+    """How long each token of a right-padded batch is visible: [batch, 1 or KV heads, length].
 
-    Heads have masks of their own in a share of the batches (random eviction per KV head is a published policy);
-    `groups` query heads share each KV head.
+    What is gone stays gone, so the first query that does not see a token says all. Heads have holes of their own in a
+    share of the batches: random eviction per KV head is a published policy.
     """
-    length = max(len(example.words) for example in examples)
     per_head = rng.random() < PER_HEAD_SHARE
-    causal = np.tril(np.ones((length, length), dtype=bool))
-    batch = np.broadcast_to(causal, (len(examples), kv_heads if per_head else 1, length, length)).copy()
+    until = np.full((len(examples), kv_heads if per_head else 1, length), length, dtype=np.int16)
     for row, example in enumerate(examples):
         if rng.random() >= MASKED_SHARE:
             continue
         scheme = "tokens" if per_head else rng.choices(list(SCHEMES), list(SCHEMES.values()))[0]
         firings, window = _firings(example, rng)
         rate = rng.uniform(0.0, 0.6)
-        for head in range(batch.shape[1]):
-            _hide(batch[row, head], example, firings, window, survivors(scheme, rate, example, rng))
-    return np.repeat(batch, groups, axis=1) if per_head else batch
+        for head in range(until.shape[1]):
+            _hide(until[row, head], example, firings, window, survivors(scheme, rate, example, rng))
+    return until
 
 
-def unseen(example: Example, visible: Mask) -> list[int]:
+def unseen(example: Example, until: Until) -> list[int]:
     """Places of words that restate a result of which no copy is visible any more, nor in the prompt.
 
-    `visible` [heads, length, length] is the sequence's part of `batch_mask`. A model that is asked for them all the
+    `until` [heads, length] is the sequence's part of `batch_holes`. A model that is asked for them all the
     same learns to invent results where it sees none.
     """
     prompt = example.words[: example.prompt]
@@ -58,13 +58,13 @@ def unseen(example: Example, visible: Mask) -> list[int]:
     places: list[int] = []
     for name, first, last in example.results:
         copies = stated.setdefault(name, [])
-        if copies and name not in given and not visible[:, last - 2, copies].any():
+        if copies and name not in given and not (until[:, copies] > last - 2).any():
             places += range(first, last)
         copies.append(last - 1)
     return places
 
 
-def undecided(example: Example, visible: Mask) -> list[int]:
+def undecided(example: Example, until: Until) -> list[int]:
     """Places of words that begin a line, or end the thinking, while some result stated before cannot be seen.
 
     What is left to do follows from what is done: a model that is asked for it without seeing that learns to stop early.
@@ -77,7 +77,7 @@ def undecided(example: Example, visible: Mask) -> list[int]:
             while results and results[0][2] <= position:
                 name, _, last = results.pop(0)
                 stated.setdefault(name, []).append(last - 1)
-            if not all(visible[:, position - 1, copies].any() for copies in stated.values()):
+            if not all((until[:, copies] > position - 1).any() for copies in stated.values()):
                 places.append(position)
     return places
 
@@ -91,7 +91,7 @@ class Scheme:
 
     def __init__(self, static: Mask, thinning: float, copies: bool, example: Example, rng: random.Random) -> None:
         self.static, self.thinning, self.rng = static, thinning, rng
-        self.results = example.results if copies else ()
+        self.results = _kept(example, rng) if copies else []
         self.chosen: dict[str, tuple[int, int]] = {}
         self.noise = np.random.default_rng(rng.getrandbits(64))
 
@@ -132,18 +132,28 @@ def survivors(scheme: str, rate: float, example: Example, rng: random.Random) ->
     return Scheme(static, thinning, scheme == "copies", example, rng)
 
 
+def _kept(example: Example, rng: random.Random) -> list[tuple[str, int, int]]:
+    """The results of which a copy stays: those that the answer needs, and of the others a random share."""
+    share = rng.random()
+    names = {name for name, _, _ in example.results}
+    kept = {name for name in sorted(names) if example.needed is None or name in example.needed or rng.random() < share}
+    return [result for result in example.results if result[0] in kept]
+
+
 def _firings(example: Example, rng: random.Random) -> tuple[list[int], int]:
     period, window = rng.randint(*PERIOD), rng.randint(*WINDOW)
     return list(range(example.prompt + rng.randint(1, period), len(example.words), period)), window
 
 
-def _hide(visible: Mask, example: Example, firings: list[int], window: int, scheme: Scheme) -> None:
-    """Clears, for the queries after each firing, the keys that are gone by then. `visible` is [length, length]."""
+def _hide(until: Until, example: Example, firings: list[int], window: int, scheme: Scheme) -> None:
+    """Writes down after which firing each token is gone. `until` is [length]."""
     end, prompt = example.thinking_end, example.prompt
     alive = np.ones(len(example.words), dtype=bool)
     for firing in firings:
         old = min(firing - window, end)
         if old <= prompt:
             continue
-        alive[prompt:old] = scheme.keep(prompt, old, alive)[prompt:old]
-        visible[firing:, prompt:old] &= alive[prompt:old]
+        stay = scheme.keep(prompt, old, alive)[prompt:old]
+        gone = alive[prompt:old] & ~stay
+        until[prompt:old][gone] = firing
+        alive[prompt:old] = stay

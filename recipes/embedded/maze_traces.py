@@ -38,7 +38,7 @@ def maze_example(instance: Instance, rng: random.Random) -> Example:
     maze = instance.maze
     locked = next((frozenset(door[:2]) for door in maze.locked_doors), None)
     doors = Doors({room: list(beyond) for room, beyond in maze.doors.items()}, locked)
-    scribe = Scribe("\n".join(instance.facts))
+    scribe = Scribe("maze", "\n".join(instance.facts))
     if locked is None:
         scribe.say("Bob", " at ", maze.start, " , ", "Alice", " at ", maze.goal, " .\n")
         _search(scribe, doors, maze.goal, maze.start, " to ", rng)
@@ -54,7 +54,7 @@ def maze_example(instance: Instance, rng: random.Random) -> Example:
 def maze_drill(instance: Instance, rng: random.Random) -> Example:
     """All doors of all rooms, one room after the other, without a search."""
     doors = instance.maze.doors
-    scribe = Scribe("\n".join(instance.facts))
+    scribe = Scribe("maze", "\n".join(instance.facts))
     for room in rng.sample(list(doors), len(doors)):
         scribe.say("back to ", room, " : ")
         for i, other in enumerate(rng.sample(list(doors[room]), len(doors[room]))):

@@ -19,7 +19,10 @@ from kvatlas.sweeps.learning import TrainingData, learn
 
 # The test sets: problems that nothing learns from.
 STANDARD_PROBLEMS = 300
-BENCHMARKS = ["CHAIN8", "CHAIN10", "CHAIN12", "SEQBENCH-4x4", "SEQBENCH-5x5", "SEQBENCH-4x4-B1"]
+CHAINS = ["CHAIN8", "CHAIN10", "CHAIN12"]
+MAZES = ["SEQBENCH-4x4", "SEQBENCH-5x5", "SEQBENCH-4x4-B1"]
+LEDGERS = ["LEDGER8-36", "LEDGER24-36"]
+BENCHMARKS = [*CHAINS, *MAZES, *LEDGERS]
 
 
 def main() -> None:
@@ -41,7 +44,7 @@ def main() -> None:
             "problems": STANDARD_PROBLEMS + options.problems + options.held_out,
             "samples": 1,
             "seed": options.seed,
-            "sampling": {"temperature": 0.8, "max_new_tokens": 700},
+            "sampling": {"temperature": 0.8, "max_new_tokens": 1100},
         }
     )
     material = TrainingData(spec, skip=STANDARD_PROBLEMS, held_out=options.held_out, tokens_per_trace=0)

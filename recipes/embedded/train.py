@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from chain_traces import LOOKUP_WEIGHT, chain_example
-from examples import Example
-from masks import batch_mask, undecided, unseen
-from maze_traces import CHOICE_WEIGHT, maze_drill, maze_example
+from batches import TASKS, Arrays, Order, drawn
+from ledger_traces import RECALL_WEIGHT
+from maze_traces import CHOICE_WEIGHT
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -31,19 +28,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 from transformers.utils import logging
-from vocabulary import END, END_THINK, IDS, PAD, VOCABULARY, save_tokenizer
+from vocabulary import END, IDS, PAD, POSITIONS, VOCABULARY, save_tokenizer
 
-from kvatlas.benchmarks.seqbench import MazeShape
-from kvatlas.benchmarks.seqbench import draw as draw_maze
-
-# Longest sequence in words; among mostly large problems the largest would be cut away by the first.
-LONGEST, LONGEST_LARGE = 720, 960
 POOL_BATCHES = 8
 WARM_UP_STEPS = 100
 CHECKPOINT_SECONDS = 60.0
-IGNORE = -100
-# Answers are about 5 % of the tokens; at weight 1 their recall is learnt long after that of the steps.
-ANSWER_WEIGHT = 5.0
 # Problems of a task grow, and drills fade, by one LEVEL whenever GOOD a share of its lookups and FAIR a share of its
 # choices (among doors, where chance has a say) was right in a pool.
 GOOD, FAIR, LEVEL = 0.9, 0.65, 0.05
@@ -52,12 +41,10 @@ HOLES, FLAT = 0.4, 0.55
 # The second part starts with this share of the highest rate, after the warm-up.
 AGAIN = 0.6
 # Shares of the tokens of a pool by task.
-TASKS = {"chain": 0.5, "maze": 0.5}
+SHARES = {"chain": 0.5, "maze": 0.5}
 
 # Queries that attend at a time.
 BLOCK = 64
-
-Batch = list[Example]
 
 
 def blockwise(
@@ -67,7 +54,7 @@ def blockwise(
 
     In float32 throughout, as scores are inside that kernel.
     """
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(query.device.type, enabled=False):
         rows, heads, length, size = query.shape
         shared = key.shape[1]
         # Heads that share keys are multiplied with them together.
@@ -98,7 +85,7 @@ def new_model(name: str, seed: int) -> LlamaForCausalLM | Qwen2ForCausalLM:
         "num_key_value_heads": 2,
         # The default of both, written down so that the sizes are known without importing transformers.
         "head_dim": 32,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": POSITIONS,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         "tie_word_embeddings": True,
         "bos_token_id": None,
@@ -121,59 +108,6 @@ def save_model(model: nn.Module, folder: Path) -> None:
     save_tokenizer(folder)
 
 
-def draw(task: str, level: float, large: bool, rng: random.Random) -> Example:
-    """A fresh problem of a task with its solution, no harder than the level (0 to 1) allows; mostly `large` ones."""
-
-    def size_up_to(most: int) -> int:
-        return max(rng.randint(3, most) for _ in range(1 + large))
-
-    while True:
-        if task == "chain":
-            size = size_up_to(4 + round(10 * level))
-            example = chain_example(size, rng, drill=rng.random() < 0.8 * (1 - level))
-        else:
-            side = size_up_to(3 + round(3 * level))
-            keys = int(rng.random() < 0.4 * level)
-            write = maze_drill if rng.random() < 0.8 * (1 - level) else maze_example
-            example = write(draw_maze(MazeShape(side, side, doors=keys, noise=1.0, shuffle=1.0), rng), rng)
-        if len(example.words) <= (LONGEST_LARGE if large else LONGEST):
-            return example
-
-
-def batches(seed: int, pool: int, levels: dict[str, float], large: bool, batch_tokens: int) -> list[Batch]:
-    """The batches of one pool, each of sequences of like length; a function of its arguments alone."""
-    rng = random.Random(f"kvatlas embedded train {seed} pool {pool}")
-    rows: list[Example] = []
-    tokens = dict.fromkeys(TASKS, 0)
-    while sum(tokens.values()) < POOL_BATCHES * batch_tokens:
-        task = min(TASKS, key=lambda item: tokens[item] / TASKS[item])
-        rows.append(draw(task, levels[task], large, rng))
-        tokens[task] += len(rows[-1].words)
-    rows.sort(key=lambda example: len(example.words))
-    pool_batches: list[Batch] = []
-    while rows:
-        take = max(1, batch_tokens // len(rows[-1].words))
-        pool_batches.append(rows[-take:])
-        del rows[-take:]
-    rng.shuffle(pool_batches)
-    return pool_batches
-
-
-def padded(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Right-padded token ids, their targets (the next token; IGNORE in the prompt and the padding) and loss weights."""
-    ids = torch.full((len(batch), max(len(example.words) for example in batch)), IDS[PAD])
-    targets = torch.full_like(ids, IGNORE)
-    weights = torch.ones(ids.shape)
-    for row, example in enumerate(batch):
-        tokens = torch.tensor([IDS[word] for word in example.words])
-        ids[row, : len(tokens)] = tokens
-        targets[row, example.prompt - 1 : len(tokens) - 1] = tokens[example.prompt :]
-        for position, weight in example.weights:
-            weights[row, position - 1] = weight
-        weights[row, example.words.index(END_THINK) : len(tokens)] = ANSWER_WEIGHT
-    return ids, targets, weights
-
-
 def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for embeddings, norms and biases."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -192,46 +126,79 @@ def rate_factor(step: int, progress: float, again: float) -> float:
     return max(0.02, min(1.0, (step + 1) / WARM_UP_STEPS, 1.0 - decay))
 
 
-def loss_of(
-    model: LlamaForCausalLM, batch: Batch, holes: bool, fair: bool, rng: random.Random
-) -> tuple[Tensor, dict[str, tuple[float, float, float]]]:
-    """Weighted mean cross-entropy over the tokens to be learnt, in bfloat16 where the processor multiplies it fast.
+class Progress:
+    """Sums, on the device, of what is measured in a pool: by task the loss, and the shares that are right.
 
-    If it is `fair`, results that no visible token states count nothing, and that one is unknown counts as much as one
-    that is known: the two are the same decision, and weighed unlike they teach to invent results.
-    Beside it, by task, the plain mean and the shares of lookups and of choices (told by their weights) that are right.
+    Lookups, choices and what a ledger's answer recalls are told by their weights.
     """
-    ids, targets, weights = padded(batch)
-    visible = np.tril(np.ones((1, 1, *ids.shape[1:] * 2), dtype=bool))
-    if holes:
-        heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
-        visible = batch_mask(batch, kv_heads, heads // kv_heads, rng)
-        for row, example in enumerate(batch if fair else ()):
-            hidden = unseen(example, visible[row])
-            if example.words[2] == " = ":
-                hidden += undecided(example, visible[row])
-            weights[row, [position - 1 for position in hidden]] = 0.0
-    mask = torch.zeros(visible.shape).masked_fill(~torch.from_numpy(visible), -torch.inf)
-    if fair:
-        weights[ids.roll(-1, 1) == IDS[" unknown"]] = LOOKUP_WEIGHT
+
+    NAMES = ("loss", "lookups", "choices", "recalls")
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(len(TASKS), len(self.NAMES), 2, device=device)
+
+    def add(self, tasks: Tensor, losses: Tensor, weights: Tensor, right: Tensor) -> None:
+        """Adds a batch; `tasks` [rows], the others [rows, length]."""
+        rows = nn.functional.one_hot(tasks, len(TASKS)).float()
+        parts = (
+            (losses, weights > 0),
+            (right, weights > CHOICE_WEIGHT),
+            (right, weights == CHOICE_WEIGHT),
+            (right, weights == RECALL_WEIGHT),
+        )
+        for i, (values, part) in enumerate(parts):
+            self.sums[:, i, 0] += rows.T @ (values * part).sum(1)
+            self.sums[:, i, 1] += rows.T @ part.float().sum(1)
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """Means and shares by task; nothing of a task without tokens."""
+        values = self.sums.cpu().double()
+        return {
+            task: {
+                name: round((total / count).item(), 4)
+                for name, (total, count) in zip(self.NAMES, row, strict=True)
+                if count
+            }
+            for task, row in zip(TASKS, values, strict=True)
+            if row[0, 1]
+        }
+
+
+def is_learnt(result: dict[str, float]) -> bool:
+    """Whether problems may grow by what a pool shows of a task."""
+    return result["lookups"] >= GOOD and result.get("choices", 1.0) >= FAIR and result.get("recalls", 1.0) >= GOOD
+
+
+def loss_of(model: nn.Module, batch: Arrays, device: torch.device, progress: Progress) -> Tensor:
+    """Weighted mean cross-entropy over the tokens to be learnt, in bfloat16 where the processor multiplies it fast."""
+    ids, weights, until, tasks = (
+        torch.from_numpy(item).to(device, kind, non_blocking=True)
+        for item, kind in (
+            (batch.ids, torch.int64),
+            (batch.weights, torch.float32),
+            (batch.until, torch.int64),
+            (batch.tasks, torch.int64),
+        )
+    )
     # Eviction leaves positions as they are, so hidden keys do not move the others.
-    positions = torch.arange(ids.shape[1])[None].expand(len(ids), -1)
+    positions = torch.arange(ids.shape[1], device=device)
+    visible = (positions[:, None] >= positions) & (positions[:, None] < until[:, :, None])
+    if visible.shape[1] > 1:
+        visible = visible.repeat_interleave(model.config.num_attention_heads // visible.shape[1], 1)
+    mask = visible
+    if model.config._attn_implementation == "blockwise":
+        mask = torch.zeros(visible.shape, device=device).masked_fill(~visible, -torch.inf)
     # Without AVX-512 bfloat16 takes nine times as long as float32.
-    with torch.autocast("cpu", torch.bfloat16, enabled=torch.backends.cpu.get_cpu_capability() == "AVX512"):
-        hidden = model.model(ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
-        learnt = targets != IGNORE
-        logits = model.lm_head(hidden[learnt])
-    losses = nn.functional.cross_entropy(logits.float(), targets[learnt], reduction="none")
-    weights = weights[learnt]
-    right = logits.argmax(-1) == targets[learnt]
-    chains = torch.tensor([example.words[2] == " = " for example in batch])[:, None].expand(ids.shape)[learnt]
-    seen = {}
-    for task, part in (("chain", chains), ("maze", ~chains)):
-        if part.any():
-            lookups, choices = right[part & (weights > CHOICE_WEIGHT)], right[part & (weights == CHOICE_WEIGHT)]
-            fair = choices.float().mean().item() if task == "maze" else 1.0
-            seen[task] = (losses[part].mean().item(), lookups.float().mean().item(), fair)
-    return (losses * weights).sum() / weights.sum(), seen
+    fast = device.type != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX512"
+    with torch.autocast(device.type, torch.bfloat16, enabled=fast):
+        logits = model(
+            ids, attention_mask=mask, position_ids=positions.expand(len(ids), -1), use_cache=False
+        ).logits.float()
+    targets = ids.roll(-1, 1)
+    losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(ids.shape)
+    with torch.no_grad():
+        progress.add(tasks, losses, weights, (logits.argmax(-1) == targets).float())
+    return (losses * weights).sum() / weights.sum()
 
 
 def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
@@ -239,7 +206,8 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
     opts = optimizers(model, args.rate)
     checkpoint = args.out / "checkpoint.pt"
     step, pool, tokens, seconds = 0, 0, 0, 0.0
-    levels = dict.fromkeys(TASKS, 0.0)
+    levels = dict.fromkeys(SHARES, 0.0)
+    device = torch.device("cpu")
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
@@ -251,30 +219,37 @@ def train(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
     started, saved = time.monotonic() - seconds, time.monotonic()
     while tokens < args.tokens + args.more:
         large = tokens >= args.tokens
-        seen: dict[str, list[tuple[float, float, float]]] = {task: [] for task in TASKS}
-        for batch in batches(args.seed, pool, levels, large, args.batch_tokens):
+        measured = Progress(device)
+        order = Order(
+            seed=args.seed,
+            pool=pool,
+            shares=SHARES,
+            levels=levels,
+            batches=POOL_BATCHES,
+            batch_tokens=args.batch_tokens,
+            kv_heads=model.config.num_key_value_heads,
+            large=large,
+            holes=tokens / args.tokens > HOLES,
+            fair=large,
+        )
+        for batch in drawn(order):
             progress = tokens / args.tokens
             again = (tokens - args.tokens) / args.more if large else 0.0
             for opt in opts:
                 for group in opt.param_groups:
                     group["lr"] = args.rate * rate_factor(step, progress, again)
-            loss, result = loss_of(model, batch, progress > HOLES, large, random.Random(f"holes {args.seed} {step}"))
-            loss.backward()
+            loss_of(model, batch, device, measured).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for opt in opts:
                 opt.step()
                 opt.zero_grad(set_to_none=True)
-            for task, item in result.items():
-                seen[task].append(item)
-            step, tokens = step + 1, tokens + sum(len(example.words) for example in batch)
+            step, tokens = step + 1, tokens + batch.tokens
         seconds = time.monotonic() - started
         line = {"step": step, "tokens": tokens, "seconds": round(seconds), "tokens_per_second": round(tokens / seconds)}
-        for task in TASKS:
-            loss, lookups, choices = (sum(item) / len(item) for item in zip(*seen[task], strict=True))
-            if lookups >= GOOD and choices >= FAIR:
+        for task, result in measured.read().items():
+            if is_learnt(result):
                 levels[task] = min(1.0, round(levels[task] + LEVEL, 2))
-            line[task] = {"loss": round(loss, 4), "lookups": round(lookups, 3)}
-            line[task] |= {"choices": round(choices, 3), "level": levels[task]}
+            line[task] = result | {"level": levels[task]}
         if pool % args.log_every == 0:
             print(json.dumps(line), flush=True)
         pool += 1

@@ -50,6 +50,8 @@ PLAN = (
 )
 VOCABULARY = (*SPECIAL, THINK, END_THINK, *LETTERS, *DIGITS, *ROOMS, *SHARED, *CHAIN, *FACTS, *NOTES, *STATES, *PLAN)
 IDS = {word: i for i, word in enumerate(VOCABULARY)}
+# Tokens of the longest sequences that the models are made for.
+POSITIONS = 1536
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -81,7 +83,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         eos_token=END,
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
-        model_max_length=1024,
+        model_max_length=POSITIONS,
         padding_side="left",
     )
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import pytest
 
-from kvatlas.benchmarks import chain, words
+from kvatlas.benchmarks import chain, ledger, words
 from kvatlas.benchmarks.deaths import Death, Finding, TraceText, find_death, loop_start, lost_at, read_statements
 from kvatlas.core import EvictionTrace, Status
 
@@ -20,12 +20,13 @@ Planted = tuple[TraceText, TraceText]
 
 
 class Story:
-    """A problem with its solution as lines: a chain or a word problem."""
+    """A problem with its solution as lines: a chain, a word problem or a ledger."""
 
     def __init__(self, language: str, rng: random.Random) -> None:
         self.language = language
         self.rng = rng
-        self.steps = chain_steps(rng) if language == "CHAIN" else words_steps(rng)
+        draw_steps, self.write_line = LANGUAGES[language]
+        self.steps = draw_steps(rng)
 
     def values(self) -> dict[str, int]:
         return {name: value for name, _, value in self.steps}
@@ -33,9 +34,21 @@ class Story:
     def line(self, name: str, values: dict[str, int]) -> str:
         """Return the line that computes a name from these values."""
         operands = next(step[1] for step in self.steps if step[0] == name)
-        return chain_line(name, operands, values) if self.language == "CHAIN" else words_line(name, operands, values)
+        return self.write_line(name, operands, values)
+
+    def result(self, line: str) -> int:
+        """Return the value that a line computes."""
+        number = re.findall(r"\d+", line)[-1]
+        # The name of a line of a ledger ends in a digit, too.
+        return int(number[-1] if self.language == "LEDGER" else number)
+
+    def another(self, value: int) -> int:
+        """Return a wrong value."""
+        return (value + 1) % 10 if self.language == "LEDGER" else value + 1
 
     def recap(self, names: Sequence[str], values: dict[str, int]) -> str:
+        if self.language == "LEDGER":
+            return "wait, let me check, 1 + 1 = 2 , yes .\n"
         joint = "" if self.language == "CHAIN" else " "
         return "so far, " + " , ".join(f"{name}{joint}{values[name]}" for name in names) + " .\n"
 
@@ -51,7 +64,7 @@ class Story:
 
     def answer(self, values: dict[str, int]) -> str:
         names = [step[0] for step in self.steps]
-        if self.language == "CHAIN":
+        if self.language != "WORDS":
             return " , ".join(f"{name} = {values[name]}" for name in names)
         return ", ".join(f"{name} {values[name]}" for name in names) + f". Answer: {values[names[-1]]}"
 
@@ -106,6 +119,35 @@ def words_line(name: str, operands: tuple[str, ...], values: dict[str, int]) -> 
     return f"{name} has {size} {more} beads than {than}: {values[than]} {sign} {size} = {total}.\n"
 
 
+def ledger_steps(rng: random.Random) -> list[tuple[str, tuple[str, ...], int]]:
+    drawn = ledger.draw(rng.randint(8, 20), rng)
+    steps: list[tuple[str, tuple[str, ...], int]] = []
+    before = ""
+    for name, balance in drawn.balances.items():
+        amount = ledger.amount_of(name)
+        steps.append((name, (before, f"{amount}{drawn.amounts[amount]}") if before else (), balance))
+        before = name
+    return steps
+
+
+def ledger_line(name: str, operands: tuple[str, ...], values: dict[str, int]) -> str:
+    if not operands:
+        return f"{name} = {values[name]} , {name}{values[name]} .\n"
+    before, amount = operands
+    one, other = values[before], int(amount[1])
+    line = f"{name} : {before}{one} , {amount} , {one} {ledger.operator_of(one)} {other}"
+    total = ledger.booked(one, other)
+    return f"{line} = {total} , {name}{total} .\n"
+
+
+# Of each language what draws the steps of a problem, and what writes the line of one.
+LANGUAGES = {
+    "CHAIN": (chain_steps, chain_line),
+    "WORDS": (words_steps, words_line),
+    "LEDGER": (ledger_steps, ledger_line),
+}
+
+
 def plant_loop(story: Story) -> Planted:
     full = story.full()
     lines = story.lines()
@@ -122,17 +164,17 @@ def plant_forgotten(story: Story) -> Planted:
         [(index, name) for index, step in enumerate(story.steps) for name in set(step[1]) & set(names)]
     )
     values = story.values()
-    wrong = {**values, operand: (values[operand] + story.rng.randint(1, 5)) % (10 if story.language == "CHAIN" else 99)}
+    wrong = {**values, operand: (values[operand] + story.rng.randint(1, 5)) % (99 if story.language == "WORDS" else 10)}
     name = names[place]
     lines = story.lines()
     index = next(number for number, line in enumerate(lines) if line[0] == name)
     line = story.line(name, wrong)
-    found = re.findall(r"\d+", line)
+    result = story.result(line)
     if story.language == "CHAIN" and story.rng.random() < 0.5:
         line = f"{line.split(' : ')[0]} : {operand} unknown .\n"
-    final = {**values, name: int(found[-1])}
+    final = {**values, name: result}
     if final[name] == values[name]:
-        final[name] += 1
+        final[name] = story.another(values[name])
     before = sum(len(text) for _, text in lines[:index])
     tail = [item for item in lines[index + 1 :] if name not in item[1] and operand not in item[1]]
     return story.trace(
@@ -146,10 +188,10 @@ def plant_skip(story: Story) -> Planted:
     names = [step[0] for step in story.steps]
     name = story.rng.choice(names[1:-1])
     values = story.values()
-    values[name] += 1
+    values[name] = story.another(values[name])
     for later, operands, _ in story.steps[names.index(name) + 1 :]:
         if operands:
-            values[later] = int(re.findall(r"\d+", story.line(later, values))[-1])
+            values[later] = story.result(story.line(later, values))
     lines = [(step, story.line(step, values) if step else line) for step, line in story.lines() if step != name]
     return story.trace([item for item in lines if item[0] or "so far" not in item[1]], values), full
 
@@ -160,7 +202,7 @@ def plant_early_stop(story: Story) -> Planted:
     last = [index for index, item in enumerate(lines) if item[0]][-story.rng.randint(1, 3) :]
     cut = lines[: last[0]]
     names = {lines[index][0] for index in last}
-    values = {name: value + 1 if name in names else value for name, value in story.values().items()}
+    values = {name: story.another(value) if name in names else value for name, value in story.values().items()}
     return story.trace(cut, values), full
 
 
@@ -172,9 +214,9 @@ def plant_slip(story: Story) -> Planted:
     places = [index for index, item in enumerate(lines) if " = " in item[1] and ":" in item[1] and item[0]]
     index = story.rng.choice(places)
     name, line = lines[index]
-    slipped = values[name] + 1
+    slipped = story.another(values[name])
     line = re.sub(
-        r"= \d+( , [a-z])?\d*( ?\.\n)$",
+        r"= \d+( , (?:[a-z]|[A-F]\d))?\d*( ?\.\n)$",
         lambda found: f"= {slipped}{found[1] or ''}{slipped if found[1] else ''}{found[2]}",
         line,
     )
@@ -191,7 +233,7 @@ PLANTS: dict[Death, Callable[[Story], Planted]] = {
 }
 
 
-@pytest.mark.parametrize("language", ["CHAIN", "WORDS"])
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_planted_deaths_are_found(language: str) -> None:
     found: Counter[tuple[Death, Death]] = Counter()
     for death, plant in PLANTS.items():
@@ -217,10 +259,46 @@ def test_the_token_is_where_it_happened() -> None:
     assert find_death(read(text + answer, [0] * len(lost)), full).death is Death.MISREAD
 
 
-def read(text: str, lost: Sequence[int]) -> TraceText:
+def read(text: str, lost: Sequence[int], benchmark: str = "CHAIN9") -> TraceText:
     start = text.index("</think>") + len("</think>")
     ends = list(range(1, len(text) + 1))
-    return TraceText(text, start, Status.OK, read_statements("CHAIN9", text, start), ends, lost)
+    return TraceText(text, start, Status.OK, read_statements(benchmark, text, start), ends, lost)
+
+
+LEDGER = (
+    "A1 = 4 , A14 .\n"
+    "A2 : A14 , b3 , 4 + 3 = 7 , A27 , key .\n"
+    "A3 : A27 , c2 , 7 - 2 = 5 , A35 ,  newA3 .\n"
+    "A4 : A35 , d0 , 5 - 0 = 5 , A45 .\n"
+    "A5 : A45 , e1 , 5 - 1 = 4 , A54 .\n"
+    "</think>"
+)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "answer", "name"),
+    [
+        # A balance that the answer recalls, another line than the marked one, none, and a second mark.
+        (LEDGER, "A2 = 1 , A3 = 5 : 1 + 5 = 6", "A2"),
+        (LEDGER, "A2 = 7 , A4 = 5 : 7 + 5 = 2", "first"),
+        (LEDGER, "A2 = 7 : 7", "first"),
+        (LEDGER.replace("A45 .\nA5", "A45 ,  newA4 .\nA5"), "A2 = 7 , A4 = 5 : 7 + 5 = 2", "first"),
+    ],
+)
+def test_the_marked_lines_of_a_ledger_are_values(thinking: str, answer: str, name: str) -> None:
+    right = LEDGER + "A2 = 7 , A3 = 5 : 7 + 5 = 2"
+    full = read(right, [0] * len(right), "LEDGER8")
+    marked = ("A27", "A35", "newA3")
+    lost = [0] * len(thinking + answer)
+    for token in marked:
+        start = thinking.index(token)
+        for place in range(start, start + len(token)):
+            lost[place] = thinking.index("A4 :")
+    lost_answer = find_death(read(thinking + answer, lost, "LEDGER8"), full)
+    kept_answer = find_death(read(thinking + answer, [0] * len(lost), "LEDGER8"), full)
+    assert (kept_answer.death, kept_answer.name) == (Death.MISREAD, name)
+    # The next line restates the balance; the mark stands nowhere else.
+    assert lost_answer.death is (Death.FORGOTTEN if name == "first" else Death.MISREAD)
 
 
 @pytest.mark.parametrize("text", ["", "abc" * 5, "a line that is not repeated, and another one that is not, either"])

@@ -1,4 +1,4 @@
-"""CHAIN and WORDS: problems hold the answers that they say, and answers are judged by them."""
+"""CHAIN, WORDS and LEDGER: problems hold the answers that they say, and answers are judged by them."""
 
 import re
 
@@ -77,6 +77,40 @@ def test_every_problem_has_the_answer_that_it_says() -> None:
     assert benchmark.prompt(problem) == problem.question
 
 
+def balances(question: str) -> tuple[dict[str, int], list[str]]:
+    """Book a ledger from the text alone: its balances, and the lines in question."""
+    found = re.fullmatch(r"A1 = (\d) ; (.*) to (\w\d) \? ?(.*?)(?: ?at (\d))?", question)
+    assert found
+    balance = int(found[1])
+    amounts = [int(part[1]) for part in found[2].split(" , ")]
+    booked = {"A1": balance}
+    while found[3] not in booked:
+        line = "ABCDEF"[len(booked) // 6] + str(len(booked) % 6 + 1)
+        amount = amounts[len(booked) % 6]
+        balance = (balance - amount if balance % 2 else balance + amount) % 10
+        booked[line] = balance
+    asked = [name for name in found[4].split(" , ") if name]
+    if found[5]:
+        asked.append(next(line for line, value in booked.items() if value == int(found[5])))
+    return booked, asked
+
+
+def test_every_ledger_has_the_answer_that_it_says() -> None:
+    benchmark = find("LEDGER8-36")
+    problems = benchmark.problems(116)
+    for problem in problems:
+        booked, asked = balances(problem.question)
+        assert len(booked) == problem.about["n"]
+        stated, _, sums = problem.answer.partition(" : ")
+        assert stated == " , ".join(f"{line} = {booked[line]}" for line in asked)
+        assert int(sums[-1]) == sum(booked[line] for line in asked) % 10
+        assert 2 <= len(asked) <= 4
+        assert benchmark.grade(problem, problem.answer).correct
+    # Half of the problems ask for a line that only the thinking tells.
+    assert 0.35 <= sum(" at " in problem.question for problem in problems) / len(problems) <= 0.65
+
+
+LEDGER = "B5 = 1 , A3 = 7 , C2 = 8 : 1 + 7 = 8 , 8 + 8 = 6"
 STORY = "Tom 5, Rosa 9, Ben 6. Answer: 6"
 
 
@@ -91,6 +125,13 @@ STORY = "Tom 5, Rosa 9, Ben 6. Answer: 6"
         (ANSWER, "z = 3", False, 0.0, Status.OK),
         (ANSWER, ANSWER.replace("j = 6", "j = 60"), False, 0.9, Status.OK),
         (ANSWER, "six", False, 0.0, Status.NO_ANSWER),
+        (LEDGER, LEDGER, True, 1.0, Status.OK),
+        (LEDGER, "C2 = 8 , A3 = 7 , B5 = 1 : 8 + 7 = 5 , 5 + 1 = 6", True, 1.0, Status.OK),
+        (LEDGER, LEDGER[:-1] + "5", False, 1.0, Status.OK),
+        (LEDGER, LEDGER.replace("A3 = 7", "A3 = 6"), False, 2 / 3, Status.OK),
+        (LEDGER, "B5 = 1 , A3 = 7 , D1 = 8 : 1 + 7 = 8 , 8 + 8 = 6", False, 2 / 3, Status.OK),
+        (LEDGER, "B5 = 1 , A3 = 7 : 1 + 7 = 8", False, 2 / 3, Status.OK),
+        (LEDGER, "the balance is 6", False, 0.0, Status.NO_ANSWER),
         (STORY, STORY, True, 1.0, Status.OK),
         (STORY, "Tom 5, Rosa 8, Ben 6. Answer: 6", True, 1 / 3, Status.OK),
         (STORY, "Tom 5, Rosa 9, Ben 7. Answer: 7", False, 2 / 3, Status.OK),
@@ -100,13 +141,16 @@ STORY = "Tom 5, Rosa 9, Ben 6. Answer: 6"
     ],
 )
 def test_grading(reference: str, answer: str, correct: bool, progress: float, status: Status) -> None:
-    benchmark = find("CHAIN12" if reference == ANSWER else "WORDS3")
+    benchmark = find({ANSWER: "CHAIN12", LEDGER: "LEDGER16", STORY: "WORDS3"}[reference])
     grade = benchmark.grade(Problem("p", "q", reference), answer)
     assert (grade.correct, grade.progress, grade.status) == (correct, pytest.approx(progress), status)
 
 
-@pytest.mark.parametrize("size", ["", "1", "27", "9-8", "8-8"])
-@pytest.mark.parametrize(("family", "valid"), [("CHAIN", "CHAIN3 to CHAIN26"), ("WORDS", "WORDS2 to WORDS20, and ran")])
+@pytest.mark.parametrize("size", ["", "1", "37", "9-8", "8-8"])
+@pytest.mark.parametrize(
+    ("family", "valid"),
+    [("CHAIN", "CHAIN3 to CHAIN26"), ("WORDS", "WORDS2 to WORDS20, and ran"), ("LEDGER", "LEDGER8 to LEDGER36")],
+)
 def test_a_size_that_is_not_there_is_refused(family: str, size: str, valid: str) -> None:
     with pytest.raises(KvatlasError, match=f"expected {valid}"):
         find(family + size)

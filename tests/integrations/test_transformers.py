@@ -148,7 +148,7 @@ def test_the_seed_comes_from_torch_where_none_is_given(tiny_llama: ModelHandle, 
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores is set"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
         ({"kv_budget": 20}, "kv_budget 20 is too small for this prompt"),
-        ({"max_new_tokens": 4000}, "The model has 1024 positions"),
+        ({"max_new_tokens": 4000}, "The model has 1536 positions"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(

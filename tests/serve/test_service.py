@@ -150,9 +150,9 @@ def test_a_request_for_other_bits_than_the_servers_is_refused(service: Service) 
 
 def test_room_and_sampling_are_checked(model: ModelHandle) -> None:
     policy = find_policy(model, "window", VALUES)
-    assert room_for(model, policy, (1,) * 24, None) == 1000
-    with pytest.raises(LengthError, match="has 1024 positions: a prompt of 24 tokens and 1001 new tokens are more"):
-        room_for(model, policy, (1,) * 24, 1001)
+    assert room_for(model, policy, (1,) * 24, None) == 1512
+    with pytest.raises(LengthError, match="has 1536 positions: a prompt of 24 tokens and 1513 new tokens are more"):
+        room_for(model, policy, (1,) * 24, 1513)
     with pytest.raises(KvatlasError, match="prompt is empty"):
         room_for(model, policy, (), 1)
     with pytest.raises(KvatlasError, match=r"top_p: expected a number in \(0, 1\], got 0"):

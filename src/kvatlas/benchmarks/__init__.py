@@ -28,6 +28,7 @@ families: Registry[Family] = Registry(
     "kvatlas.benchmarks",
     {
         "CHAIN": "kvatlas.benchmarks.chain:Chain",
+        "LEDGER": "kvatlas.benchmarks.ledger:LedgerBenchmark",
         "SEQBENCH": "kvatlas.benchmarks.seqbench:SeqBench",
         "WORDS": "kvatlas.benchmarks.words:Words",
     }

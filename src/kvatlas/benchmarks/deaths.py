@@ -1,7 +1,8 @@
 """The kinds of death of lost answers: rules that read two traces and when tokens were evicted.
 
 A benchmark's language is read as statements: a name, its value, and the step in which it is computed. Chains, word
-problems and mazes have readers of their own; other texts state values as `x = 12`. The rules are the same for all.
+problems, mazes and ledgers have readers of their own; other texts state values as `x = 12`. The rules are the same for
+all.
 """
 
 from __future__ import annotations
@@ -369,6 +370,62 @@ def read_maze(text: str, answer_start: int) -> Iterator[Statement]:
         yield Statement(f"{move[1]} {link}", next_move[1], move.start(1), next_move.end())
 
 
+_LEDGER_STEP = re.compile(r"([A-F][1-6]) : ")
+_LEDGER_GIVEN = re.compile(r"([A-F][1-6]) = (\d) ,")
+_LEDGER_VALUE = re.compile(r"\b([A-F][1-6]|[a-f])(?:(\d)\b| (unknown))")
+_LEDGER_FIRST = re.compile(r"\bnew([A-F][1-6])\b")
+_LEDGER_ANSWER = re.compile(r"\b([A-F][1-6]) = (\d)\b")
+#: The name of the first line with the balance that is sought; its value is a line.
+_FIRST = "first"
+
+
+def read_ledger(text: str, answer_start: int) -> Iterator[Statement]:
+    """Yield the statements of a ledger: `B2 : B13 , b7 , 3 - 7 = 6 , B26 , newB2 .`, and `B2 = 6` in the answer.
+
+    The answer states the lines that are marked `key`, and the one that is marked `new`, which is the first with the
+    balance that is sought: a second one contradicts it, and so does an answer with another line, or without any.
+    """
+    keys: set[str] = set()
+    first = ""
+    for start, line in _lines(text, answer_start):
+        given = _LEDGER_GIVEN.match(line)
+        if given:
+            yield Statement(given[1], given[2], start, start + given.end(2), given[1], computed=True)
+        step = _LEDGER_STEP.match(line)
+        if step is None:
+            continue
+        sum_ = _SUM.search(line)
+        operands: list[str] = []
+        for found in _LEDGER_VALUE.finditer(line, step.end()):
+            is_result = sum_ is not None and found.start() > sum_.end()
+            sound = not is_result or _is_booked(operands, sum_, found[2])
+            place = start + found.start(), start + found.end()
+            yield Statement(found[1], found[2], *place, step=step[1], computed=is_result, sound=sound)
+            operands.append(found[2])
+        if ", key" in line:
+            keys.add(step[1])
+        for found in _LEDGER_FIRST.finditer(line):
+            first = found[1]
+            yield Statement(_FIRST, first, start + found.start(), start + found.end())
+    answered = list(_LEDGER_ANSWER.finditer(text, answer_start))
+    for found in answered:
+        yield Statement(found[1], found[2], found.start(), found.end())
+    if first and answered:
+        others = [found for found in answered if found[1] not in keys]
+        last = others[-1] if others else answered[-1]
+        yield Statement(_FIRST, last[1] if others else None, last.start(), last.end())
+
+
+def _is_booked(operands: Sequence[str], sum_: re.Match[str] | None, result: str | None) -> bool:
+    """Return whether a balance follows from the sum of its line: an amount is subtracted from an odd balance."""
+    if sum_ is None:
+        return True
+    left, operator, right, total = sum_.groups()
+    odd = int(left) % 2 == 1
+    value = int(left) - int(right) if odd else int(left) + int(right)
+    return [left, right] == operands and operator == "+-"[odd] and str(value % 10) == total == result
+
+
 _EQUATION = re.compile(r"\b([A-Za-z](?:_?\w{1,12})?)\s*=\s*(-?\d+(?:[./]\d+)?)\b(?!\s*[-+*/^=])")
 
 
@@ -382,7 +439,12 @@ def read_equations(text: str, _answer_start: int) -> Iterator[Statement]:
 
 
 #: The readers by the beginning of a benchmark's name.
-READERS: dict[str, Reader] = {"CHAIN": read_chain, "WORDS": read_words, "SEQBENCH": read_maze}
+READERS: dict[str, Reader] = {
+    "CHAIN": read_chain,
+    "WORDS": read_words,
+    "SEQBENCH": read_maze,
+    "LEDGER": read_ledger,
+}
 
 
 def read_statements(benchmark: str, text: str, answer_start: int) -> list[Statement]:
