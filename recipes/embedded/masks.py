@@ -28,7 +28,7 @@ PER_HEAD_SHARE = 0.12
 
 
 def batch_holes(examples: Sequence[Example], length: int, kv_heads: int, rng: random.Random) -> Until:
-    """How long each token of a right-padded batch is visible: [batch, 1 or KV heads, length].
+    """The time for which each token of a right-padded batch is visible: [batch, 1 or KV heads, length].
 
     What is gone stays gone, so the first query that does not see a token says all. Heads have holes of their own in a
     share of the batches: random eviction per KV head is a published policy.

@@ -165,7 +165,7 @@ class Progress:
 
 
 def is_learnt(result: dict[str, float]) -> bool:
-    """Whether problems may grow by what a pool shows of a task."""
+    """True if problems may grow by what a pool shows of a task."""
     return result["lookups"] >= GOOD and result.get("choices", 1.0) >= FAIR and result.get("recalls", 1.0) >= GOOD
 
 

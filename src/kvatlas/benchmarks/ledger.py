@@ -22,7 +22,9 @@ from typing import ClassVar
 from kvatlas.benchmarks.base import Sized
 from kvatlas.core import Grade, Problem, Status
 
-LINES = tuple(f"{page}{line}" for page in "ABCDEF" for line in range(1, 7))
+PAGES = "ABCDEF"
+LINES_OF_A_PAGE = 6
+LINES = tuple(f"{PAGES[i // LINES_OF_A_PAGE]}{i % LINES_OF_A_PAGE + 1}" for i in range(len(PAGES) * LINES_OF_A_PAGE))
 AMOUNTS = "abcdef"
 #: The least and the most lines in question.
 QUESTIONS = (2, 4)
@@ -76,7 +78,8 @@ class Ledger:
         for other in others:
             sums.append(f"{total} + {other} = {(total + other) % 10}")
             total = (total + other) % 10
-        return f"{' , '.join(f'{line} = {self.balances[line]}' for line in lines)} : {' , '.join(sums)}"
+        stated = [f"{line} = {self.balances[line]}" for line in lines]
+        return f"{' , '.join(stated)} : {' , '.join(sums)}"
 
 
 def draw(size: int, rng: random.Random, questions: int = 0) -> Ledger:
@@ -91,15 +94,18 @@ def draw(size: int, rng: random.Random, questions: int = 0) -> Ledger:
     inner = LINES[1 : size - 1]
     if questions:
         return Ledger(balances, amounts, tuple(rng.sample(inner, min(questions, len(inner)))), None)
-    number = rng.randint(*QUESTIONS)
-    sought, found = None, None
+    count = rng.randint(*QUESTIONS)
+    sought = None
+    found = None
     if rng.random() < SEARCHES:
         values = list(balances.values())
         firsts = {value: LINES[values.index(value)] for value in sorted(set(values))}
         rows = [(value, line) for value, line in firsts.items() if line in inner]
         if rows:
             sought, found = rng.choice(rows)
-    named = rng.sample([line for line in inner if line != found], number - (found is not None))
+    if found is not None:
+        count -= 1
+    named = rng.sample([line for line in inner if line != found], count)
     return Ledger(balances, amounts, tuple(named), sought)
 
 
@@ -120,7 +126,8 @@ class LedgerBenchmark(Sized):
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Correct if all balances in question and their sum are right; progress is the share of right balances."""
-        reference, stated = _stated(problem.answer), _stated(answer)
+        reference = _stated(problem.answer)
+        stated = _stated(answer)
         total = re.findall(r"= (\d)\b", answer)
         if not total:
             return Grade(False, 0.0, None, Status.NO_ANSWER)
