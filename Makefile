@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: help env demo test types tests conformance newest oldest deep bench embedded example site release clean
+.PHONY: help env demo test types tests conformance newest oldest deep bench embedded example site release audit clean
 
 # The targets that people call.
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make conformance  policies against other people's code on a real model"
 	@echo "make deep         mutants of the core: SINCE=commit"
 	@echo "make bench        what README and docs quote"
+	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
 	@echo "make example      the demo's report, pictures and numbers in README and docs"
 	@echo "make embedded     the embedded models from nothing: SEED=n"
 	@echo "make site         guides and API reference as a static site"
@@ -150,6 +151,10 @@ bench: $(VENV)/user.stamp
 	$(BIN)/python bench/calibration.py --quick
 	$(BIN)/python bench/screening.py --problems 4
 	$(BIN)/python bench/serving.py
+
+# Intervals and tests that documents quote, computed again from the outcomes by problem in bench/results.
+audit: $(VENV)/user.stamp
+	$(BIN)/python bench/audit.py
 
 clean:
 	rm -rf $(VENV) build mutants .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -166,3 +166,28 @@ def test_the_peak_of_a_command_is_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     held = bytearray(600 * 2**20)
     assert measured("-c", "pass")["peak_mb"] < 200 < len(held) // 2**20
     assert measured("-c", "held = bytearray(300 * 2**20); held[::4096] = b'a' * len(held[::4096])")["peak_mb"] >= 300
+
+
+def test_an_audit_finds_the_kept_numbers_and_one_wrong_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    audit, outcomes, real_gpu = (importlib.import_module(name) for name in ("audit", "outcomes", "real_gpu"))
+    document = kept("real_gpu")
+    stored = document["numbers"]["second"]
+    of_second = document["outcomes"]["second"]
+    computed = json.loads(json.dumps(real_gpu.part_numbers(of_second)))
+    assert list(audit.differences(stored, computed)) == []
+
+    right = outcomes.from_hex(of_second["settings"][0]["right"])
+    right[0] = not right[0]
+    of_second["settings"][0]["right"] = outcomes.to_hex(right)
+    computed = json.loads(json.dumps(real_gpu.part_numbers(of_second)))
+    faults = list(audit.differences(stored, computed))
+    assert any("/settings/0/loses:" in fault for fault in faults)
+
+
+def test_the_page_of_the_gpus_map_has_the_kept_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCH)
+    real_gpu = importlib.import_module("real_gpu")
+    lines = real_gpu.lines(kept("real_gpu")["numbers"])
+    assert len(lines) == 24 + 2 + 6
+    assert set(lines) <= set((BENCH.parent / real_gpu.PAGE).read_text().splitlines())

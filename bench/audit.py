@@ -1,0 +1,78 @@
+"""Recompute from outcomes by problem the intervals and tests that documents quote: `make audit`.
+
+For each document in bench/results that holds outcomes by problem, its numbers are computed again by the statistics of
+this version and compared with the stored ones, and each line of the page that holds such numbers must be in the page.
+Documents without outcomes by problem are listed: their numbers cannot be checked without decoding again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import real_gpu
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+#: Programs whose document holds outcomes by problem, by the document's name.
+AUDITABLE = {"real_gpu": real_gpu}
+#: Pages that quote intervals from documents without outcomes by problem.
+NOT_AUDITABLE = {
+    "docs/arena.md": ["arena.json", "arena_second.json", "arena_learned.json", "arena_smollm.json"],
+    "docs/autopsy.md": ["autopsies.json"],
+    "docs/bytes.md": ["quantized_cache.json"],
+    "docs/embedded.md, README.md": ["fresh_problems.json"],
+    "docs/real-model.md": ["arena_real.json", "arena_real_second.json", "real_map.csv", "real_bytes.csv"],
+}
+
+
+def differences(stored: Any, computed: Any, place: str = "") -> Iterator[str]:
+    """Yield the places where two documents differ by more than rounding."""
+    if isinstance(stored, dict) and isinstance(computed, dict):
+        for name in dict.fromkeys([*stored, *computed]):
+            yield from differences(stored.get(name), computed.get(name), f"{place}/{name}")
+    elif isinstance(stored, list) and isinstance(computed, list) and len(stored) == len(computed):
+        for index, pair in enumerate(zip(stored, computed, strict=True)):
+            yield from differences(*pair, f"{place}/{index}")
+    elif isinstance(stored, float) and isinstance(computed, float | int):
+        if not math.isclose(stored, computed, rel_tol=1e-3, abs_tol=1e-3):
+            yield f"{place}: stored {stored}, computed {computed}"
+    elif stored != computed:
+        yield f"{place}: stored {stored}, computed {computed}"
+
+
+def count_numbers(document: Any) -> int:
+    if isinstance(document, dict):
+        return sum(map(count_numbers, document.values()))
+    if isinstance(document, list):
+        return sum(map(count_numbers, document))
+    return isinstance(document, int | float) and not isinstance(document, bool)
+
+
+def audit(name: str) -> list[str]:
+    """Return what is wrong with a document and its page."""
+    program = AUDITABLE[name]
+    document = json.loads((RESULTS / f"{name}.json").read_text())
+    # Through JSON, as the stored numbers went.
+    computed = json.loads(json.dumps(program.numbers_of(document["outcomes"])))
+    faults = list(differences(document["numbers"], computed))
+    page = (ROOT / program.PAGE).read_text().splitlines()
+    faults += [f"{program.PAGE} lacks: {line}" for line in program.lines(computed) if line not in page]
+    print(f"{name}.json, {program.PAGE}: {count_numbers(computed):,} numbers, {len(faults)} faults")
+    return faults
+
+
+def main() -> None:
+    faults = [fault for name in AUDITABLE for fault in audit(name)]
+    for page, documents in NOT_AUDITABLE.items():
+        print(f"not auditable, no outcomes by problem: {page} ({', '.join(documents)})")
+    print("\n".join(faults))
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Outcomes by problem of a run, as compact data from which the run's statistics can be computed again.
+
+`outcomes_of` reads a store and `write_run` writes a store with the same outcomes, costs and settings and no tokens or
+texts, which `kvatlas describe` reads like the original. Right answers, compressed traces and missing traces are bits,
+the first problem first, as hexadecimal numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvatlas.core import Grade, Setting, Status, Trace, Usage
+from kvatlas.results import Manifest, Store
+from kvatlas.results.manifest import Expected
+
+Json = dict[str, Any]
+
+
+def to_hex(bits: Sequence[bool]) -> str:
+    return f"{int('1' + ''.join('01'[bit] for bit in bits), 2):x}"
+
+
+def from_hex(text: str) -> list[bool]:
+    # The leading 1 keeps the zeros of the first problems.
+    return [digit == "1" for digit in f"{int(text, 16):b}"[1:]]
+
+
+def outcomes_of(folder: Path, problems: Sequence[str], sample: int) -> Json:
+    """Return one sample of these problems under all settings of a run of one model and one benchmark."""
+    with Store.open(folder) as store:
+        manifest = store.manifest()
+        traces = {
+            (trace.setting.id, trace.problem): trace
+            for _, trace in store.traces(texts=False)
+            if trace.sample == sample and trace.problem in set(problems)
+        }
+
+    prompt_tokens = {problem: trace.usage.prompt_tokens for (_, problem), trace in traces.items()}
+    settings = []
+    for cell in manifest.expected:
+        found = [traces.get((cell.setting.id, problem)) for problem in problems]
+        usages = [trace.usage if trace else None for trace in found]
+        settings.append(
+            {
+                "policy": cell.setting.policy,
+                "values": cell.setting.values,
+                "baseline": cell.baseline,
+                "missing": to_hex([trace is None for trace in found]),
+                "right": to_hex([trace is not None and trace.grade.correct for trace in found]),
+                "truncated": to_hex([trace is not None and trace.grade.status == "truncated" for trace in found]),
+                "compressed": to_hex([usage is not None and bool(usage.compressions) for usage in usages]),
+                "output_tokens": [usage.output_tokens if usage else 0 for usage in usages],
+                "mean_kv_tokens": [round(usage.mean_kv_tokens or 0) if usage else 0 for usage in usages],
+            }
+        )
+    first = manifest.expected[0]
+    return {
+        "model": first.model,
+        "benchmark": first.benchmark,
+        "kv_bytes": first.kv_bytes,
+        "axes": manifest.axes,
+        "problems": [int(problem.rsplit("-", 1)[1]) for problem in problems],
+        "prompt_tokens": [prompt_tokens[problem] for problem in problems],
+        "settings": settings,
+    }
+
+
+def write_run(outcomes: Json, folder: Path) -> None:
+    """Write a run with these outcomes, of one sample of each problem, into a new folder."""
+    model = outcomes["model"]
+    benchmark = outcomes["benchmark"]
+    problems = tuple(f"{benchmark}-{number:03d}" for number in outcomes["problems"])
+    cells = []
+    traces = []
+    for entry in outcomes["settings"]:
+        setting = Setting.from_parameters(entry["policy"], **entry["values"])
+        kv_bytes = tuple(outcomes["kv_bytes"])
+        cells.append(Expected(model, benchmark, setting, "outcomes", problems, 1, entry["baseline"], kv_bytes))
+        traces += traces_of(entry, Trace(model, benchmark, "", 0, setting, (), "", WRONG, NO_COSTS), outcomes, problems)
+    axes = tuple((name, tuple(values)) for name, values in outcomes["axes"])
+    manifest = Manifest(axes, tuple(cells), spec={}, provenance={})
+    with Store.create(folder) as store:
+        store.put_manifest(manifest)
+        store.add_all(("outcomes", trace) for trace in traces)
+
+
+WRONG = Grade(False, 0.0, "", Status.OK)
+NO_COSTS = Usage(
+    prompt_tokens=0,
+    output_tokens=0,
+    thinking_tokens=0,
+    peak_kv_tokens=0,
+    mean_kv_tokens=0.0,
+    compressions=0,
+    seconds=None,
+)
+
+
+def traces_of(entry: Json, empty: Trace, outcomes: Json, problems: Sequence[str]) -> list[Trace]:
+    """Return the traces of one setting: `empty` with the outcome and the costs of each problem that is not missing."""
+    missing = from_hex(entry["missing"])
+    right = from_hex(entry["right"])
+    truncated = from_hex(entry["truncated"])
+    compressed = from_hex(entry["compressed"])
+    traces = []
+    for index, problem in enumerate(problems):
+        if missing[index]:
+            continue
+        status = Status.TRUNCATED if truncated[index] else Status.OK
+        grade = Grade(right[index], float(right[index]), "", status)
+        usage = replace(
+            NO_COSTS,
+            prompt_tokens=outcomes["prompt_tokens"][index],
+            output_tokens=entry["output_tokens"][index],
+            mean_kv_tokens=float(entry["mean_kv_tokens"][index]),
+            compressions=int(compressed[index]),
+        )
+        traces.append(replace(empty, problem=problem, grade=grade, usage=usage))
+    return traces
