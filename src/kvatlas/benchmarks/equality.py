@@ -15,12 +15,23 @@ T = TypeVar("T")
 Outcome = Equality | tuple[str, str] | None
 
 #: The left side of an assignment: a name, a function, a tuple of names, an event and its probability, a named point.
-_NAME = r"[A-Za-z](?:_\{?\w{1,3}\}?)?"
+_NAME = r"[A-Za-z]'{0,3}(?:_\{?\w{1,3}\}?)?"
 _EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
 _ASSIGNED = re.compile(
     rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
     r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S))"
 )
+#: The left side of an equation that is one quantity of some object: \gcd(a,b), \angle ABC, \frac{dy}{dx}, \sigma^2.
+_QUANTITY = re.compile(
+    r"^\s*(?:\\(?:gcd|det|lim|max|min|sup|inf|arg|deg|dim|int|iint|sum|prod|angle|nabla)(?![A-Za-z])(?:\{[^{}]*\}|[^=<>{}])*"
+    r"|\\frac\{(?:d|\\partial)\s*\w*\}\{(?:d|\\partial)\s*\w\}|\\sigma\s*\^\s*\{?2\}?)\s*=(?!.*=)\s*(?=\S)"
+)
+#: Words before a value that say what it is: "The answer is 7".
+_LED = re.compile(r"^[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)\s*(?=[\d\\(.-])")
+#: Any relation; and an approximation, which is an assignment of a rounded value.
+_ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
+_APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
+_MODULUS = re.compile(r"\s*\(\\mod \w+\)\s*$|\s*\\b?mod(?![A-Za-z])\s*\w+\s*$")
 #: The name of a point, before its coordinates.
 _POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
 #: A side of an equation with more than the name of a value.
@@ -177,7 +188,8 @@ def _conditions(value: str, other: str) -> Outcome:
 def _equations(value: str, other: str) -> Outcome:
     """An equation between expressions, which does not only name a value, differs from every value."""
     left, sign, right = value.partition("=")
-    relates = bool(sign) and "=" not in right and not _ASSIGNED.match(value) and _COMPOUND.search(left)
+    relates = bool(sign) and "=" not in right and not _ASSIGNED.match(value) and not _QUANTITY.match(value)
+    relates = relates and _COMPOUND.search(left) is not None
     return Equality.UNEQUAL if relates and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other) else None
 
 
@@ -186,8 +198,13 @@ def _without_subject(value: str, other: str) -> Outcome:
     if "," in value and "," in other:
         value = _POINT.sub("", value)
         other = _POINT.sub("", other)
-    first = _ASSIGNED.match(value)
-    second = _ASSIGNED.match(other)
+    value = _LED.sub("", value)
+    # An answer may name the modulus of a residue, and say that it is rounded.
+    other = _APPROXIMATED.sub("", _LED.sub("", other))
+    if "mod" not in value:
+        other = _MODULUS.sub("", other)
+    first = _ASSIGNED.match(value) or _quantity(value, other)
+    second = _ASSIGNED.match(other) or _quantity(other, value)
     if first and second:
         if normal.compact(first[0]) != normal.compact(second[0]):
             return None
@@ -197,6 +214,11 @@ def _without_subject(value: str, other: str) -> Outcome:
     if second and "=" not in value:
         return value, other[second.end() :]
     return value, other
+
+
+def _quantity(equation: str, value: str) -> re.Match[str] | None:
+    """Return the left side of an equation that states one quantity; None beside another relation."""
+    return None if _ANY_RELATION.search(value) else _QUANTITY.match(equation)
 
 
 def _lists(value: str, other: str) -> Outcome:
@@ -241,7 +263,7 @@ def _without_units(value: str, other: str) -> Outcome:
 
 #: In order: the first rule that decides gives the verdict.
 RULES: tuple[Callable[[str, str], Outcome], ...] = (
-    *(_nothing, _spelling, _denial, _units, _times, _numbers, _bases, _ratios, _words, _solution_sets, _equations),
+    *(_nothing, _times, _spelling, _denial, _units, _numbers, _bases, _ratios, _words, _solution_sets, _equations),
     *(_without_subject, _spelling, _words, _lists, _without_units, _numbers, _bases),
 )
 

@@ -207,6 +207,9 @@ _COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\}|\\[A-Za-z]+")
 #: A logarithm whose base is not stated, and the same with a symbol as its base.
 _BASELESS_LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)")
 _LOG_OF_UNKNOWN_BASE = r"\\log_{\\varsigma}"
+#: A natural and a common logarithm in a reference, which tell the base of a \log in the answer.
+_NATURAL_LOG = re.compile(r"\\ln(?![A-Za-z])")
+_COMMON_LOG = re.compile(r"\\log\s*_\s*(?:\{\s*10\s*\}|10)")
 #: A logarithm in typed mathematics, which is that of \ln or \log.
 _TYPED_LOG = re.compile(r"(?<![\\A-Za-z])log(?=[\s(\d])")
 #: The largest difference of two equal numbers as a share of the reference, where one is written as a decimal.
@@ -333,6 +336,21 @@ class _Reader:
         return True
 
 
+def _log_spellings(reference: str, text: str) -> list[str]:
+    r"""Return the spellings of an answer that are compared: they differ in what its logarithms without a base mean.
+
+    A typed log is natural, or a `\log`. A `\log` has the base of the logarithms of the reference if these are all
+    natural or all common, since models write `\log` for both. A `\log` of the reference is equal to no other logarithm.
+    """
+    spellings = [text, _TYPED_LOG.sub(r"\\log", text)]
+    is_natural = _NATURAL_LOG.search(reference) is not None
+    is_common = _COMMON_LOG.search(reference) is not None
+    if is_natural != is_common:
+        base = r"\\ln" if is_natural else r"\\log_{10}"
+        spellings += [_BASELESS_LOG.sub(base, spelling) for spelling in spellings]
+    return list(dict.fromkeys(spellings))
+
+
 class _Comparer:
     """Comparison of expressions by sympy and math-verify, in the process of the judge."""
 
@@ -351,8 +369,7 @@ class _Comparer:
                 return self._verified(self._find(f"${reference}$"), self._find(text))
             tolerance = ROUNDING if "." in reference + text else EXACT
             first = self._reader.read(reference)
-            # A typed log is natural, or that of the reference.
-            for spelling in dict.fromkeys((text, _TYPED_LOG.sub(r"\\log", text))):
+            for spelling in _log_spellings(reference, text):
                 second = self._reader.read(spelling)
                 if first is not None and second is not None and self._same(first, second, tolerance):
                     return True

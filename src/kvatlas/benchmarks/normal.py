@@ -22,7 +22,10 @@ _SIGNS = {
     "°": r"^\circ ",
 }
 #: A sign and its command.
-_COMMANDS = r"√\sqrt π\pi ∞\infty ∪\cup ∩\cap ≤\le ≥\ge ≠\ne ∈\in ×\times ·\cdot ±\pm ∅\emptyset θ\theta"
+_COMMANDS = (
+    r"√\sqrt π\pi ∞\infty ∪\cup ∩\cap ≤\le ≥\ge ≠\ne ∈\in ×\times ·\cdot ±\pm ∅\emptyset θ\theta "
+    r"≡\equiv ≈\approx"
+)
 _TABLE = str.maketrans(_SIGNS | {word[0]: f"{word[1:]} " for word in _COMMANDS.split()})
 #: Commands with another name.
 _SYNONYMS = {
@@ -30,9 +33,11 @@ _SYNONYMS = {
     **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
     **{"leq": "le", "geq": "ge", "neq": "ne", "varnothing": "emptyset", "overrightarrow": "vec"},
     **{"colon": ":", "lbrace": "{", "rbrace": "}"},
+    **dict.fromkeys(("cdots", "ldots", "dotsc", "dotsb"), "dots"),
+    **{"varepsilon": "epsilon", "varphi": "phi", "simeq": "approx"},
 }
 _CURRENCIES = r"[£€¥₹₩₽]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b"
-_FONTS = r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox)"
+_FONTS = r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox|boldsymbol|bm|underline)"
 _SPACES = r"[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big"
 
 #: The steps that remove decoration, in order: a pattern and its replacement.
@@ -43,6 +48,7 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
     (r"\\\\", "\n"),
     (r"\\\$|\$", ""),
+    (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
     (r"\\([%&])", r"\1"),
     (r"\\[()\[\]]", ""),
     *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
@@ -53,12 +59,19 @@ _STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
     (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
     (r"\\([|:])", r"\1"),
+    (r"\\mathbb\s+([A-Z])(?![A-Za-z])|\\mathbb([A-Z])(?![A-Za-z])", r"\\mathbb{\1\2}"),
+    (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+    # One spelling of a modulus: (mod 3).
+    (r"\\pmod\s*(?:\{(\w+)\}|(\w))|\(\s*\\?b?mod\s*\{?(\w+)\}?\s*\)", r"(\\mod \1\2\3)"),
+    # Digits that go on: 3.14...
+    (r"(?<=\d)(\.\d+)(?:\s*\\dots(?![A-Za-z])|\.{2,3})\s*$", r"\1"),
+    (r"^\s*\\approx(?![A-Za-z])", ""),
     # Typed mathematics.
     (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
     (r"(?<![\\A-Za-z])(?:oo|inf(?:ty|inity)?)(?![A-Za-z])", r"\\infty "),
     (r"(?<![\\A-Za-z])(pi|alpha|beta|gamma|theta|lambda|phi|omega)(?![A-Za-z])", r"\\\1 "),
     (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
-    (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\frac\s*(\d|\\pi(?![A-Za-z]))\s*([A-Za-z0-9]|\\pi(?![A-Za-z]))", r"\\frac{\1}{\2}"),
     (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
     (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
     # Of LaTeX's \sqrt12 only the 1 is under the root, but a writer of √12 or \sqrt12 means twelve.
