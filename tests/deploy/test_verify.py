@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvatlas.core import Costs, Grade, Setting, Trace
+from kvatlas.core import Costs, Grade, Setting, Status, Trace
 from kvatlas.deploy.verify import _copies
 from kvatlas.models import find
 from kvatlas.results import Store
@@ -514,8 +514,10 @@ def test_an_endpoint_that_ignores_the_seed_is_not_judged_on_these_problems() -> 
         for problem in range(4):
             for sample in range(2):
                 place = ("m", "B", str(problem), sample, Setting.from_parameters("served"), ())
-                usage = Costs(output_tokens=tokens)
-                found["B", str(problem), sample] = Trace(*place, texts(problem, sample), Grade(True, "1"), usage)
+                usage = Costs(9, tokens, None, None, None, None, None)
+                found["B", str(problem), sample] = Trace(
+                    *place, texts(problem, sample), Grade(True, 1.0, "1", Status.OK), usage
+                )
         return found
 
     same = answers(lambda problem, sample: f"text {problem}")
