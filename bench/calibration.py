@@ -80,6 +80,35 @@ def exact(job: Job) -> Rows:
     yield from exact_errors.limit_errors_over_benchmarks(seed=job.seed)
 
 
+def traces(job: Job) -> Rows:
+    """Return exact errors of limits whose units are traces, of problems of two kinds."""
+    yield from exact_errors.trace_limit_errors()
+
+
+def traces_of_three_values(job: Job) -> Rows:
+    """Return how often limits by traces err on the same problems, which lose and gain with unlike chances."""
+    for name, (sizes, samples, kinds), rng in job.each(TRACE_DESIGNS):
+        strata = np.repeat(np.arange(len(sizes)), np.array(sizes) * samples)
+        chances = np.concatenate([kinds[np.arange(size) % len(kinds)] for size in sizes])
+        of_traces = np.repeat(chances, samples, axis=0)
+        truth = float(weights(strata) @ (of_traces[:, 0] - of_traces[:, 1]))
+        drawn = rng.random((job.rounds, len(of_traces)))
+        lost = (drawn < of_traces[:, 0]).astype(float) - (drawn > 1 - of_traces[:, 1])
+        limits = upper_limit(lost, -1.0, 1.0, normal_quantile(LEVEL), strata)
+        yield {"design": name, "true_loss": truth, "error": share(limits < truth - 1e-9)}
+
+
+#: Sizes of benchmarks, samples, and the chances of kinds of problems to lose and to gain a pair, in turn.
+TRACE_DESIGNS = {
+    "30 x 16, 3 % lost everywhere": ((30,), 16, np.array([[0.03, 0.0]])),
+    "30 x 16, one kind of ten is lost in half": ((30,), 16, np.array([[0.5, 0.0]] + 9 * [[0.0, 0.0]])),
+    "30 x 4, gains beside losses": ((30,), 4, np.array([[0.15, 0.02], [0.02, 0.1]])),
+    "30 + 30 x 5, gains beside losses": ((30, 30), 5, np.array([[0.2, 0.0], [0.0, 0.14]])),
+    "8 + 198 x 2, rare losses": ((8, 198), 2, np.array([[0.06, 0.0]] + 3 * [[0.0, 0.0]])),
+    "30 + 30 + 40 + 198 x 4, mixed": ((30, 30, 40, 198), 4, np.array([[0.1, 0.0], [0.03, 0.03], [0.0, 0.02]])),
+}
+
+
 def recommendation(job: Job) -> Rows:
     yield from exact_errors.recommendation_errors()
 
@@ -307,6 +336,8 @@ WRONG_MARKS = ("kept_but_breaks", "broken_but_keeps", "adaptive_kept_but_breaks"
 ONE_SIDED = ("truth_above", "truth_below", "width_over_normal", "contradictions")
 PARTS = {
     "exact": Part(exact, 1, highest=("over_level", "error")),
+    "traces": Part(traces, 1, highest=("over_level", "error")),
+    "traces_of_three_values": Part(traces_of_three_values, 6_000, highest=("error",)),
     "recommendation": Part(recommendation, 1, highest=("error",)),
     "scan": Part(scan, 1_500, highest=("error",)),
     "two_settings": Part(of_kind("two settings", simulate_differences), 6_000, ("coverage",), ONE_SIDED),

@@ -116,6 +116,48 @@ def _limit_error_over_benchmarks(sizes: tuple[int, ...], level: float, gains: Fl
     return best
 
 
+def trace_limit_errors(traces: Sequence[int] = (16, 30, 60, 120)) -> Iterator[Row]:
+    """Yield for each number of pairs of traces the largest chance that a limit of their mean errs.
+
+    A pair is lost with a chance that two kinds of problems share or not: alike ones, half of them sure to be kept, and
+    in between. The sum of the two binomial numbers decides the limit.
+    """
+    for count in traces:
+        lost = np.arange(count)
+        values = np.where(np.arange(count) < lost[:, None], 1.0, 0.0)
+        limits = upper_limit(values, -1.0, 1.0, normal_quantile(LEVEL))
+        best: Row = {"error": -1.0}
+        for first_kind in sorted({1, count // 10, count // 4, count // 2}):
+            for likeness in (0.0, 0.25, 0.5, 0.75, 0.9, 1.0):
+                errors = [
+                    _error_of_two_kinds(count, first_kind, likeness, *pair) for pair in enumerate(limits.tolist())
+                ]
+                worst = int(np.argmax(errors))
+                if errors[worst] > best["error"]:
+                    best = {
+                        "design": f"{count} pairs of traces, level {LEVEL}",
+                        "error": errors[worst],
+                        "over_level": errors[worst] - LEVEL,
+                        "first_kind": first_kind,
+                        "likeness": likeness,
+                    }
+        yield best
+
+
+def _error_of_two_kinds(count: int, first_kind: int, likeness: float, lost: int, limit: float) -> float:
+    """Return the chance of at most so many lost pairs where the mean chance lies just above the limit.
+
+    Pairs of the first kind are lost with `likeness` times the chance of the others.
+    """
+    second_kind = count - first_kind
+    chance = (limit + _BEYOND) * count / (second_kind + likeness * first_kind)
+    if chance > 1:
+        return 0.0
+    of_first = stats.binom.pmf(np.arange(first_kind + 1), first_kind, likeness * chance)
+    of_second = stats.binom.cdf(lost - np.arange(first_kind + 1), second_kind, chance)
+    return float(of_first @ of_second)
+
+
 def _directions(benchmarks: int, seed: int) -> Iterator[Floats]:
     """Yield ratios of the shares of benchmarks: each alone, all alike, and random ones."""
     yield from np.eye(benchmarks)

@@ -19,11 +19,10 @@ from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.report.options import ReadOptions
 from kvatlas.report.result import Result, of_policy
 from kvatlas.stats.choice import Choice
-from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.systems import choose, systems_of
+from kvatlas.stats.systems import choose, compared_systems, systems_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +148,7 @@ class Run:
         if found := [pair for pair in analysis.comparisons if (pair.first, pair.second) == (first, second)]:
             return found
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
-        difference = paired_difference(system.compared, other.compared)
+        _, difference = compared_systems(system, other, self.data.claim)
         models = ", ".join(dict.fromkeys((system.model, other.model)))
         benchmarks = dict.fromkeys(benchmark for benchmark, _ in system.outcomes)
         return [Comparison(models, ", ".join(benchmarks), self.data.metric, first, second, 1, difference)]

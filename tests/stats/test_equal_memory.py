@@ -260,4 +260,8 @@ def test_published_averages_prove_nothing_of_memory_and_say_what_they_show() -> 
     assert "0.80 points per 1,000 tokens (-0.02 to 1.63), no trend is shown; ratio 0.1 lies 0.1 below" in page
     assert "1,000 chosen tokens more are worth 1.1 points (8 of 8 maps agree in sign)" in page
     assert "1,000 moved to the window -0.7 (8 of 8); the 4 benchmarks are the units, so nothing of it is proven" in page
+    assert "is below 0.2, 0.3, 0.4 and 0.5 in 8 of 8 maps" in page
+    assert "which proves no difference of means" in page
+    assert [effect.is_found for effect in result.effects if effect.axis == "ratio"] == [True]
+    assert not any(effect.is_proven for effect in result.effects)
     assert "Windows 500 and 3000 have no memory in common: this grid cannot tell window from memory." in page

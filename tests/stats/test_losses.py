@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.stats.losses import kept_by_rule
 from kvatlas.stats.numerics.losses import losses
 from kvatlas.stats.numerics.planning import needed_problems, provable_margin, provable_sizes
@@ -263,3 +263,21 @@ def test_a_setting_without_hope_is_given_up():
     end, took = replay(differences, [np.arange(240)], np.ones(1), 0.01, 20)
     assert end.hopeless.tolist() == [True]
     assert took[0] < 240
+
+
+def test_an_endpoint_is_judged_by_the_claim_of_the_run_and_missing_pairs_count_at_worst() -> None:
+    """Thirty problems of sixteen samples, nothing lost: proven within 3 points on these problems alone."""
+    reference = {("B", str(problem)): dict.fromkeys(range(16), float(problem % 2)) for problem in range(30)}
+    on_these = verified(reference, reference, 0.03, Claim.THESE, list(Claim))
+    assert on_these.standing is Equivalence.EQUIVALENT
+    assert on_these.standings[Claim.LIKE] is Equivalence.UNDECIDED
+    assert on_these.needed is not None
+    assert on_these.needed > 30
+    assert on_these.loss.high < 0.01 < 0.09 < on_these.loss.claims[Claim.LIKE].high
+
+    lacking = {key: {**samples, 0: math.nan, 1: math.nan} for key, samples in reference.items()}
+    partly = verified(lacking, reference, 0.03, Claim.THESE, list(Claim))
+    assert partly.standing is Equivalence.UNDECIDED
+    assert partly.loss.high > 2 / 16
+    assert partly.loss.value == 0
+    assert partly.loss.pairs == 14 * 30

@@ -344,9 +344,9 @@ def ask(  # noqa: PLR0913
     setting = Setting.from_parameters("served", endpoint=endpoint.url, model=endpoint.model)
     questions = _Questions(endpoint, reference, by_name, _request_fields(reference.sampling, top_k))
     with Store.create(folder, {"kvatlas": __version__}) as store:
-        margin = {"lose_at_most": 100 * reference.run.margin}
+        spec = {"lose_at_most": 100 * reference.run.margin, "claim": reference.run.stored_claim.value}
         measured = reference.run.manifest
-        empty = Manifest((), (), margin, {"kvatlas": __version__}, measured.about, contents=measured.contents)
+        empty = Manifest((), (), spec, {"kvatlas": __version__}, measured.about, contents=measured.contents)
         before = store.manifest(empty)
         attempts = {**before.provenance.get("attempts", {})}
         attempts[setting.id] = attempts.get(setting.id, 0) + again

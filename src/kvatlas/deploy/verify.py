@@ -5,6 +5,7 @@ Answers at temperature 0 are read here under the cell, token by token, to find t
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
 from kvatlas.benchmarks.reading import JOINED, read_text
-from kvatlas.core import KvatlasError, Sampling, Setting, Trace
+from kvatlas.core import Claim, KvatlasError, Sampling, Setting, Trace, grouped
 from kvatlas.deploy.endpoint import Endpoint, Traces, ask
 from kvatlas.deploy.export import MeasuredCell
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.stats.claims import LONG_TEXT
+from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.texts import NEAR, Departures, departure_p, most_unseen
 from kvatlas.stats.paired import Equivalence, length_shift, verified
 from kvatlas.stats.table import ProblemKey
@@ -45,14 +48,17 @@ def report(
 ) -> dict[str, Any]:
     """Compare an endpoint's answers with the run; losses in percent. `texts` are the result of `read_texts`.
 
-    Each of the `checks` has a `name`, `good` and a `sentence`. If `alarmed`, the endpoint does not serve that cell.
+    Losses are by the claim of the run, with `limits` by each claim. Each of the `checks` has a `name`, `good` and a
+    `sentence`. If `alarmed`, the endpoint does not serve that cell.
     """
+    refused = reference.run.refused or _copies(served)
+    claim = Claim.LIKE if refused else reference.run.claim
     cell = reference.traces(reference.setting)
     full = {} if reference.setting.policy == "full" else reference.traces(Setting.from_parameters("full"))
     most = int(reference.sampling["max_new_tokens"])
     checks = [_prompts(cell, served), _finishes(served, most), *_lengths(cell, served, most)]
     checks += [] if texts is None else text_checks(texts)
-    against = _against(cell, served, margin)
+    against = _against(cell, served, margin, claim, refused)
     return {
         "model": reference.model,
         "against": str(reference.setting),
@@ -60,7 +66,7 @@ def report(
         "alarmed": against["verdict"] in (Equivalence.WORSE, Equivalence.BETTER)
         or not all(item["good"] for item in checks),
         "cell": against,
-        "full": _against(full, served, margin) if full else None,
+        "full": _against(full, served, margin, claim, refused) if full else None,
         "checks": checks,
         "texts": None if texts is None else [vars(text) for text in texts],
     }
@@ -78,27 +84,59 @@ def as_text(report: dict[str, Any], name: str) -> str:
     lines = []
     for other, loss in ((report["against"], report["cell"]), ("the full cache", report["full"])):
         if loss is not None:
-            more = f"; about {loss['needed']:,} problems would decide it" if loss["needed"] else ""
-            lines.append(
-                f"{name} against {other}: {verdicts[loss['verdict']]}; it scores {-loss['loses']:+.1f} points (95 % CI "
-                f"{-loss['loses_high']:+.1f} to {-loss['loses_low']:+.1f}) on "
-                f"{counted(loss['problems'], 'problem')}{more}."
-            )
+            claims = [Claim(loss["claim"]), *(claim for claim in Claim if claim.value != loss["claim"])]
+            said = [_of_claim(loss["limits"][claim.value], claim, verdicts) for claim in claims]
+            if loss["needed"]:
+                said.append(f"about {loss['needed']:,} problems would decide it for problems like these")
+            counts = f"{counted(loss['problems'], 'problem')}, {counted(loss['pairs'], 'pair')}"
+            lines.append(f"{name} against {other}: {-loss['loses']:+.1f} points on {counts}; {'; '.join(said)}.")
     lines += [f"{'ok' if check['good'] else 'NOT AS IN THE RUN'}: {check['sentence']}" for check in report["checks"]]
     return "\n".join(lines)
 
 
-def _against(reference: Traces, served: Traces, margin: float) -> dict[str, Any]:
+def _of_claim(limits: dict[str, Any], claim: Claim, verdicts: dict[Equivalence, str]) -> str:
+    """Return what is decided by a claim, with its interval, or why the claim cannot be made."""
+    if "refused" in limits:
+        return f"nothing is said of these problems sampled anew: {limits['refused']}"
+    on = "on these problems" if claim is Claim.THESE else "for problems like these"
+    interval = f"{-limits['loses_high']:+.1f} to {-limits['loses_low']:+.1f}"
+    return f"{on} {verdicts[Equivalence(limits['verdict'])]} (95 % CI {interval})"
+
+
+def _copies(served: Traces) -> str:
+    """Return as a clause that the endpoint gave equal long texts for two seeds of each problem, or ""."""
+    by_problem = grouped(served.items(), lambda item: item[0][:2]).values()
+    has_equal = []
+    for of_problem in by_problem:
+        traces = [trace for _, trace in of_problem]
+        if len(traces) > 1 and all((trace.usage.output_tokens or 0) >= LONG_TEXT for trace in traces):
+            has_equal.append(len({trace.text for trace in traces}) < len(traces))
+    return "the endpoint writes equal texts for two seeds" if has_equal and all(has_equal) else ""
+
+
+def _against(reference: Traces, served: Traces, margin: float, claim: Claim, refused: str) -> dict[str, Any]:
     grades = [_by_problem(traces, lambda trace: float(trace.grade.correct)) for traces in (reference, served)]
-    result = verified(grades[0], grades[1], margin)
+    for benchmark, problem, sample in served:
+        # An answer to a trace that the run lacks is a missing pair.
+        grades[0].setdefault((benchmark, problem), {}).setdefault(sample, math.nan)
+    result = verified(grades[0], grades[1], margin, claim, [Claim.LIKE] if refused else list(Claim))
+    limits: dict[str, Any] = {one.value: {"refused": refused} for one in Claim}
+    for one, contrast in result.loss.claims.items():
+        limits[one.value] = {"verdict": result.standings[one].value, **_limits(contrast)}
     return {
+        "claim": claim.value,
         "verdict": result.standing.value,
         "loses": round(100 * result.loss.value, 4),
-        "loses_low": round(100 * result.loss.low, 4),
-        "loses_high": round(100 * result.loss.high, 4),
-        "problems": result.problems,
+        **_limits(result.loss),
+        "limits": limits,
+        "problems": result.loss.problems,
+        "pairs": result.loss.pairs,
         "needed": result.needed,
     }
+
+
+def _limits(loss: Contrast) -> dict[str, float]:
+    return {"loses_low": round(100 * loss.low, 4), "loses_high": round(100 * loss.high, 4)}
 
 
 def _by_problem(traces: Traces, value: Callable[[Trace], float]) -> dict[ProblemKey, dict[int, float]]:

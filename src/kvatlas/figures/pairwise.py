@@ -384,8 +384,18 @@ def pair_text(pair: Pair, first: str, second: str) -> str:
     return (
         f"x: {first} vs y: {second}: x ahead on {100 * pair.below:.1f} %, equal on {100 * pair.on:.1f} %, y ahead on "
         f"{100 * pair.above:.1f} % of {counted(len(pair.places), 'problem')}; "
-        f"mean of x - y {mean} points ({low} to {high})"
+        f"mean of x - y {mean} points ({low} to {high}{_claims_text(pair)})"
     )
+
+
+def _claims_text(pair: Pair) -> str:
+    """Return the claim of a difference, and its limits by the other claim where that is another one."""
+    of_claims = pair.difference.claims
+    if len(of_claims) < 2 or len({(contrast.low, contrast.high) for contrast in of_claims.values()}) == 1:
+        return ""
+    (other,) = (claim for claim in of_claims if claim is not pair.claim)
+    low, high = (signed(100 * end, 1, "-") for end in (of_claims[other].low, of_claims[other].high))
+    return f" by {pair.claim.words}, {low} to {high} by {other.words}"
 
 
 def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str) -> list[Path]:

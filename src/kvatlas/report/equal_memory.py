@@ -24,13 +24,17 @@ _NAMED = 5
 
 
 def level_sentence(effect: PooledEffect) -> str:
-    """Return the level of an axis that differs most from the others, each with the tokens that stay."""
+    """Return the level of an axis that differs most from the others, each with the tokens that stay.
+
+    Of bare maps it says in how many the level is below the others: a permutation of levels proves nothing of means.
+    """
     rank, level, most = effect.strongest
     others = [other for other, _ in effect.levels if other != level]
     is_below = most.value < 0
     tokens = {name: stays.tokens for name, stays in effect.stays.items()}
     differ = bool(tokens) and max(tokens.values()) - min(tokens.values()) >= ONE_TOKEN / 2
-    details = [f"{percent_text(most.low)} to {percent_text(most.high)}", f"p {p_text(effect.adjusted_p)}"]
+    details = [] if effect.maps else [f"{percent_text(most.low)} to {percent_text(most.high)}"]
+    details.append(f"p {p_text(effect.adjusted_p)}")
     level_tokens = ""
     end = ""
     if differ:
@@ -39,11 +43,18 @@ def level_sentence(effect: PooledEffect) -> str:
         end = f"; {_keeps(tokens[level], [tokens[other] for other in others], is_below)}"
     elif tokens:
         end = f"; all keep {tokens[level]:,.0f} tokens"
-    maps = f", in {effect.below[rank]} of {effect.maps} maps" if effect.maps > 1 and is_below else ""
     names = _and(map(str, others)) if len(others) <= _NAMED else f"the {len(others)} others"
-    distance = f"{percent_text(abs(most.value))} points {'below' if is_below else 'above'}"
-    inside = ", ".join(details).replace(";,", ";")
-    return f"{effect.axis} {level}{level_tokens} is {distance} {names}{maps} ({inside}){end}"
+    points = f"{percent_text(abs(most.value))} points"
+    side = "below" if is_below else "above"
+    if not effect.maps:
+        inside = ", ".join(details).replace(";,", ";")
+        return f"{effect.axis} {level}{level_tokens} is {points} {side} {names} ({inside}){end}"
+    alike = effect.below[rank] if is_below else effect.maps - effect.below[rank]
+    inside = ", ".join([*details[:-1], points, details[-1]]).replace(";,", ";")
+    return (
+        f"{effect.axis} {level}{level_tokens} is {side} {names} in {alike} of {effect.maps} maps ({inside}){end}; the "
+        f"levels are not exchangeable, which proves no difference of means"
+    )
 
 
 def _several(tokens: Sequence[float]) -> str:

@@ -106,12 +106,13 @@ def _lost(choices: Sequence[Choice]) -> str:
         losses += (choice.losses or {}).values()
     broken = sum(loss.is_broken for loss in losses)
     margin = margin_text(choices[0].margin)
+    population = ""
     if choices[0].family is not None and choices[0].family.claim is Claim.LIKE and not choices[0].is_single:
-        margin += " for problems like these"
+        population = " for problems like these"
     if broken == len(losses):
-        return f"every setting loses more than {margin} against the full cache"
+        return f"every setting loses more than {margin} against the full cache{population}"
     more = f" ({broken} of {len(losses)} are proven to lose more)" if broken else ""
-    return f"no setting is proven to stay within {margin} of the full cache{more}"
+    return f"no setting is proven to stay within {margin} of the full cache{population}{more}"
 
 
 def _policy_ahead(comparisons: Sequence[Comparison]) -> str:

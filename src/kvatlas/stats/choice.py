@@ -46,6 +46,11 @@ class Saving:
     memory: float
     work: float | None
 
+    @property
+    def longer_texts(self) -> bool:
+        """True if the work is known and differs, as printed, from the memory: texts are longer or shorter."""
+        return self.work is not None and round(100 * self.work) != round(100 * self.memory)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -109,6 +114,12 @@ class Choice:
     def shown(self) -> bool | None:
         """True if a setting is proven to keep the margin; None without a full cache."""
         return None if self.losses is None else any(loss.is_kept for loss in self.losses.values())
+
+    @property
+    def undecided(self) -> int:
+        """The number of settings of which neither is proven, a loss of at most the margin nor a larger one."""
+        losses = (self.losses or {}).values()
+        return sum(not (loss.keeps_any or loss.breaks_any) for loss in losses)
 
     @property
     def samples(self) -> int:
@@ -308,7 +319,7 @@ def choices_of_maps(
     """Return one choice for each map with a verdict, on a model's mean or only benchmark.
 
     None for models that have `earlier` ones, and for benchmarks that have no mean. Levels of an axis that an effect
-    proves to be worse are not chosen.
+    finds to be worse are not chosen.
     """
     worse: set[tuple[str, Any]] = set()
     for effect in effects:

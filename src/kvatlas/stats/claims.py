@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Why a greedy run cannot speak of its problems sampled anew.
 GREEDY = "at temperature 0 nothing is drawn"
 #: Texts of fewer tokens may be equal by chance.
-_LONG = 50
+LONG_TEXT = 50
 #: Above this share of missing pairs nothing is proven.
 MOST_MISSING = 0.05
 
@@ -54,7 +54,7 @@ def has_copies(cell: CellTraces) -> bool:
     """Return whether two samples wrote the same tokens on every problem with long texts, as with one seed for both."""
     if cell.expected.samples < 2:
         return False
-    is_long = np.asarray((cell.traces["output_tokens"] >= _LONG).all(1))
+    is_long = np.asarray((cell.traces["output_tokens"] >= LONG_TEXT).all(1))
     digests = cell.token_digest[is_long]
     is_unknown = digests == np.zeros(1, digests.dtype)
     if len(digests) < 2 or bool(is_unknown.any()):

@@ -110,9 +110,14 @@ class PooledEffect(Effect):
     stays: Mapping[Any, Stays] = field(default_factory=dict)
 
     @property
-    def is_proven(self) -> bool:
-        """True if a level's mean differs from the others', after the adjustment."""
+    def is_found(self) -> bool:
+        """True if a level differs from the others after the adjustment: in its mean, over bare maps by permutation."""
         return self.adjusted_p <= LEVEL
+
+    @property
+    def is_proven(self) -> bool:
+        """True if a level's mean differs from the others'; a permutation over bare maps proves nothing of means."""
+        return self.is_found and not self.maps
 
     @property
     def strongest(self) -> tuple[int, Any, Contrast]:
@@ -122,8 +127,8 @@ class PooledEffect(Effect):
 
     @property
     def worse(self) -> tuple[Any, ...]:
-        """The levels that lie below the others, of a proven effect."""
-        if not self.is_proven:
+        """The levels that lie below the others, of an effect that is found."""
+        if not self.is_found:
             return ()
         return tuple(level for level, contrast in self.levels if contrast.p <= LEVEL and contrast.value < 0)
 

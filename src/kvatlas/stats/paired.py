@@ -23,6 +23,7 @@ from kvatlas.stats.table import CellTraces, ProblemKey, check_pairs
 
 #: Grades by problem and sample.
 Outcomes = Mapping[ProblemKey, Mapping[int, float]]
+_NOTHING_SHARED = "The two have no problem and sample in common, so there is nothing to compare."
 
 
 # -- outcomes ----------------------------------------------------------------------------------------------------------
@@ -40,27 +41,68 @@ class Difference(Contrast):
     claims: Mapping[Claim, Contrast] = field(default_factory=dict)
 
 
-def paired_difference(first: Outcomes, second: Outcomes) -> Difference:
-    """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1]; only pairs that both have count.
+def paired_difference(
+    first: Outcomes, second: Outcomes, claim: Claim = Claim.LIKE, claims: Iterable[Claim] = (Claim.LIKE,)
+) -> Difference:
+    """Compare two settings: `first[benchmark, problem][sample]` is a grade in [0, 1], NaN where a trace is missing.
 
-    Problems are the independent units; benchmarks weigh equally, and so do the problems of one. Raises KvatlasError
-    where the two have no pair in common.
+    The limits are those of the `claim`, and by each of the `claims` that can be made. Benchmarks weigh equally, and so
+    do the problems of one. Raises KvatlasError where the two have no pair in common.
     """
-    differences, strata, pairs = _differences(first, second)
-    return Difference(**vars(mean_difference(differences, strata)), problems=len(differences), pairs=pairs)
+    problems, by_sample = _shared(first, second)
+    return _difference_of(_as_values(problems, by_sample), claim, claims)
 
 
-def _differences(first: Outcomes, second: Outcomes) -> tuple[Floats, Ints, int]:
-    """Return the mean of first - second and the number of the benchmark of each problem, and the number of pairs."""
-    by_problem: dict[ProblemKey, list[float]] = {}
+def difference_of_cells(
+    pairs: Sequence[CellPair], claim: Claim, claims: Iterable[Claim], look: tuple[Look, int | None] = (ONE_LOOK, None)
+) -> Difference:
+    """Compare two settings by their cells, a pair for each benchmark that both have; missing traces count at worst.
+
+    Raises KvatlasError where the two have no pair of traces in common.
+    """
+    paired = paired_values([[pair] for pair in pairs]).first(look[1])
+    return _difference_of(paired, claim, claims, look[0])
+
+
+def _difference_of(paired: PairedValues, claim: Claim, claims: Iterable[Claim], look: Look = ONE_LOOK) -> Difference:
+    by_claim = {}
+    for one in claims:
+        (contrast,) = paired.contrasts(one, look=look)
+        if contrast is None:
+            raise KvatlasError(_NOTHING_SHARED)
+        by_claim[one] = contrast
+    is_known = ~np.isnan(paired.traces[0])
+    counts = {"problems": int(is_known.any(1).sum()), "pairs": int(is_known.sum())}
+    return Difference(**vars(by_claim[claim]), **counts, claims=by_claim)
+
+
+def _shared(first: Outcomes, second: Outcomes) -> tuple[list[ProblemKey], list[dict[int, float]]]:
+    """Return the problems of both, and first - second of each by the samples of both."""
+    by_problem: dict[ProblemKey, dict[int, float]] = {}
     for problem in first:
-        shared = [sample for sample in first[problem] if sample in second.get(problem, {})]
+        others = second.get(problem, {})
+        shared = {sample: value - others[sample] for sample, value in first[problem].items() if sample in others}
         if shared:
-            by_problem[problem] = [first[problem][sample] - second[problem][sample] for sample in shared]
+            by_problem[problem] = shared
     if not by_problem:
-        raise KvatlasError("The two have no problem and sample in common, so there is nothing to compare.")
-    means = np.array([math.fsum(values) / len(values) for values in by_problem.values()])
-    return means, strata_of(by_problem), sum(map(len, by_problem.values()))
+        raise KvatlasError(_NOTHING_SHARED)
+    return list(by_problem), list(by_problem.values())
+
+
+def _as_values(problems: Sequence[ProblemKey], by_sample: Sequence[Mapping[int, float]]) -> PairedValues:
+    """Return differences by sample as the values of a single pair, NaN where one is missing."""
+    samples = sorted(set(chain.from_iterable(by_sample)))
+    traces = np.array([[of_problem.get(sample, math.nan) for sample in samples] for of_problem in by_sample])
+    promised = np.array([[sample in of_problem for sample in samples] for of_problem in by_sample])
+    return PairedValues(traces[None], promised[None], tuple(problems), strata_of(problems))
+
+
+def _differences(first: Outcomes, second: Outcomes) -> tuple[Floats, Ints]:
+    """Return the mean of first - second of each problem, and the number of its benchmark."""
+    problems, by_sample = _shared(first, second)
+    means = _as_values(problems, by_sample).values[0]
+    is_known = ~np.isnan(means)
+    return means[is_known], strata_of(problems)[is_known]
 
 
 def strata_of(problems: Iterable[ProblemKey]) -> Ints:
@@ -80,33 +122,44 @@ class Equivalence(StrEnum):
 
 @dataclass(frozen=True)
 class Verification:
-    """The loss of an endpoint against a reference, in [-1, 1], with its 95 % interval, which decides.
+    """The loss of an endpoint against a reference, in [-1, 1], with its 95 % interval by a `claim`, which decides.
 
-    `needed` problems in all would decide it with a power of 0.8 at the observed loss; None if decided or not
-    practicable.
+    `standings` has what is decided by each claim that can be made. `needed` problems in all would decide it for
+    problems like these with a power of 0.8 at the observed loss; None if decided or not practicable.
     """
 
-    loss: Contrast
-    standing: Equivalence
-    problems: int
+    loss: Difference
+    claim: Claim
+    standings: Mapping[Claim, Equivalence]
     needed: int | None
 
+    @property
+    def standing(self) -> Equivalence:
+        """What is decided by the claim."""
+        return self.standings[self.claim]
 
-def verified(reference: Outcomes, served: Outcomes, margin: float) -> Verification:
+
+def verified(
+    reference: Outcomes,
+    served: Outcomes,
+    margin: float,
+    claim: Claim = Claim.LIKE,
+    claims: Iterable[Claim] = (Claim.LIKE,),
+) -> Verification:
     """Compare grades [problem][sample] on the problems and samples of both; benchmarks weigh equally.
 
-    Raises KvatlasError where there is no problem in common.
+    The `claim` decides, among the `claims` that can be made. Raises KvatlasError where there is no problem in common.
     """
-    lost, strata, _ = _differences(reference, served)
-    loss = mean_difference(lost, strata)
-    standing = _standing(loss, margin)
+    loss = paired_difference(reference, served, claim, claims)
+    standings = {one: _standing(contrast, margin) for one, contrast in loss.claims.items()}
     needed = None
-    if standing is Equivalence.UNDECIDED:
+    if standings[Claim.LIKE] is Equivalence.UNDECIDED:
+        lost, strata = _differences(reference, served)
         # Each of the two limits errs in 2.5 % of cases, as with two sequences.
         upper = needed_problems(lost, strata, loss.value, margin, sequences=2)
         lower = needed_problems(-lost, strata, -loss.value, margin, sequences=2)
         needed = None if upper is None or lower is None else max(upper, lower)
-    return Verification(loss, standing, len(strata), needed)
+    return Verification(loss, claim, standings, needed)
 
 
 def _standing(loss: Contrast, margin: float) -> Equivalence:
@@ -121,7 +174,7 @@ def _standing(loss: Contrast, margin: float) -> Equivalence:
 
 def length_shift(reference: Outcomes, served: Outcomes) -> Contrast:
     """Return the mean change of output lengths (given as shares of the most new tokens), with the p-value of none."""
-    differences, strata, _ = _differences(reference, served)
+    differences, strata = _differences(reference, served)
     return mean_difference(-differences, strata)
 
 

@@ -39,6 +39,11 @@ class Price:
     high: float | None
     problems: int
 
+    @property
+    def is_equal(self) -> bool:
+        """True if the ratio is 100 % as it is printed."""
+        return round(100 * self.ratio) == 100
+
 
 def prices(run: RunData) -> list[Price]:
     """Return the prices of the settings that have Pass@1 on every benchmark of a model with a full cache.

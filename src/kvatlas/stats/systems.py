@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import KvatlasError, Setting, differing, grouped
+from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped
 from kvatlas.policies import all_values
+from kvatlas.stats.claims import look_of, refusal, stored_claim
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
-from kvatlas.stats.numerics.bounded import mean_difference
-from kvatlas.stats.paired import Outcomes, strata_of
+from kvatlas.stats.paired import Difference, Outcomes, difference_of_cells, paired_difference
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.table import CellTraces, ProblemKey, check_distinct, check_pairs, check_same_problems
 
@@ -207,8 +207,8 @@ class Pair:
     """System x against system y on the problems of both; `x`, `y` [problems] are means over samples.
 
     `above`, `on`, `below` are the shares of problems above the line y = x (y is ahead), on it, and below (x is ahead).
-    `difference` is the mean of x - y over benchmarks. The rank correlations have intervals of percentiles of
-    resampled problems; they are None where a side, or L, does not vary.
+    `difference` is the mean of x - y over benchmarks, by the `claim` of the runs. The rank correlations have intervals
+    of percentiles of resampled problems; they are None where a side, or L, does not vary.
     """
 
     places: tuple[ProblemKey, ...]
@@ -217,7 +217,8 @@ class Pair:
     above: float
     on: float
     below: float
-    difference: Contrast
+    difference: Difference
+    claim: Claim
     spearman: Contrast | None
     given_depth: Contrast | None
 
@@ -234,7 +235,9 @@ class Pair:
             "above": self.above,
             "on": self.on,
             "below": self.below,
+            "claim": self.claim.value,
             "difference": limits(self.difference),
+            "limits": {claim.value: limits(contrast) for claim, contrast in self.difference.claims.items()},
             "spearman": limits(self.spearman),
             "spearman_given_L": limits(self.given_depth),
         }
@@ -261,6 +264,7 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
     depths = [about.get(key, {}).get("L") for key in places]
     x = np.array([first_means[place] for place in places])
     y = np.array([second_means[place] for place in places])
+    claim, difference = compared_systems(first, second)
     ahead = y - x
     given_depth = None
     if None not in depths:
@@ -272,10 +276,32 @@ def pair(first: ModelSetting, second: ModelSetting, seed: int = 0) -> Pair:
         above=float(np.mean(ahead > EQUAL)),
         on=float(np.mean(np.abs(ahead) <= EQUAL)),
         below=float(np.mean(ahead < -EQUAL)),
-        difference=mean_difference(x - y, strata_of(places)),
+        difference=difference,
+        claim=claim,
         spearman=correlation(np.stack([x, y]), seed),
         given_depth=given_depth,
     )
+
+
+def compared_systems(
+    first: ModelSetting, second: ModelSetting, other_claim: Claim | None = None
+) -> tuple[Claim, Difference]:
+    """Return first - second with its limits by each claim that the runs of both can make, and the claim of the runs.
+
+    `other_claim` takes the place of theirs. Traces that were promised and are missing count at worst. Raises
+    KvatlasError where the two have no problem and sample in common.
+    """
+    cells = [*first.cells, *second.cells]
+    if not cells:
+        return Claim.LIKE, paired_difference(first.outcomes, second.outcomes)
+    manifests = list({id(cell.table.manifest): cell.table.manifest for cell in cells}.values())
+    is_refused = bool(refusal(manifests, cells[0].metric, cells))
+    claims = [Claim.LIKE] if is_refused else list(Claim)
+    claim = Claim.LIKE if is_refused else other_claim or stored_claim(manifest.spec for manifest in manifests)
+    by_benchmark = {cell.benchmark: cell for cell in second.cells}
+    pairs = [(cell, by_benchmark[cell.benchmark]) for cell in first.cells if cell.benchmark in by_benchmark]
+    pairs = [pair for pair in pairs if not pair[0].place.keys().isdisjoint(pair[1].place)]
+    return claim, difference_of_cells(pairs, claim, claims, look_of(manifests, cells))
 
 
 def correlation(rows: Floats, seed: int = 0) -> Contrast | None:

@@ -169,6 +169,7 @@ class AppRun:
         self.document: Json = {
             **document,
             **self.summary(),
+            "claim": result.claim.words,
             "warnings": warnings,
             "autopsies": autopsy_sentences(self.autopsies.values(), self.manifest),
             "outcomes": [vars(table) for table in self.tables],

@@ -96,7 +96,7 @@ function whatRan() {
   const each = samples.length > 1 || samples[0] > 1 ? `, ${Math.min(...samples)} to ${Math.max(...samples)} samples each`.replace(/(\d+) to \1 /, "$1 ") : "";
   const count = plural([...problems.values()].reduce((sum, one) => sum + one, 0), "problem");
   return `${listed(data.models)} on ${listed(data.benchmarks)}: ${count}${each}, ${plural(data.settings, "setting")} of ${listed(policies)}, ` +
-    `${plural(data.done, "trace")}. ${data.metric} in percent; intervals are 95 %, clustered by problem. Truncated and answerless traces count as wrong.`;
+    `${plural(data.done, "trace")}. ${data.metric} in percent; intervals are 95 % and speak of ${data.claim}. Truncated and answerless traces count as wrong.`;
 }
 
 async function showRun(parts, query, fresh) {
