@@ -394,26 +394,36 @@ def read_ledger(text: str, answer_start: int) -> Iterator[Statement]:
         step = _LEDGER_STEP.match(line)
         if step is None:
             continue
-        sum_ = _SUM.search(line)
-        operands: list[str] = []
-        for found in _LEDGER_VALUE.finditer(line, step.end()):
-            is_result = sum_ is not None and found.start() > sum_.end()
-            sound = not is_result or _is_booked(operands, sum_, found[2])
-            place = start + found.start(), start + found.end()
-            yield Statement(found[1], found[2], *place, step=step[1], computed=is_result, sound=sound)
-            operands.append(found[2])
+        yield from _ledger_values(start, line, step)
         if ", key" in line:
             keys.add(step[1])
         for found in _LEDGER_FIRST.finditer(line):
             first = found[1]
             yield Statement(_FIRST, first, start + found.start(), start + found.end())
     answered = list(_LEDGER_ANSWER.finditer(text, answer_start))
+    yield from _ledger_answer(answered, keys if first else None)
+
+
+def _ledger_answer(answered: Sequence[re.Match[str]], keys: set[str] | None) -> Iterator[Statement]:
+    """Yield what an answer states, and the line that it takes for the first one; no such line without marked `keys`."""
     for found in answered:
         yield Statement(found[1], found[2], found.start(), found.end())
-    if first and answered:
+    if keys is not None and answered:
         others = [found for found in answered if found[1] not in keys]
         last = others[-1] if others else answered[-1]
         yield Statement(_FIRST, last[1] if others else None, last.start(), last.end())
+
+
+def _ledger_values(start: int, line: str, step: re.Match[str]) -> Iterator[Statement]:
+    """Yield the values that a line of a ledger states after its `step`: its operands, and behind its sum the result."""
+    sum_ = _SUM.search(line)
+    operands: list[str] = []
+    for found in _LEDGER_VALUE.finditer(line, step.end()):
+        is_result = sum_ is not None and found.start() > sum_.end()
+        sound = not is_result or _is_booked(operands, sum_, found[2])
+        place = start + found.start(), start + found.end()
+        yield Statement(found[1], found[2], *place, step=step[1], computed=is_result, sound=sound)
+        operands.append(found[2])
 
 
 def _is_booked(operands: Sequence[str], sum_: re.Match[str] | None, result: str | None) -> bool:

@@ -321,10 +321,13 @@ class _Reader:
         names += [letters for letters, readings in constants.items() if reading.has(*readings)]
         if r"\mathbb" in text:
             names.append("NZQRC")
-        if not set(re.findall("[A-Za-z]", _COMMAND.sub(" ", text))) <= set("".join(names)):
-            return False
+        letters_of_text = set(re.findall("[A-Za-z]", _COMMAND.sub(" ", text)))
+        return letters_of_text <= set("".join(names)) and self._holds_numbers(reading, text)
+
+    def _holds_numbers(self, reading: Any, text: str) -> bool:
+        """Return whether each number of a text matters to its reading."""
         numbers: set[str] = set()
-        for rational in reading.atoms(sympy.Rational):
+        for rational in reading.atoms(self._sympy.Rational):
             numbers |= {str(abs(rational.p)), str(abs(rational.q))}
         for match in re.finditer(r"\d+", text):
             if match[0] in numbers:

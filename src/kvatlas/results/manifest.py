@@ -214,10 +214,9 @@ class Manifest:
         others = self.others(earlier)
         # Cells of both sweeps whose run key changed are replaced by those of this one.
         kept = [*others, *self._repeated(earlier)]
-        on_grid = {cell.name for cell in self.expected if not cell.baseline}
         # A sweep that has all cells of the earlier one decides alone which cells are on the grid.
-        if others:
-            on_grid |= {cell.name for cell in kept if not cell.baseline}
+        deciding = (*kept, *self.expected) if others else self.expected
+        on_grid = {cell.name for cell in deciding if not cell.baseline}
         swept = _enlarged([*kept, *self.expected], on_grid)
         # Cells of imported logs are not in `swept`; they stay as they are.
         cells = {cell.name: swept.get(cell.name, cell) for cell in (*earlier.expected, *self.expected)}
