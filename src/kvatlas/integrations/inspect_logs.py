@@ -23,7 +23,7 @@ from kvatlas.benchmarks import Benchmark, find, reading
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason, refusal
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import changed_problems, contents_of
-from kvatlas.sweeps.spec import MAX_SAMPLES
+from kvatlas.results.records import MAX_SAMPLES
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
