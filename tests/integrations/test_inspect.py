@@ -323,6 +323,12 @@ CLAIMS: dict[str, tuple[Callable[[Any], object], str]] = {
         "lacks 1 of the 3 samples of its data set and epochs (first '4')",
     ),
     "another data set": (lambda read: setattr(read.eval.dataset, "sample_ids", ["two"]), "which its data set lacks"),
+    "fewer samples than it counts": (
+        lambda read: (setattr(read.eval.dataset, "sample_ids", None), setattr(read.eval.dataset, "samples", 9)),
+        "expected all of them",
+    ),
+    "a task without a name": (lambda read: setattr(read.eval, "task", " "), "expected a name of printable characters"),
+    "a task in colours": (lambda read: setattr(read.eval, "task", "a\x1b[31m"), "expected a name of printable"),
     "an epoch missing": (lambda read: setattr(read.eval.config, "epochs", 2), "lacks 2 of the 4 samples"),
     "epoch 2 ** 31": (_odd_sample(epoch=2**31), "has a sample of epoch 2147483648; expected epochs from 1 to 1"),
     "epochs 2 ** 31": (lambda read: setattr(read.eval.config, "epochs", 2**31), "expected epochs from 1 to 10,000"),

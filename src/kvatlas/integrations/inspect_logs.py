@@ -78,6 +78,9 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
 
 def _import(read: EvalLog, name: str, run: Path, scorer: str, where: str) -> tuple[Expected, int]:
     samples = read.samples or []
+    for kind, claimed_name in (("task", read.eval.task), ("model", read.eval.model)):
+        if not claimed_name.strip() or not claimed_name.isprintable():
+            raise KvatlasError(f"{where} has the {kind} {claimed_name!r}; expected a name of printable characters.")
     sampling = _sampling(read, where)
     epochs = _check_samples(read, where)
     task = _task(read, where, scorer)
@@ -213,6 +216,19 @@ def _check_whole(read: EvalLog, epochs: int, where: str) -> None:
         first = next(id_ for id_, epoch in claimed if (id_, epoch) not in seen)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
+    counted = 0 if read.eval.dataset.sample_ids else _counted_samples(read, epochs)
+    if counted > len(seen):
+        raise KvatlasError(
+            f"{where} has {len(seen):,} samples of the {counted:,} that it counts; expected all of them."
+        )
+
+
+def _counted_samples(read: EvalLog, epochs: int) -> int:
+    """Return the number of samples that a log without ids counts."""
+    counted = read.results.total_samples if read.results else 0
+    if read.eval.config.limit is None:
+        counted = max(counted, (read.eval.dataset.samples or 0) * epochs)
+    return counted
 
 
 def _joined(
