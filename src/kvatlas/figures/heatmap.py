@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 #: The order of drawing of a frame: above the colours of cells and below their numbers.
 _FRAME_ORDER = 2.5
-#: Inches from the edge of a cell to its frame, which stands out from the cell on a dark ground, too.
-_FRAME_INSET = 0.022
 #: The widths of outlines: proven on these problems, and for problems like these, too.
-_THIN = 1.2
-_THICK = 2.4
+_THIN = 1.0
+_THICK = 2.2
+#: That of a figure with one kind of frames.
+_FRAME = 1.6
 #: Strips of a colour bar.
 _STRIPS = 96
 
@@ -111,8 +111,9 @@ def plot(
             about=about,
             notes=notes_of(panels, bool(layout.value)),
         )
+        has_two_frames = any(panel.thick for panel in panels)
         for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
-            _draw_cells(axes, panel, scale, layout, options)
+            _draw_cells(axes, panel, scale, layout, has_two_frames, options)
             _write_axes(axes, panel, index, layout, options)
             style.write_above(axes, layout.above[index])
             if index in bars:
@@ -261,7 +262,14 @@ def _unbroken(fact: str, inches: float) -> str:
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def _draw_cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: Layout, options: FigureOptions) -> None:
+def _draw_cells(
+    axes: Axes,
+    panel: Panel,
+    scale: tuple[float, float],
+    layout: Layout,
+    has_two_frames: bool,
+    options: FigureOptions,
+) -> None:
     """Draw the cells in their colours with their numbers, the largest vertical value on top.
 
     Missing cells are hatched, best ones bold, and one outline runs around the framed ones.
@@ -283,12 +291,12 @@ def _draw_cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: La
     )
     for (row, column), cell in panel.cells.items():
         _write_cell(axes, (columns.index(column), rows.index(row)), cell, layout, options)
-    if panel.outlined and not options.plain:
-        size = (layout.inner / len(columns), layout.high / len(rows))
-        for region, width in ((panel.outlined, _THIN), (panel.thick, _THICK)):
+    if not options.plain:
+        thin = _THIN if has_two_frames else _FRAME
+        for region, width in ((panel.outlined, thin), (panel.thick, _THICK)):
             framed = {(columns.index(column), rows.index(row)) for row, column in region}
             if framed:
-                _draw_outline(axes, framed, size, width)
+                _draw_outline(axes, framed, width, options.colours.ink)
     if panel.memory:
         _draw_memory(axes, panel.memory)
 
@@ -307,55 +315,29 @@ def _write_cell(axes: Axes, corner: tuple[int, int], cell: CellText, layout: Lay
         axes.text(x + 0.5, y + 0.25, cell.small, fontsize=layout.interval, **ink)
 
 
-def _draw_outline(axes: Axes, cells: set[CellCoord], size: tuple[float, float], width: float) -> None:
-    """Draw one outline of a width around cells (column, row) of a size, a little within them."""
+def _draw_outline(axes: Axes, cells: set[CellCoord], width: float, ink: str) -> None:
+    """Draw one outline of a width around cells (column, row), on the gutters between cells."""
     from matplotlib.collections import LineCollection
 
-    inset = np.array([_FRAME_INSET / size[0], _FRAME_INSET / size[1]])
     lines = []
-    for cell in sorted(cells):
-        for axis in (0, 1):
-            for side in (0, 1):
-                lines += _outline_of_side(cells, cell, axis, side, inset)
+    for x, y in sorted(cells):
+        sides = {
+            (x - 1, y): ((x, y), (x, y + 1)),
+            (x + 1, y): ((x + 1, y), (x + 1, y + 1)),
+            (x, y - 1): ((x, y), (x + 1, y)),
+            (x, y + 1): ((x, y + 1), (x + 1, y + 1)),
+        }
+        lines += [side for neighbour, side in sides.items() if neighbour not in cells]
     outline = LineCollection(
         lines,
         gid="framed",
-        colors=colours.ON_COLOUR,
+        colors=ink,
         linewidths=width,
         capstyle="projecting",
+        clip_on=False,
         zorder=_FRAME_ORDER,
     )
     axes.add_collection(outline, autolim=False)
-
-
-def _outline_of_side(
-    cells: set[CellCoord], cell: CellCoord, axis: int, side: int, inset: np.ndarray[Any, Any]
-) -> list[np.ndarray[Any, Any]]:
-    """Return the outline along one side of a cell: along `axis` 0 the lower or upper one, along 1 the left or right.
-
-    None where the cell beyond it is among the cells.
-    """
-    across = 1 - axis
-    beyond = list(cell)
-    beyond[across] += 2 * side - 1
-    if tuple(beyond) in cells:
-        return []
-    ends = np.empty((2, 2))
-    ends[:, across] = cell[across] + side + inset[across] * (1 - 2 * side)
-    for end in (0, 1):
-        step = 2 * end - 1
-        neighbour = list(cell)
-        neighbour[axis] += step
-        diagonal = list(beyond)
-        diagonal[axis] += step
-        # It stops short at a corner, meets the line of the next cell, or turns into the cell beyond.
-        reach = 0.0
-        if tuple(neighbour) not in cells:
-            reach = -inset[axis]
-        elif tuple(diagonal) in cells:
-            reach = inset[axis]
-        ends[end, axis] = cell[axis] + end + step * reach
-    return [ends]
 
 
 def _draw_memory(axes: Axes, memory: Sequence[Sequence[float]]) -> None:

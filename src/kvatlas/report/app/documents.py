@@ -10,7 +10,7 @@ import numpy as np
 
 from kvatlas.columns import CELL_COLUMNS, Column
 from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
-from kvatlas.figures.panels import framed
+from kvatlas.figures.panels import framed, has_two_claims
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.text import recommendation
@@ -150,7 +150,7 @@ def _tested(result: Result, cells: Cells) -> Json:
 def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed(map_)
-    thick = map_.keeps_like if map_.keeps_like < region else frozenset()
+    thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []
     for row in reversed(rows):

@@ -142,7 +142,6 @@ function panel(map, measure, scale) {
 
 function captionOf(map) {
   const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark));
-  if (map.framed.flat().every(Boolean)) caption.append(` All cells are ${map.frame}.`);
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : null }, note.text));
   return caption;
@@ -152,9 +151,11 @@ function mapCell(map, number, x, y, measure, scale, best) {
   if (!known(number)) return el("td", { class: "none", "aria-label": "no traces" });
   const cell = data.cells[number], value = measure.of(cell);
   const member = (dx, dy) => Boolean(map.framed[y + dy]?.[x + dx]);
-  const framed = member(0, 0) && !map.framed.flat().every(Boolean);
+  const framed = member(0, 0);
   const sides = [["pt", 0, -1], ["pr", 1, 0], ["pb", 0, 1], ["pl", -1, 0]];
+  const inThick = (dx, dy) => map.framed[y + dy]?.[x + dx] === 2;
   const kinds = framed ? sides.filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
+  if (inThick(0, 0)) kinds.push(...sides.filter(([, dx, dy]) => !inThick(dx, dy)).flatMap(([name]) => [name, `thick-${name}`]));
   if (view.show === "value" && cell.value > best - 1e-6) kinds.push("peak");
   if (noChoice(cell)) kinds.push(noChoice(cell) > 50 ? "fixed" : "partly");
   const node = el("td", {
