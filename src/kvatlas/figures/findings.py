@@ -81,6 +81,8 @@ def _of_best(counts: _Counts) -> str:
     """State how many cells are worse than the best."""
     if counts.bad:
         return f"{counts.some(counts.bad)} shown to be worse than the best"
+    if counts.every == 1:
+        return "there is only one setting, so nothing is compared"
     return f"no {counts.noun} is shown to be better than another"
 
 

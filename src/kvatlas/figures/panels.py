@@ -15,7 +15,7 @@ from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, Ma
 from kvatlas.figures import colours, style
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.pairs import CellDifference, Differences
-from kvatlas.text import axis_label, guarded, interval_text, percent_text, signed
+from kvatlas.text import axis_label, grouped_digits, guarded, interval_text, percent_text, signed
 
 K = TypeVar("K", bound=Hashable)
 
@@ -279,7 +279,7 @@ class Unit(NamedTuple):
 
     def text(self, value: float) -> str:
         """Return a cost in its own unit as it is printed in this one."""
-        return f"{value / self.size:,.{self.digits}f}"
+        return grouped_digits(value / self.size, self.digits)
 
 
 _TIMES = (Unit("ms", 0.001), Unit("s"), Unit("h", 3600))
@@ -465,14 +465,22 @@ def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None, d
 
 
 def data_csv(panels: Sequence[Panel]) -> str:
-    """Return the numbers of the panels, one row per cell: what is printed, and if the cell is outlined or marked."""
+    """Return the numbers of the panels, one row per cell: what is printed, and the marks of the cell."""
     axes = [name for name, _ in panels[0].map.axes]
-    names_of_numbers = ["value", "text", "small", "outlined", "loses_more"]
+    names_of_numbers = ["value", "text", "small", "outlined", "proven", "loses_more", "recommended"]
     rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", *names_of_numbers]]
     for panel in panels:
         for coord, cell in panel.cells.items():
             names = map(guarded, (*panel.map.name, *coord))
-            is_outlined = coord in panel.outlined
-            numbers = [round(cell.value, 4), cell.text, cell.small, int(is_outlined), int(cell.mark == LOSES)]
-            rows.append([*names, f"{panel.label} {panel.unit}", *numbers])
+            proven, loses_more = _proven_marks(panel.map, coord)
+            is_recommended = int(coord == panel.map.recommended)
+            numbers = [round(cell.value, 4), cell.text, cell.small, int(coord in panel.outlined), proven, loses_more]
+            rows.append([*names, f"{panel.label} {panel.unit}", *numbers, is_recommended])
     return style.rows_csv(rows)
+
+
+def _proven_marks(map_: Map, coord: CellCoord) -> tuple[int | str, int | str]:
+    """Return whether a cell is proven to keep the margin, and to lose more; empty where that was not tested."""
+    if map_.keeps is None:
+        return "", ""
+    return int(coord in map_.keeps), int(coord in (map_.breaks or ()))

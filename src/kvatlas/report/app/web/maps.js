@@ -73,6 +73,9 @@ function aboutMaps(maps) {
   }
   const frames = unique(maps.filter((map) => map.framed.flat().some(Boolean)).map((map) => map.frame));
   if (frames.length === 1) words.push(`Framed: ${frames[0]}.`);
+  if (maps.some((map) => map.framed.flat().includes(2))) words.push("Thick frame: proven for problems like these, too.");
+  if (maps.some((map) => map.recommended.length)) words.push("Ringed: recommended.");
+  if (maps.some((map) => map.loses.length)) words.push("!: proven to lose more than the margin.");
   if (maps.some((map) => numbersIn(map).some((number) => noChoice(data.cells[number])))) {
     words.push("Open corner: in some problems every policy keeps the same tokens; filled: in most.");
   }
@@ -157,18 +160,20 @@ function mapCell(map, number, x, y, measure, scale, best) {
   const kinds = framed ? sides.filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
   if (inThick(0, 0)) kinds.push(...sides.filter(([, dx, dy]) => !inThick(dx, dy)).flatMap(([name]) => [name, `thick-${name}`]));
   if (view.show === "value" && cell.value > best - 1e-6) kinds.push("peak");
+  const place = y * map.columns.length + x, loses = map.loses.includes(place), recommended = map.recommended.includes(place);
+  if (recommended) kinds.push("ringed");
   if (noChoice(cell)) kinds.push(noChoice(cell) > 50 ? "fixed" : "partly");
   const node = el("td", {
     class: kinds.join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
-    "aria-label": `${title(cell)}${framed ? `, ${map.frame}` : ""}`,
+    "aria-label": `${title(cell)}${framed ? `, ${map.frame}` : ""}${loses ? ", proven to lose more" : ""}${recommended ? ", recommended" : ""}`,
   });
   if (known(value)) {
-    node.append(measure.text(cell));
+    node.append(measure.text(cell), ...(loses ? ["!"] : []));
     if (measure.small) node.append(el("small", {}, measure.small(cell)));
     paint(node, value, ...scale, measure.steps);
   } else node.append("–");
   const like = map.framed[y][x] === 2 ? "for problems like these, too" : null;
-  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : []), ...(like ? [like] : [])]);
+  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : []), ...(loses ? ["proven to lose more than the margin"] : []), ...(recommended ? ["recommended"] : []), ...(like ? [like] : [])]);
   return node;
 }
 
