@@ -490,6 +490,7 @@ class NoteKind(StrEnum):
     LEFT_OUT = "left_out"
     INTERVAL = "interval"
     GRANULARITY = "granularity"
+    RECOMMENDED = "recommended"
 
 
 WARNINGS = (NoteKind.VACUOUS, NoteKind.PARTIAL, NoteKind.MIXED)
@@ -563,7 +564,7 @@ class Map:
     the cells that are statistically tied with the best, `keeps` those proven to lose at most the `margin` against the
     full cache, `breaks` those proven to lose more; they are None if they were not tested. `keeps_like` and
     `breaks_like` are those of them that are proven for problems like these, too: their frames are thick. `claim` is
-    that of the intervals.
+    that of the intervals. `recommended` is the cell of the setting that is recommended for the model, if it is here.
     """
 
     model: str
@@ -583,6 +584,7 @@ class Map:
     breaks_like: frozenset[CellCoord] = frozenset()
     margin: float | None = None
     claim: Claim | None = None
+    recommended: CellCoord | None = None
 
     @property
     def name(self) -> MapName:

@@ -58,6 +58,11 @@ def fixed(value: float, digits: int = 1) -> str:
     return f"{rounded or abs(rounded):f}"
 
 
+def grouped_digits(value: float, digits: int = 0) -> str:
+    """Return a number as `fixed` does, with commas between thousands: 12345.5 is `12,346`."""
+    return f"{Decimal(fixed(value, digits)):,f}"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: `1 problem`, `2,000 problems`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -10,22 +10,27 @@ import pytest
 
 from kvatlas import models
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.figures import colours
 from kvatlas.figures.findings import finding
 from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import cost_of, cost_panels, data_csv, difference_panels, metric_panels
 from kvatlas.figures.style import FigureOptions, save
+from kvatlas.report.headline import recommended_words
 from kvatlas.report.map_figure import compare
+from kvatlas.report.result import Result
 from kvatlas.results.csv_maps import read_maps
+from kvatlas.results.export import marked_csv
+from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.csv_tests import verdicts_of_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import with_regions
+from kvatlas.stats.run_analysis import RunAnalysis, with_regions
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import by_sample
 from kvatlas.stats.table import CellTraces
-from kvatlas.text import interval_text, percent_text
+from kvatlas.text import fixed, interval_text, percent_text
 from tests.figures.conftest import dense, texts
 from tests.stats.synthetic import grid, manifest, traces
 
@@ -182,7 +187,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
     truncated = cost_panels(maps, "truncated")
     wanted = set()
     for cell in chain.from_iterable(map_.cells.values() for map_ in maps):
-        wanted.add(f"{100 * cell.truncated / (cell.estimate.problems * cell.estimate.samples):.0f}")
+        wanted.add(fixed(100 * cell.truncated / (cell.estimate.problems * cell.estimate.samples), 0))
     assert {shown.text for item in truncated for shown in item.cells.values()} == wanted
     # A figure has one unit; all of the run took 0.1 s.
     slow = replace(maps[0], cells={c: replace(cell, seconds_mean=4.0) for c, cell in maps[0].cells.items()})
@@ -265,7 +270,7 @@ def test_the_data_of_a_panel_is_what_it_prints(maps):
     assert len(rows) == 18
     assert list(rows[0]) == [
         "model", "benchmark", "policy", "local_window", "ratio", "shows", "value", "text", "small", "outlined",
-        "loses_more",
+        "proven", "loses_more", "recommended",
     ]  # fmt: skip
     assert [row["outlined"] for row in rows].count("1") == 1
     for row in rows:
@@ -325,3 +330,72 @@ def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
     unknown = replace(map_, cells={at: replace(one, mean_kv_bytes=None) for at, one in cells.items()})
     assert not any(panel.memory for panel in metric_panels([unknown]))
     assert "equal mean KV memory" not in " ".join(texts(map_figure([unknown]), tmp_path))
+
+
+def test_the_panels_of_a_benchmark_share_a_scale_and_a_grid_has_one_bar_a_column(llama):
+    lower = {coord: replace(cell, estimate=Estimate(0.1, 0.05, 0.2, 30, 1)) for coord, cell in llama[0].cells.items()}
+    maps = [*llama[:2], replace(llama[0], policy="random", cells=lower), replace(llama[1], policy="random")]
+    figure = map_figure(maps)
+    shown = [axes.collections[0].get_clim() for axes in figure.axes]
+    assert shown[0] == shown[2] != shown[1] == shown[3]
+
+    def is_label(axes, text):
+        return text.get_text() == "10" and text.get_transform() == axes.transAxes
+
+    bars = [axes for axes in figure.axes if any(is_label(axes, text) for text in axes.texts)]
+    assert bars == figure.axes[:2]
+    assert "each benchmark has its own colour scale" in " ".join(text.get_text() for text in figure.texts)
+    own = [axes.collections[0].get_clim() for axes in map_figure(maps, shared=False).axes]
+    assert own[0] != own[2]
+
+
+def test_numbers_on_bars_are_rounded_as_in_cells_and_stand_at_their_values(llama):
+    (map_,) = [item for item in llama if item.benchmark == "AMC23"]
+    value = Estimate(0.885, 0.8, 0.95, 40, 5)
+    at = map_.best
+    cells = {coord: cell for coord, cell in map_.cells.items() if cell.estimate.value < 0.885}
+    map_ = replace(map_, cells={**cells, at: replace(map_.cells[at], estimate=value)})
+    axes = map_figure([map_], shared=False).axes[0]
+    on_bar = [text for text in axes.texts if text.get_transform() == axes.transAxes]
+    places = [text.get_position()[1] for text in on_bar]
+    assert places == pytest.approx([0, 1])
+    assert on_bar[1].get_text() == "89"
+    assert "89" in [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
+
+
+def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
+    result = Result((RunAnalysis(run),))
+    (choice,) = result.choices
+    setting = next(iter(choice.settings.values()))
+    cell = next(
+        cell for cell in chain.from_iterable(one.map.cells.values() for one in result.means) if cell.setting == setting
+    )
+    choice = replace(choice, by_memory=cell, vacuous=None)
+    maps = with_recommended([one.map for one in (*result.means, *result.maps)], [choice])
+    ringed = [map_.cells[map_.recommended].setting for map_ in maps if map_.recommended is not None]
+    assert ringed == [setting] * 3
+    assert recommended_words(choice).startswith("tiny: dynts local_window 8, ratio 0.1 ")
+    figure = map_figure(maps)
+    rings = [len({patch.get_gid() for patch in axes.patches} & {"ringed"}) for axes in figure.axes]
+    assert sum(rings) == 3
+    assert "ringed: recommended" in " ".join(text.get_text() for text in figure.texts)
+    path = tmp_path / "marked.csv"
+    path.write_text(marked_csv(maps), "utf-8")
+    rows = list(csv.DictReader(path.open()))
+    marked = [(row["policy"], row["local_window"], row["ratio"]) for row in rows if row["recommended"] == "1"]
+    assert marked == [("dynts", "8", "0.1")] * 3
+    proven = sum(len(map_.keeps) for map_ in maps)
+    losing = sum(len(map_.breaks) for map_ in maps)
+    assert sum(row["proven"] == "1" for row in rows) == proven
+    assert sum(row["loses_more"] == "1" for row in rows) == losing
+    # It is a CSV map still.
+    assert len(read_maps(path)) >= 2
+
+
+def test_full_is_black_and_random_grey_and_a_policy_has_one_identity():
+    assert colours.LIGHT.lines[colours.identity("full")[0]] == "#000000"
+    assert colours.LIGHT.lines[colours.identity("random")[0]] == "#7f7f7f"
+    assert colours.identity("dynts@dynts-paper") == colours.identity("dynts")
+    known = [colours.identity(name) for name in colours._IDENTITIES]
+    assert len(set(known)) == len(known)
+    assert colours.identity("MyOwn")[0] < len(colours.LINES) - 2

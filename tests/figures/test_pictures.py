@@ -78,10 +78,11 @@ def test_one_outline_runs_around_proven_cells(llama: list[Map], tmp_path: Path, 
     rows_changed, columns_changed = np.nonzero(changed)
     top, left = place.of((rows[2], columns[1]), 0, 1)
     bottom, right = place.of((rows[1], columns[2]), 1, 0)
-    assert top - 1 <= rows_changed.min() <= top + 9
-    assert bottom - 9 <= rows_changed.max() <= bottom + 1
-    assert left - 1 <= columns_changed.min() <= left + 9
-    assert right - 9 <= columns_changed.max() <= right + 1
+    # The frame stands on the gutters, half of it on either side.
+    assert abs(rows_changed.min() - top) <= 7
+    assert abs(rows_changed.max() - bottom) <= 7
+    assert abs(columns_changed.min() - left) <= 7
+    assert abs(columns_changed.max() - right) <= 7
     # Nothing between two cells of the region, and nothing in the cell that the L leaves out.
     y, x = place.of(corner, 1, 0.5)
     assert not changed[y - 3 : y + 4, x - 3 : x + 4].any()
@@ -89,6 +90,62 @@ def test_one_outline_runs_around_proven_cells(llama: list[Map], tmp_path: Path, 
     assert not changed[y - 3 : y + 4, x - 3 : x + 4].any()
     y, x = place.of((rows[2], columns[2]), 0.5, 0.5)
     assert not changed[y, x:].any()
+
+
+def frame_at(picture, place: Place, coord, x: float, y: float, palette: colours.Palette) -> bool:
+    """Return whether a pixel near a place of a cell has the ink of the ground."""
+    row, column = place.of(coord, x, y)
+    height, width = picture.shape[:2]
+    near = picture[max(row - 4, 0) : min(row + 5, height), max(column - 4, 0) : min(column + 5, width)]
+    return bool(close(near, palette.ink, 0.08).any())
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("region", ["keeps", "plateau"])
+def test_a_panel_whose_cells_are_all_proven_or_tied_is_framed(llama, tmp_path: Path, dark: bool, region: str) -> None:
+    palette = colours.DARK if dark else colours.LIGHT
+    margin = 0.03 if region == "keeps" else None
+    whole, empty = frozenset(llama[0].cells), frozenset[tuple[int, float]]()
+    fields = [{region: whole, "margin": margin}, {region: empty, "margin": margin}]
+    maps = [replace(map_, **of_map) for map_, of_map in zip(llama[:2], fields, strict=True)]
+    figure = map_figure(maps, options=FigureOptions(dark=dark))
+    path, *_ = save(figure, tmp_path / "whole.png")
+    picture = pixels(path)
+    (_, rows), (_, columns) = maps[0].axes
+    for axes, map_, is_framed in zip(figure.axes, maps, (True, False), strict=True):
+        place = Place(axes, map_, picture.shape)
+        assert frame_at(picture, place, (rows[1], columns[0]), 0, 0.2, palette) is is_framed
+        assert frame_at(picture, place, (rows[-1], columns[2]), 0.2, 1, palette) is is_framed
+        assert not frame_at(picture, place, (rows[1], columns[1]), 0, 0.2, palette)
+
+
+def test_two_claims_have_two_kinds_of_line_that_the_legend_names(llama, tmp_path: Path) -> None:
+    (_, rows), (_, columns) = llama[0].axes
+    thick = frozenset(coord for coord in llama[0].cells if coord[1] == columns[-1])
+    both = replace(llama[0], keeps=frozenset(llama[0].cells), keeps_like=thick, margin=0.03)
+    # All that is proven here is proven for problems like these: its frame is thick beside thin ones of others.
+    like = replace(llama[1], keeps=thick, keeps_like=thick, margin=0.03)
+    figure = map_figure([both, like])
+    path, *_ = save(figure, tmp_path / "claims.png")
+    dark = close(pixels(path), colours.LIGHT.ink, 0.3)
+    widths = []
+    for axes, map_ in zip(figure.axes, (both, like), strict=True):
+        place = Place(axes, map_, dark.shape)
+        for column, x in ((columns[0], 0), (columns[-1], 0)):
+            row, at = place.of((rows[1], column), x, 0.2)
+            widths.append(int(dark[row, at - 12 : at + 13].sum()))
+    assert 0 < widths[0] < widths[1] == widths[3]
+    assert widths[2] == 0
+    words = " ".join(text.get_text() for text in figure.texts)
+    assert "thin frame: proven to stay within 3 points of the full cache on these problems" in words
+    assert "thick frame: proven for problems like these, too" in words
+
+
+def test_the_legend_names_no_mark_that_no_cell_has(llama) -> None:
+    nothing = replace(llama[0], keeps=frozenset(), breaks=frozenset(), margin=0.03)
+    words = " ".join(text.get_text() for text in map_figure([nothing]).texts)
+    assert "frame" not in words
+    assert "!:" not in words
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvatlas.core import EvictionTrace, KvatlasError, Setting
+from kvatlas.core import EvictionTrace, KvatlasError, Setting, Status
 from kvatlas.models.pieces import token_texts
 from kvatlas.report.app.page import write_bundle, write_report
 from kvatlas.report.app.run import AppRun, open_runs
@@ -48,6 +48,30 @@ def traces_of(page: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 # -- a report ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_that_cannot_hold_all_has_lost_answers_first_with_those_of_the_full_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def solved(trace: Any) -> Any:
+        # The last problem alone is lost: the first ones of a cell do not show it.
+        is_lost = trace.setting.policy != "full" and trace.problem == "p11"
+        return replace(trace, grade=replace(trace.grade, status=Status.OK, correct=not is_lost))
+
+    monkeypatch.setattr("kvatlas.report.app.page.TRACES_LIMIT", 300_000)
+    found = documents(report(tmp_path, manifest(grid("dynts", "random")), solved, per_cell=2))
+    held = {(trace["cell"], trace["index"], trace["sample"]): trace["right"] for trace in traces_of(found)}
+    assert len(held) < found["run"]["done"]
+    for table in found["run"]["outcomes"]:
+        for cell in table["rows"]:
+            own = {place: right for place, right in held.items() if place[0] == cell}
+            if cell == table["full"]:
+                continue
+            assert sorted(own.values()) == [False, True]
+            (lost,) = [place for place, right in own.items() if not right]
+            assert lost[1] == 11
+            assert held[table["full"], *lost[1:]]
+    assert not held[tuple(found["run"]["lost"])]
 
 
 def test_it_holds_words_maps_comparisons_traces_and_provenance(tmp_path: Path) -> None:
@@ -117,7 +141,11 @@ def test_a_page_holds_all_traces_that_fit_else_some_of_each_cell(
     assert len(traces_of(documents(out))) == 3 * 10 * 2 * 2
     monkeypatch.setattr("kvatlas.report.app.page.TRACES_LIMIT", 9_000)
     assert not write_report(result, out, per_cell=1)
-    assert 5 < len(traces_of(documents(out))) <= 20
+    found = documents(out)
+    full = {table["full"] for table in found["run"]["outcomes"]}
+    own = Counter(trace["cell"] for trace in traces_of(found) if trace["cell"] not in full)
+    assert len(own) > 5
+    assert set(own.values()) == {1}
 
 
 def test_a_partial_run_is_refused_or_says_so(tmp_path: Path) -> None:

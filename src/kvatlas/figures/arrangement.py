@@ -10,7 +10,7 @@ from kvatlas.core import Note, NoteKind
 from kvatlas.figures.panels import BEST, LOSES, Baseline, Panel
 from kvatlas.figures.style import FigureOptions
 from kvatlas.stats.estimates import common
-from kvatlas.text import counted, model_name
+from kvatlas.text import counted, fixed, model_name
 
 #: Points by which the intervals of panels may differ and still be told together.
 _LIKE_INTERVALS = 2.0
@@ -152,7 +152,7 @@ def facts_of(panel: Panel, panels: Sequence[Panel], options: FigureOptions) -> l
     if problems and common([_problems(other) for other in panels]) is None:
         facts.append(f"n {problems}")
     if panel.half_interval and options.intervals is None and not _shared_interval(panels):
-        facts.append(f"± {panel.half_interval:.0f}")
+        facts.append(f"± {fixed(panel.half_interval, 0)}")
     return facts
 
 
@@ -188,7 +188,7 @@ def _shared_interval(panels: Sequence[Panel]) -> str:
     halves = [panel.half_interval for panel in panels if panel.half_interval]
     if len(halves) < len(panels) or max(halves) - min(halves) > _LIKE_INTERVALS:
         return ""
-    ends = dict.fromkeys((f"{min(halves):.0f}", f"{max(halves):.0f}"))
+    ends = dict.fromkeys((fixed(min(halves), 0), fixed(max(halves), 0)))
     return " to ".join(ends)
 
 
@@ -199,6 +199,8 @@ def marks(panels: Sequence[Panel], has_values: bool, has_intervals: bool, option
         found = [mark for mark in found if mark != BEST and not mark.startswith(LOSES)]
     if has_intervals and options.kept:
         found.append("small type: tokens after a compression")
+    if any(panel.map.recommended in panel.cells for panel in panels):
+        found.append("ringed: recommended")
     found.append(_interval_mark(panels, has_intervals, options))
     if any(panel.memory for panel in panels):
         found.append("dotted: equal mean KV memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,9 +20,48 @@ DIFFERENCES = "RdBu"
 _PALE = {VALUES: (0.0, 0.62), COSTS: (0.0, 0.62), COUNTS: (0.05, 0.68), DIFFERENCES: (0.22, 0.78)}
 #: The colour of text on any of them.
 ON_COLOUR = "#111111"
+#: The ring of the recommended cell, on a cell of any colour, and the halo around it.
+RING = ("#003f8f", "#ffffff")
 #: Distinct under all common colour deficiencies (Okabe and Ito 2008), for lines, and their markers.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 MARKERS = "osD^vPX*"
+
+
+#: The colour and the marker of policies by their places in `LINES` and `MARKERS`: the same in all figures and pages.
+#: The last colour is the ink of the full cache, the one before it the grey of random tokens.
+_IDENTITIES = {
+    "full": (7, 2),
+    "random": (6, 1),
+    "dynts": (0, 0),
+    "window": (4, 3),
+    "streaming": (5, 4),
+    "h2o": (1, 1),
+    "snapkv": (2, 0),
+    "rkv": (3, 5),
+    "keydiff": (4, 0),
+    "tova": (1, 3),
+    "sepllm": (5, 2),
+    "lazyeviction": (2, 4),
+    "vase": (3, 3),
+    "triattention": (1, 5),
+    "expected_attention": (5, 0),
+    "caote": (2, 2),
+    "dropkv": (3, 1),
+    "learned": (0, 4),
+    "oracle": (2, 6),
+}
+
+
+def identity(policy: str) -> tuple[int, int]:
+    """Return the colour and the marker of a policy by its name: their places in `LINES` and `MARKERS`.
+
+    A preset has those of its policy. Other policies have what the letters of their names give, never black or grey.
+    """
+    name = policy.partition("@")[0]
+    if name in _IDENTITIES:
+        return _IDENTITIES[name]
+    code = zlib.crc32(name.encode())
+    return code % (len(LINES) - 2), code // 7 % len(MARKERS)
 
 
 class Palette(NamedTuple):
@@ -37,15 +77,18 @@ class Palette(NamedTuple):
     #: A missing cell and its hatching.
     missing: tuple[str, str]
     published: str
+    #: Text about the recommended setting.
+    recommended: str
 
 
 LIGHT = Palette(
     "#ffffff", "#111111", "#555555", "#a11a1a", LINES, ("#eeeeee", "#bbbbbb"), "#c4c4c4",
+    "#0050b3",
 )  # fmt: skip
 DARK = Palette(
     "#12161b", "#e3e8ee", "#aab4bf", "#ff9b90",
     ("#56b4e9", "#f58b4c", "#2fc79a", "#e3a3c8", "#f0c04a", "#a9c8ff", "#a7adb3", "#e3e8ee"),
-    ("#1b2027", "#47505a"), "#525c66",
+    ("#1b2027", "#47505a"), "#525c66", "#7fb8ff",
 )  # fmt: skip
 
 

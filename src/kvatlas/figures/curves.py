@@ -381,7 +381,7 @@ def _draw_curves(
         shift = (index - (len(policies) - 1) / 2) * 0.16 if as_text else 0.0
         x = [places[value] + shift for value in line]
         line_points = [_point(map_, cell, measure.cost) for cell in line.values()]
-        stroke = _Stroke.of(index, as_text, options)
+        stroke = _Stroke.of(policies, index, as_text, options)
         last = _draw_curve(axes, x, line_points, measure.unit, stroke, options)
         if policy:
             ends.append(End(last, options.named(policy), stroke.colour))
@@ -402,10 +402,14 @@ class _Stroke(NamedTuple):
     as_points: bool
 
     @classmethod
-    def of(cls, order: int, as_points: bool, options: FigureOptions) -> _Stroke:
-        """Return the stroke of the curve of this number."""
+    def of(cls, names: Sequence[str], order: int, as_points: bool, options: FigureOptions) -> _Stroke:
+        """Return the stroke of a curve: that of its policy, or by its order where curves are of one policy."""
+        policies = [name.partition("(")[0] for name in names]
+        colour = marker = order
+        if all(policies) and len(set(policies)) == len(policies):
+            colour, marker = colours.identity(policies[order])
         lines = options.colours.lines
-        return cls(lines[order % len(lines)], colours.MARKERS[order % len(colours.MARKERS)], as_points)
+        return cls(lines[colour % len(lines)], colours.MARKERS[marker % len(colours.MARKERS)], as_points)
 
 
 def _draw_curve(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from kvatlas.figures.panels import Panel, Question, Tested
+from kvatlas.figures.panels import Panel, Question, Tested, has_two_claims
 
 
 def finding(panels: Sequence[Panel]) -> str:
@@ -16,7 +16,7 @@ def finding(panels: Sequence[Panel]) -> str:
         return _range(panels)
     counts = _Counts(panels, tested)
     if tested[0].question is Question.MARGIN:
-        is_of_these = any(panel.map.keeps_like < (panel.map.keeps or frozenset()) for panel in panels)
+        is_of_these = has_two_claims(panel.map for panel in panels)
         return _of_margin(counts, tested[0].reference, " on these problems" if is_of_these else "")
     if tested[0].question is Question.DIFFERENCE:
         return _of_difference(counts, tested[0].reference)
@@ -81,6 +81,8 @@ def _of_best(counts: _Counts) -> str:
     """State how many cells are worse than the best."""
     if counts.bad:
         return f"{counts.some(counts.bad)} shown to be worse than the best"
+    if counts.every == 1:
+        return "there is only one setting, so nothing is compared"
     return f"no {counts.noun} is shown to be better than another"
 
 

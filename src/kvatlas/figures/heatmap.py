@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, KvatlasError, Map
+from kvatlas.core import CellCoord, KvatlasError, Map, Note
 from kvatlas.figures import colours, style
 from kvatlas.figures.arrangement import Arrangement, arranged, baselines_of, facts_of, marks, notes_of, on_bar
 from kvatlas.figures.findings import finding
@@ -26,7 +26,7 @@ from kvatlas.figures.heatmap_layout import (
 from kvatlas.figures.panels import NARROWEST, Baseline, CellText, Panel, metric_panels, with_tokens
 from kvatlas.figures.style import FigureOptions, Line, font_size, settle, sheet, text_width, wrapped
 from kvatlas.stats.pairs import Comparison
-from kvatlas.text import axis_label, signed, visible
+from kvatlas.text import axis_label, grouped_digits, signed, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,11 +34,16 @@ if TYPE_CHECKING:
 
 #: The order of drawing of a frame: above the colours of cells and below their numbers.
 _FRAME_ORDER = 2.5
-#: Inches from the edge of a cell to its frame, which stands out from the cell on a dark ground, too.
-_FRAME_INSET = 0.022
 #: The widths of outlines: proven on these problems, and for problems like these, too.
-_THIN = 1.2
-_THICK = 2.4
+_THIN = 1.0
+_THICK = 2.2
+#: That of a figure with one kind of frames.
+_FRAME = 1.6
+#: The width of the ring of the recommended cell, and inches from the edge of the cell to it.
+_RING = 1.2
+_RING_INSET = 0.035
+#: Inches of a tick beside a colour bar.
+_TICK = 0.025
 #: Strips of a colour bar.
 _STRIPS = 96
 
@@ -50,12 +55,15 @@ def map_figure(
     shared: bool | None = None,
     title: str = "",
     comparisons: Sequence[Comparison] = (),
+    notes: Sequence[Note] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
     """Return maps of a metric as one figure (see `plot`): percent, baselines, and frames."""
     options = options or FigureOptions()
     panels = metric_panels(maps, exact=options.plain)
-    return plot(panels, one_bar=one_bar, shared=shared, title=title, comparisons=comparisons, options=options)
+    return plot(
+        panels, one_bar=one_bar, shared=shared, title=title, comparisons=comparisons, notes=notes, options=options
+    )
 
 
 def plot(
@@ -65,15 +73,17 @@ def plot(
     one_bar: bool = False,
     title: str = "",
     comparisons: Sequence[Comparison] = (),
+    notes: Sequence[Note] = (),
     options: FigureOptions | None = None,
 ) -> Figure:
     """Return panels as one figure, on one colour scale with `shared` or `one_bar`, else each on its own.
 
-    A scale is at least as wide as an interval on average, and holds the baselines; with `shared=False`, and in plain
-    figures, it goes from the lowest to the highest cell. Differences are always on one scale around 0. Numbers that are
-    not legible are left out. The title is the finding of the panels, unless another one is given. `comparisons` of the
-    policies on the figure stand beside their rows. Raises KvatlasError for no panels, panels without cells, one scale
-    for unlike measures, and cells without room for intervals.
+    Panels of a benchmark share a scale. It is at least as wide as an interval on average, and holds the baselines; with
+    `shared=False`, and in plain figures, each panel's goes from its lowest to its highest cell. Differences are always
+    on one scale around 0. Numbers that are not legible are left out. The title is the finding of the panels, unless
+    another one is given. `comparisons` of the policies on the figure stand beside their rows, `notes` below all panels.
+    Raises KvatlasError for no panels, panels without cells, one scale for unlike measures, and cells without room for
+    intervals.
     """
     options = options or FigureOptions()
     _check_panels(panels, one_bar)
@@ -92,7 +102,7 @@ def plot(
         arrangement = layout.arrangement
         bars = _bars(layout, scales, ticks)
         about_all: Sequence[str] = ()
-        baseline_texts = _baseline_texts(layout, bars, options)
+        baseline_texts = _baseline_texts(layout, scales, bars, options)
         if len(set(baseline_texts)) == 1:
             about_all = baseline_texts[0]
             baseline_texts = [()] * len(panels)
@@ -100,7 +110,8 @@ def plot(
         about = [*arrangement.about, *marks(panels, bool(layout.value), bool(layout.interval), options)]
         about += about_all
         if not one_scale:
-            about.append("each panel has its own colour scale")
+            by_benchmark = len(set(scales)) < len(panels)
+            about.append(f"each {'benchmark' if by_benchmark else 'panel'} has its own colour scale")
         figure, grid = sheet(
             options,
             (layout.width, layout.high),
@@ -109,14 +120,16 @@ def plot(
             layout.margins,
             title=title or _title(arrangement),
             about=about,
-            notes=notes_of(panels, bool(layout.value)),
+            notes=[*notes, *notes_of(panels, bool(layout.value))],
         )
+        has_two_frames = any(panel.thick for panel in panels)
         for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
-            _draw_cells(axes, panel, scale, layout, options)
+            _draw_cells(axes, panel, scale, layout, has_two_frames, options)
             _write_axes(axes, panel, index, layout, options)
             style.write_above(axes, layout.above[index])
             if index in bars:
-                _draw_bar(axes, panel, scale, bars[index], layout, options)
+                lowest = grid[index + len(grid) - layout.across] if _has_column_bars(layout, scales) else axes
+                _draw_bar(axes, lowest, panel, scale, bars[index], layout, options)
         _write_rows(figure, grid, layout, options)
         _write_gains(figure, grid, layout, options)
         settle(figure, options)
@@ -144,7 +157,12 @@ def _scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) -> list
     is_shared = bool(shared or one_bar or panels[0].centred)
     scales = []
     for panel in panels:
-        sharing = panels if is_shared else [panel]
+        sharing = panels
+        if shared is False and not is_shared:
+            sharing = [panel]
+        elif not is_shared:
+            # One colour has one meaning on a benchmark, whatever the policy and the model.
+            sharing = [other for other in panels if _scale_name(other) == _scale_name(panel)]
         values = [cell.value for cell in _cells_of(sharing)]
         least = NARROWEST
         if shared is not False:
@@ -152,6 +170,10 @@ def _scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) -> list
             values += [baseline.value for baseline in _baselines_of(sharing) if baseline.value is not None]
         scales.append(colours.scale_limits(values, panel.centred, least))
     return scales
+
+
+def _scale_name(panel: Panel) -> tuple[str, str]:
+    return panel.map.benchmark, panel.label
 
 
 def _baselines_of(panels: Sequence[Panel]) -> Iterator[Baseline]:
@@ -200,7 +222,7 @@ def _ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> 
 
 
 def _tick_text(value: float, digits: int, centred: bool) -> str:
-    return signed(value, digits) if centred else f"{value:,.{digits}f}"
+    return signed(value, digits) if centred else grouped_digits(value, digits)
 
 
 def _bars(
@@ -208,27 +230,43 @@ def _bars(
     scales: Sequence[tuple[float, float]],
     ticks: Sequence[Sequence[Tick]],
 ) -> dict[int, list[Tick]]:
-    """Return the ticks of the bars by the panels that they stand beside: each, or the last of a row."""
+    """Return the ticks of the bars by the panels that they stand beside."""
     panels = layout.arrangement.panels
     bars = {}
     for index in range(len(panels)):
-        row_start = index - index % layout.across
-        is_last_in_row = index + 1 == min(row_start + layout.across, len(panels))
-        if layout.one_bar and not is_last_in_row:
+        place = _bar_place(index, layout, scales)
+        if place != index:
             continue
-        bar_panels = panels[row_start : index + 1] if layout.one_bar else [panels[index]]
+        bar_panels = [panel for at, panel in enumerate(panels) if _bar_place(at, layout, scales) == index]
         shared = on_bar(bar_panels, scales[index])
         bars[index] = [tick for tick in ticks[index] if tick.baseline is None or tick.baseline in shared]
     return bars
 
 
-def _baseline_texts(layout: Layout, bars: dict[int, list[Tick]], options: FigureOptions) -> list[tuple[str, ...]]:
+def _bar_place(index: int, layout: Layout, scales: Sequence[tuple[float, float]]) -> int:
+    """Return the panel beside which the bar of a panel stands: the last of a row, the first of a column, or its own."""
+    row_start = index - index % layout.across
+    if layout.one_bar:
+        return min(row_start + layout.across, len(scales)) - 1
+    return index % layout.across if _has_column_bars(layout, scales) else index
+
+
+def _has_column_bars(layout: Layout, scales: Sequence[tuple[float, float]]) -> bool:
+    """Return whether the panels of each column of a grid have one scale."""
+    if not layout.arrangement.is_grid or layout.one_bar:
+        return False
+    return all(scale == scales[index % layout.across] for index, scale in enumerate(scales))
+
+
+def _baseline_texts(
+    layout: Layout, scales: Sequence[tuple[float, float]], bars: dict[int, list[Tick]], options: FigureOptions
+) -> list[tuple[str, ...]]:
     """Return for each panel its baselines that no bar has."""
     if options.plain:
         return [()] * len(layout.arrangement.panels)
     baseline_texts = []
     for index, panel in enumerate(layout.arrangement.panels):
-        bar = next(bars[at] for at in sorted(bars) if at >= index)
+        bar = bars[_bar_place(index, layout, scales)]
         on_its_bar = [tick.baseline for tick in bar if tick.baseline is not None]
         baseline_texts.append(tuple(baselines_of(panel, on_its_bar, options)))
     return baseline_texts
@@ -261,7 +299,14 @@ def _unbroken(fact: str, inches: float) -> str:
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def _draw_cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: Layout, options: FigureOptions) -> None:
+def _draw_cells(
+    axes: Axes,
+    panel: Panel,
+    scale: tuple[float, float],
+    layout: Layout,
+    has_two_frames: bool,
+    options: FigureOptions,
+) -> None:
     """Draw the cells in their colours with their numbers, the largest vertical value on top.
 
     Missing cells are hatched, best ones bold, and one outline runs around the framed ones.
@@ -283,12 +328,17 @@ def _draw_cells(axes: Axes, panel: Panel, scale: tuple[float, float], layout: La
     )
     for (row, column), cell in panel.cells.items():
         _write_cell(axes, (columns.index(column), rows.index(row)), cell, layout, options)
-    if panel.outlined and not options.plain:
-        size = (layout.inner / len(columns), layout.high / len(rows))
-        for region, width in ((panel.outlined, _THIN), (panel.thick, _THICK)):
+    if not options.plain:
+        thin = _THIN if has_two_frames else _FRAME
+        for region, width in ((panel.outlined, thin), (panel.thick, _THICK)):
             framed = {(columns.index(column), rows.index(row)) for row, column in region}
             if framed:
-                _draw_outline(axes, framed, size, width)
+                _draw_outline(axes, framed, width, options.colours.ink)
+        recommended = panel.map.recommended
+        if recommended is not None and recommended in panel.cells:
+            row, column = recommended
+            size = (layout.inner / len(columns), layout.high / len(rows))
+            _draw_ring(axes, (columns.index(column), rows.index(row)), size)
     if panel.memory:
         _draw_memory(axes, panel.memory)
 
@@ -307,55 +357,51 @@ def _write_cell(axes: Axes, corner: tuple[int, int], cell: CellText, layout: Lay
         axes.text(x + 0.5, y + 0.25, cell.small, fontsize=layout.interval, **ink)
 
 
-def _draw_outline(axes: Axes, cells: set[CellCoord], size: tuple[float, float], width: float) -> None:
-    """Draw one outline of a width around cells (column, row) of a size, a little within them."""
+def _draw_outline(axes: Axes, cells: set[CellCoord], width: float, ink: str) -> None:
+    """Draw one outline of a width around cells (column, row), on the gutters between cells."""
     from matplotlib.collections import LineCollection
 
-    inset = np.array([_FRAME_INSET / size[0], _FRAME_INSET / size[1]])
     lines = []
-    for cell in sorted(cells):
-        for axis in (0, 1):
-            for side in (0, 1):
-                lines += _outline_of_side(cells, cell, axis, side, inset)
+    for x, y in sorted(cells):
+        sides = {
+            (x - 1, y): ((x, y), (x, y + 1)),
+            (x + 1, y): ((x + 1, y), (x + 1, y + 1)),
+            (x, y - 1): ((x, y), (x + 1, y)),
+            (x, y + 1): ((x, y + 1), (x + 1, y + 1)),
+        }
+        lines += [side for neighbour, side in sides.items() if neighbour not in cells]
     outline = LineCollection(
         lines,
         gid="framed",
-        colors=colours.ON_COLOUR,
+        colors=ink,
         linewidths=width,
         capstyle="projecting",
+        clip_on=False,
         zorder=_FRAME_ORDER,
     )
     axes.add_collection(outline, autolim=False)
 
 
-def _outline_of_side(
-    cells: set[CellCoord], cell: CellCoord, axis: int, side: int, inset: np.ndarray[Any, Any]
-) -> list[np.ndarray[Any, Any]]:
-    """Return the outline along one side of a cell: along `axis` 0 the lower or upper one, along 1 the left or right.
+def _draw_ring(axes: Axes, corner: tuple[int, int], size: tuple[float, float]) -> None:
+    """Draw a ring inside the cell of the recommended setting, between its numbers and its edge."""
+    from matplotlib.patches import Rectangle
 
-    None where the cell beyond it is among the cells.
-    """
-    across = 1 - axis
-    beyond = list(cell)
-    beyond[across] += 2 * side - 1
-    if tuple(beyond) in cells:
-        return []
-    ends = np.empty((2, 2))
-    ends[:, across] = cell[across] + side + inset[across] * (1 - 2 * side)
-    for end in (0, 1):
-        step = 2 * end - 1
-        neighbour = list(cell)
-        neighbour[axis] += step
-        diagonal = list(beyond)
-        diagonal[axis] += step
-        # It stops short at a corner, meets the line of the next cell, or turns into the cell beyond.
-        reach = 0.0
-        if tuple(neighbour) not in cells:
-            reach = -inset[axis]
-        elif tuple(diagonal) in cells:
-            reach = inset[axis]
-        ends[end, axis] = cell[axis] + end + step * reach
-    return [ends]
+    # The halo sets the ring off from the colour of the cell.
+    for colour, width in zip(reversed(colours.RING), (2 * _RING, _RING), strict=True):
+        inset = min(_RING_INSET, 0.12 * size[1])
+        x, y = inset / size[0], inset / size[1]
+        ring = Rectangle(
+            (corner[0] + x, corner[1] + y),
+            1 - 2 * x,
+            1 - 2 * y,
+            fill=False,
+            edgecolor=colour,
+            linewidth=width,
+            joinstyle="round",
+            gid="ringed",
+            zorder=_FRAME_ORDER,
+        )
+        axes.add_patch(ring)
 
 
 def _draw_memory(axes: Axes, memory: Sequence[Sequence[float]]) -> None:
@@ -400,29 +446,50 @@ def _write_axes(axes: Axes, panel: Panel, index: int, layout: Layout, options: F
 
 
 def _draw_bar(
-    axes: Axes, panel: Panel, scale: tuple[float, float], ticks: Sequence[Tick], layout: Layout, options: FigureOptions
+    axes: Axes,
+    lowest: Axes,
+    panel: Panel,
+    scale: tuple[float, float],
+    ticks: Sequence[Tick],
+    layout: Layout,
+    options: FigureOptions,
 ) -> None:
-    """Draw a colour bar right of a panel with its ticks; baselines are lines across it."""
+    """Draw a colour bar right of a panel, down to the lowest one of its column; baselines are lines across it."""
     from matplotlib.collections import PolyCollection
 
+    box = axes.get_position()
+    bottom = (lowest.get_position().y0 - box.y0) / box.height
+    high = 1 - bottom
     left = 1 + BAR_GAP / layout.inner
     right = left + BAR_WIDTH / layout.inner
     # Each strip reaches to the top, so that no ground shows through between two of them.
-    strips = [[(left, low), (right, low), (right, 1), (left, 1)] for low in np.arange(_STRIPS) / _STRIPS]
+    starts = bottom + high * np.arange(_STRIPS) / _STRIPS
+    strips = [[(left, low), (right, low), (right, 1), (left, 1)] for low in starts]
     shades = colours.colour_map(panel.palette)((np.arange(_STRIPS) + 0.5) / _STRIPS)
     bar = PolyCollection(strips, facecolors=shades, edgecolors="none", transform=axes.transAxes, clip_on=False)
     axes.add_collection(bar, autolim=False)
     line = 1.2 * style.SMALL_TYPE / 72 / layout.high
-    heights = _tick_heights(ticks, scale, line)
+    shares = _tick_heights(ticks, scale, line / high)
+    heights = {tick: bottom + high * share for tick, share in shares.items()}
     for tick, height in heights.items():
         if tick.baseline is not None:
             axes.plot(
                 (left, right), (height, height), color=colours.ON_COLOUR, lw=1.4, transform=axes.transAxes,
                 clip_on=False, solid_capstyle="butt",
             )  # fmt: skip
-    for tick, place in zip(heights, style.apart(list(heights.values()), [line] * len(heights), 1.0), strict=True):
+    # Labels stand at their values, half a line beyond the ends of the bar; only those that would overlap move.
+    floor = bottom - line / 2
+    apart = style.apart([height - floor for height in heights.values()], [line] * len(heights), high + line)
+    places = [place + floor for place in apart]
+    outside = right + _TICK / layout.inner
+    for height in heights.values():
+        axes.plot(
+            (right, outside), (height, height), color=options.colours.ink, lw=0.8, transform=axes.transAxes,
+            clip_on=False, solid_capstyle="butt",
+        )  # fmt: skip
+    for tick, place in zip(heights, places, strict=True):
         axes.text(
-            right + 2.5 / 72 / layout.inner,
+            outside + 1.5 / 72 / layout.inner,
             place,
             tick.text,
             transform=axes.transAxes,
@@ -431,7 +498,7 @@ def _draw_bar(
         )
     if options.plain:
         axes.text(
-            right + (4 / 72 + max(text_width(tick.text) for tick in ticks)) / layout.inner,
+            outside + (4 / 72 + max(text_width(tick.text) for tick in ticks)) / layout.inner,
             0.5,
             panel.label,
             transform=axes.transAxes,

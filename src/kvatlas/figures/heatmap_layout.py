@@ -190,7 +190,7 @@ class _Sizes:
         left = style.EDGE + axis
         if names:
             left += names * style.NAME_TYPE * style.LINE + 0.06
-        bar = BAR_GAP + BAR_WIDTH + 0.04 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
+        bar = BAR_GAP + BAR_WIDTH + 0.055 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
         if self.options.plain:
             bar += style.SMALL_TYPE * style.LINE + 0.04
         right = style.EDGE + bar

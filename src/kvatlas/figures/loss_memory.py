@@ -238,8 +238,13 @@ def _draw_marks(panel: Axes, marks: Sequence[_Mark], series: Sequence[str], opti
     line_axes(panel, options)
     ends = []
     for index, name in enumerate(series):
-        colour = options.colours.lines[index % len(colours.LINES)]
-        marker = colours.MARKERS[index % len(colours.MARKERS)]
+        policy, _, bits = name.partition(", ")
+        place, shape = colours.identity(policy)
+        if bits:
+            # Numbers of bits of a policy are told apart, too.
+            place, shape = index, index
+        colour = options.colours.lines[place % len(colours.LINES)]
+        marker = colours.MARKERS[shape % len(colours.MARKERS)]
         series_marks = [mark for mark in marks if mark.series == name]
         if not series_marks:
             continue
@@ -293,7 +298,7 @@ def _loss_text(loss: SettingLoss) -> str:
     ends = (loss.low, loss.high)
     if loss.value < 0:
         ends = (-loss.high, -loss.low)
-    interval = " to ".join(map(percent_text, ends))
+    interval = " to ".join(map(percent_text, ends)).replace("-", "−")
     return f"{verb} {percent_text(abs(loss.value))} points ({interval})"
 
 

@@ -15,7 +15,7 @@ from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, Ma
 from kvatlas.figures import colours, style
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.pairs import CellDifference, Differences
-from kvatlas.text import axis_label, guarded, interval_text, percent_text, signed
+from kvatlas.text import axis_label, grouped_digits, guarded, interval_text, percent_text, signed
 
 K = TypeVar("K", bound=Hashable)
 
@@ -123,10 +123,17 @@ def framed(map_: Map) -> tuple[frozenset[CellCoord], str]:
     """
     if map_.keeps is not None and map_.margin is not None:
         claim = f"proven to stay within {margin_text(map_.margin)} of the full cache"
-        if map_.keeps_like < map_.keeps:
-            claim += " on these problems"
-        return map_.keeps, claim
+        return map_.keeps, f"{claim}{_on_these(has_two_claims([map_]))}"
     return map_.plateau or frozenset(), "statistically tied with the best"
+
+
+def has_two_claims(maps: Iterable[Map]) -> bool:
+    """Return whether a cell is proven on these problems, and not for problems like these."""
+    return any(map_.keeps_like < (map_.keeps or frozenset()) for map_ in maps)
+
+
+def _on_these(is_of_these: bool) -> str:
+    return " on these problems" if is_of_these else ""
 
 
 def margin_text(margin: float) -> str:
@@ -144,24 +151,19 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
         estimates = [cell.estimate for cell in map_.cells.values()]
         widths.append(_widths(estimates))
     digits = 1 if exact else _digits(widths)
-    return [_metric_panel(map_, of_map, digits) for map_, of_map in zip(maps, widths, strict=True)]
+    two_frames = has_two_claims(maps) and any(map_.keeps_like for map_ in maps)
+    return [_metric_panel(map_, of_map, digits, two_frames) for map_, of_map in zip(maps, widths, strict=True)]
 
 
-def _metric_panel(map_: Map, widths: Sequence[float], digits: int) -> Panel:
-    region, common_claim = framed(map_)
-    # A frame around everything would say nothing: the title does.
-    outlined = frozenset[CellCoord]() if region >= set(map_.cells) else region
-    about = [BEST]
-    if outlined:
-        about.append(f"framed: {common_claim}")
-    thick = map_.keeps_like if outlined and map_.keeps_like < region else frozenset[CellCoord]()
-    if thick:
-        about.append("thick: for problems like these, too")
+def _metric_panel(map_: Map, widths: Sequence[float], digits: int, two_frames: bool) -> Panel:
+    region, _ = framed(map_)
+    about = [BEST, *_frame_legend(map_, two_frames)]
     if map_.claim is Claim.THESE and max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1) > 1:
         about.append("intervals: these problems, sampled anew")
     texts = _estimate_texts(map_, digits)
     if map_.margin is not None and any(cell.mark for cell in texts.values()):
-        about.append(f"{LOSES}: proven to lose more than {margin_text(map_.margin)}")
+        of_these = _on_these(map_.breaks_like < (map_.breaks or frozenset()))
+        about.append(f"{LOSES}: proven to lose more than {margin_text(map_.margin)}{of_these}")
     return Panel(
         map_,
         texts,
@@ -174,9 +176,24 @@ def _metric_panel(map_: Map, widths: Sequence[float], digits: int) -> Panel:
         half_interval=_half(widths),
         baselines=_baselines(map_, digits),
         notes=map_.remarks,
-        outlined=outlined,
-        thick=thick,
+        outlined=region,
+        thick=region & map_.keeps_like if two_frames else frozenset(),
     )
+
+
+def _frame_legend(map_: Map, two_frames: bool) -> list[str]:
+    """Return what the frames of a map stand for: two kinds of line where the two claims of a figure differ."""
+    region, common_claim = framed(map_)
+    if not two_frames or map_.keeps is None:
+        return [f"framed: {common_claim}"] if region else []
+    assert map_.margin is not None
+    legend = []
+    within = f"within {margin_text(map_.margin)} of the full cache"
+    if region - map_.keeps_like:
+        legend.append(f"thin frame: proven to stay {within} on these problems")
+    if map_.keeps_like:
+        legend.append("thick frame: proven for problems like these, too")
+    return legend
 
 
 def _digits(widths: Sequence[Sequence[float]]) -> int:
@@ -262,7 +279,7 @@ class Unit(NamedTuple):
 
     def text(self, value: float) -> str:
         """Return a cost in its own unit as it is printed in this one."""
-        return f"{value / self.size:,.{self.digits}f}"
+        return grouped_digits(value / self.size, self.digits)
 
 
 _TIMES = (Unit("ms", 0.001), Unit("s"), Unit("h", 3600))
@@ -406,8 +423,10 @@ def _difference_panel(compared: Compared, map_: Map, widths: Sequence[float], di
     about: tuple[str, ...] = ("not paired",)
     tested = None
     if paired:
-        about = ("paired by problem", "bold: a difference is proven, allowing for all cells of the map")
+        about = ("paired by problem",)
         proven = [coord for coord, cell in cells.items() if cell.bold]
+        if proven:
+            about = (*about, "bold: a difference is proven, allowing for all cells of the map")
         above = frozenset(coord for coord in proven if cells[coord].value > 0)
         tested = Tested(Question.DIFFERENCE, _in_words(compared.name), above, frozenset(proven) - above)
     return Panel(
@@ -446,14 +465,22 @@ def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None, d
 
 
 def data_csv(panels: Sequence[Panel]) -> str:
-    """Return the numbers of the panels, one row per cell: what is printed, and if the cell is outlined or marked."""
+    """Return the numbers of the panels, one row per cell: what is printed, and the marks of the cell."""
     axes = [name for name, _ in panels[0].map.axes]
-    names_of_numbers = ["value", "text", "small", "outlined", "loses_more"]
+    names_of_numbers = ["value", "text", "small", "outlined", "proven", "loses_more", "recommended"]
     rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", *names_of_numbers]]
     for panel in panels:
         for coord, cell in panel.cells.items():
             names = map(guarded, (*panel.map.name, *coord))
-            is_outlined = coord in panel.outlined
-            numbers = [round(cell.value, 4), cell.text, cell.small, int(is_outlined), int(cell.mark == LOSES)]
-            rows.append([*names, f"{panel.label} {panel.unit}", *numbers])
+            proven, loses_more = _proven_marks(panel.map, coord)
+            is_recommended = int(coord == panel.map.recommended)
+            numbers = [round(cell.value, 4), cell.text, cell.small, int(coord in panel.outlined), proven, loses_more]
+            rows.append([*names, f"{panel.label} {panel.unit}", *numbers, is_recommended])
     return style.rows_csv(rows)
+
+
+def _proven_marks(map_: Map, coord: CellCoord) -> tuple[int | str, int | str]:
+    """Return whether a cell is proven to keep the margin, and to lose more; empty where that was not tested."""
+    if map_.keeps is None:
+        return "", ""
+    return int(coord in map_.keeps), int(coord in (map_.breaks or ()))

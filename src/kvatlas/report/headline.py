@@ -54,6 +54,33 @@ def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
     return f"{shown[setting.policy]} {', '.join(names)}".strip()
 
 
+def recommended_words(choice: Choice) -> str:
+    """Return the recommended setting of a model with what it saves and loses; empty where there is none."""
+    if choice.recommended is None:
+        return ""
+    text = f"{model_name(choice.model)}: {setting_words(choice.recommended, list(choice.settings.values()))}"
+    clauses = [price_words(choice)]
+    if choice.loss is not None:
+        limits = (choice.loss.low, choice.loss.high)
+        if choice.loss.value < 0:
+            limits = (-choice.loss.high, -choice.loss.low)
+        ends = " to ".join(fixed(100 * limit) for limit in limits)
+        clauses.append(f"({ends} points)".replace("-", "−"))
+    return " ".join(filter(None, [text, *clauses]))
+
+
+def price_words(choice: Choice) -> str:
+    """Return what the recommended setting saves and loses: `saves 9 %, loses 2.5`; empty where neither is known."""
+    clauses = []
+    if choice.saving is not None:
+        saved = fixed(100 * (1 - choice.saving.memory), 0)
+        clauses.append(f"saves {saved} %" if int(saved) > 0 else "saves no memory")
+    if choice.loss is not None:
+        verb = "gains" if choice.loss.value < 0 else "loses"
+        clauses.append(f"{verb} {fixed(100 * abs(choice.loss.value))}")
+    return ", ".join(clauses)
+
+
 def _sentence(*clauses: str) -> str:
     text = "; ".join(filter(None, clauses))
     # Names of policies keep their case.

@@ -22,11 +22,13 @@ from kvatlas.figures.loss_memory import has_losses, loss_figure
 from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.equal_memory import memory_title
-from kvatlas.report.headline import headline
+from kvatlas.report.headline import headline, recommended_words
 from kvatlas.report.options import ReadOptions, Source, bare_maps
 from kvatlas.report.result import Result, of_policy, open_result
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
+from kvatlas.results.export import marked_csv
 from kvatlas.stats.against import against_policy, rows_of_policy
+from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -90,7 +92,7 @@ def plot_sources(
         panels = _difference_panels(result, show.against, show.mean)
         policies = {show.against, *(panel.map.policy for panel in panels)}
         lead = headline((), _comparisons(result, policies))
-        return _draw_panels(panels, out, show, f"{lead}; {finding(panels)}" if lead else "")
+        return _draw_panels(result, panels, out, show, f"{lead}; {finding(panels)}" if lead else "")
     return _draw_metric(result, sources, out, options.metric, show)
 
 
@@ -161,7 +163,7 @@ def _draw_cost(result: Result, out: Path, cost: str, show: MapOptions) -> list[P
     if show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     maps = result.untested_means if show.mean else result.untested
-    return _draw_panels(cost_panels(maps, cost), out, show)
+    return _draw_panels(result, cost_panels(maps, cost), out, show)
 
 
 def _draw_metric(
@@ -169,11 +171,12 @@ def _draw_metric(
 ) -> list[Path]:
     maps = _tested_means(result, sources) if show.mean else [one.map for one in result.maps]
     _check_metric(maps, metric)
-    return save(metric_figure(result, maps, show), out, maps)
+    return save(metric_figure(result, maps, show), out, data=marked_csv(with_recommended(maps, result.choices)))
 
 
 def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions) -> Figure:
     """Return maps or means of a result, with the comparison of their policies where there are two."""
+    maps = with_recommended(maps, result.choices)
     comparisons = _comparisons(result, {map_.policy for map_ in maps})
     # The means of all policies are the whole result.
     is_whole = show.mean and result.options.policy is None
@@ -183,12 +186,29 @@ def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions) -> Figu
         one_bar=show.mean,
         title=headline(result.choices, comparisons) if is_whole else "",
         comparisons=comparisons,
+        notes=recommended_notes(result, maps),
         options=show.figure,
     )
 
 
-def _draw_panels(panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
-    figure = plot(panels, shared=show.shared, one_bar=show.mean, title=title, options=show.figure)
+def recommended_notes(result: Result, maps: Sequence[Map]) -> list[Note]:
+    """Return a note that names the settings that are ringed on these maps, with what they save and lose."""
+    ringed = {(map_.model, map_.cells[map_.recommended].setting) for map_ in maps if map_.recommended is not None}
+    words = [recommended_words(one) for one in result.choices if (one.model, one.recommended) in ringed]
+    return [Note(NoteKind.RECOMMENDED, f"Recommended: {'; '.join(words)}")] if words else []
+
+
+def _draw_panels(result: Result, panels: Sequence[Panel], out: Path, show: MapOptions, title: str = "") -> list[Path]:
+    maps = with_recommended([panel.map for panel in panels], result.choices)
+    panels = [replace(panel, map=map_) for panel, map_ in zip(panels, maps, strict=True)]
+    figure = plot(
+        panels,
+        shared=show.shared,
+        one_bar=show.mean,
+        title=title,
+        notes=recommended_notes(result, maps),
+        options=show.figure,
+    )
     return save(figure, out, data=data_csv(panels))
 
 

@@ -33,6 +33,8 @@ _PUBLISHED_PROMPT = 150
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
 #: The other columns that kvatlas itself writes; they are read back. Columns that users add are written alone.
 EXTRAS = tuple(column.name for column in csv_columns())
+#: The columns of the marks of a figure's cells, in the data beside it; they are not read.
+MARKS = ("proven", "proven_like_these", "loses_more", "recommended")
 #: The smallest values of the columns that hold integers, and a limit of all of them.
 _INTEGERS = {"local_window": 0, "problems": 1, "samples": 1, "peak_kv_tokens": 0, "truncated": 0}
 _BELOW = 10**9
@@ -144,7 +146,7 @@ def _text(name: str) -> str:
 def _columns(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
     """Return the two axes and the column of the metric."""
     values = [column for column in header if _VALUES.fullmatch(column)]
-    others = ["model", "benchmark", "policy", *values, *(column.name for column in csv_columns())]
+    others = ["model", "benchmark", "policy", *values, *(column.name for column in csv_columns()), *MARKS]
     axes = [column for column in header if column not in others]
     named = {"model", "benchmark"} <= set(header) and len(set(header)) == len(header)
     if not named or len(values) != 1 or len(axes) != 2 or not all(axes):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from kvatlas.columns import VALUE, csv_columns
-from kvatlas.core import Cell, KvatlasError, Map, Trace, reason
-from kvatlas.results.csv_maps import value_column
+from kvatlas.core import Cell, KvatlasError, Map, MapName, Trace, reason
+from kvatlas.results.csv_maps import MARKS, value_column
 from kvatlas.results.store import Store
 from kvatlas.text import guarded
 
@@ -110,6 +110,34 @@ def csv_text(maps: Sequence[Map]) -> str:
         values = [column.file_value(cell) for column in columns]
         writer.writerow(map(guarded, (*names, *values)))
     return text.getvalue()
+
+
+def marked_csv(maps: Sequence[Map]) -> str | None:
+    """Return the maps as `csv_text` does, with what figures mark on each cell; baselines have no marks.
+
+    None for maps that one CSV map cannot hold.
+    """
+    if len({(map_.metric, map_.axes[0][0], map_.axes[1][0]) for map_ in maps}) != 1:
+        return None
+    by_name = {map_.name: map_ for map_ in maps}
+    rows = list(csv.reader(io.StringIO(csv_text(maps))))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*rows[0], *MARKS])
+    for row, (names, _) in zip(rows[1:], _csv_rows(maps), strict=True):
+        model, benchmark, policy, *coord = names
+        map_ = by_name.get(MapName(model, benchmark, policy))
+        is_cell = map_ is not None and tuple(coord) in map_.cells
+        writer.writerow([*row, *(_marks(map_, tuple(coord)) if map_ is not None and is_cell else [""] * len(MARKS))])
+    return text.getvalue()
+
+
+def _marks(map_: Map, coord: tuple[Any, ...]) -> list[int | str]:
+    """Return the marks of a cell; what was not tested is empty."""
+    proven: list[int | str] = ["", "", ""]
+    if map_.keeps is not None:
+        proven = [int(coord in cells) for cells in (map_.keeps, map_.keeps_like, map_.breaks or ())]
+    return [*proven, int(coord == map_.recommended)]
 
 
 def _csv_rows(maps: Sequence[Map]) -> Iterator[tuple[tuple[Any, ...], Cell]]:

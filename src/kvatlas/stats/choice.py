@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -99,6 +99,11 @@ class Choice:
         if self.required is not None:
             return self.required.setting
         return None if self.safest is None else self.safest[0]
+
+    @property
+    def recommended(self) -> Setting | None:
+        """The setting that is chosen by memory, where traces can show a difference."""
+        return None if self.by_memory is None or self.vacuous is not None else self.by_memory.setting
 
     @property
     def saving(self) -> Saving | None:
@@ -334,6 +339,16 @@ def choices_of_maps(
         is_alone = maps_of_policy[map_.model, map_.policy] == 1
         if verdict is not None and is_alone and map_.model not in chosen:
             found.append(_choice_of_map(map_, verdict, worse))
+    return found
+
+
+def with_recommended(maps: Sequence[Map], every_choice: Sequence[Choice]) -> list[Map]:
+    """Return the maps, each with the cell of the setting that is recommended for its model."""
+    found = []
+    for map_ in maps:
+        settings = [choice.recommended for choice in every_choice if choice.model == map_.model]
+        coords = [coord for coord, cell in map_.cells.items() if cell.setting in settings]
+        found.append(replace(map_, recommended=coords[0] if coords else None))
     return found
 
 

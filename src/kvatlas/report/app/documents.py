@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence, Set
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 
 from kvatlas.columns import CELL_COLUMNS, Column
 from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
-from kvatlas.figures.panels import framed
+from kvatlas.figures import colours
+from kvatlas.figures.panels import framed, has_two_claims
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
 from kvatlas.report.text import recommendation
 from kvatlas.results import Expected
 from kvatlas.results.records import STATUS
-from kvatlas.stats.choice import Choice
+from kvatlas.stats.choice import Choice, with_recommended
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
@@ -64,6 +65,11 @@ class Cells:
             }
         )
         return index
+
+    @property
+    def shown_policies(self) -> list[str]:
+        """The policies of all cells under the names that the page shows."""
+        return list(dict.fromkeys(document["policy"] for document in self.documents))
 
     def number(self, place: Map | SettingTable, cell: Cell, difference: Contrast | None = None) -> int:
         """Return the number of a cell of a map, of one of its baselines, or of a table, and note its values."""
@@ -118,6 +124,8 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     cells = Cells(analysis.run.manifest.expected)
     compared = tested and analysis.run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
+    if tested:
+        every_map = with_recommended(every_map, result.choices)
     verdicts = result.verdicts if compared else {}
     differences = result.differences if compared else {}
     documents = [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
@@ -125,6 +133,7 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     return {
         "metric": axis_label(metric),
         "against": _against(every_map),
+        "identities": {policy: colours.identity(policy) for policy in cells.shown_policies},
         "maps": documents,
         "fronts": _fronts(every_map, cells),
         **(_tested(result, cells) if tested else _UNTESTED),
@@ -150,7 +159,7 @@ def _tested(result: Result, cells: Cells) -> Json:
 def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed(map_)
-    thick = map_.keeps_like if map_.keeps_like < region else frozenset()
+    thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []
     for row in reversed(rows):
@@ -170,11 +179,20 @@ def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Con
         "cells": numbers,
         "framed": is_framed,
         "frame": frame,
+        "loses": _places(map_, map_.breaks or frozenset()),
+        "recommended": _places(map_, frozenset() if map_.recommended is None else {map_.recommended}),
         "evidence": verdict.evidence if verdict else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
         "vacuous": map_.validity.reason if map_.validity else None,
     }
+
+
+def _places(map_: Map, coords: Set[CellCoord]) -> list[int]:
+    """Return the places of cells on the page, counted row by row from the upper left one."""
+    (_, rows), (_, columns) = map_.axes
+    places = product(reversed(rows), columns)
+    return [index for index, coord in enumerate(places) if coord in coords]
 
 
 def _number(map_: Map, coord: CellCoord, differences: Mapping[CellCoord, Contrast], cells: Cells) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvatlas.core import KvatlasError
 from kvatlas.figures import colours
-from kvatlas.report.app.documents import Json, maps_of
+from kvatlas.report.app.documents import RIGHT, Json, maps_of
 from kvatlas.report.app.run import AppRun, Place, address_name, trace_address
 from kvatlas.report.result import Result
 from kvatlas.results.export import check_target, replacing
@@ -117,7 +117,8 @@ def _write(path: Path, text: str) -> None:
 def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     """Write the app of a stored run to the HTML file `out`, whole or not at all; return True if it holds all traces.
 
-    All traces stand in the page if they fit into `TRACES_LIMIT` bytes; if not, the first `per_cell` of each cell do.
+    All traces stand in the page if they fit into `TRACES_LIMIT` bytes; if not, `per_cell` of each cell do: the first
+    lost one with the full cache's trace of the same problem, the first right one, then other lost ones.
     Raises KvatlasError as `maps_of_run` does, for a file that cannot be written, and for a name without .html.
     """
     check_page(out)
@@ -150,14 +151,46 @@ def _traces(run: AppRun, per_cell: int) -> dict[Place, Json]:
     tokens = sum(float(np.nansum(cell.traces["output_tokens"])) for cell in run.data.cells)
     # A token takes about seven bytes of the page; only where all may fit are all tried.
     most = run.promised if per_cell and 7 * tokens < TRACES_LIMIT else per_cell
-    places_by_cell = [list(run.places([cell]))[:most] for cell in range(len(run.marks))]
+    cells = sorted(range(len(run.marks)), key=lambda cell: not run.is_recommended(cell))
+    places_by_cell = [_with_full(run, _telling_places(run, cell)[:most]) for cell in cells]
     traces: dict[Place, Json] = {}
     size = 0
-    # In turns over the cells, so that a limit takes from all of them alike.
-    for place in filter(None, chain.from_iterable(zip_longest(*places_by_cell))):
+    # In turns over the cells, recommended ones first, so that a limit takes from all of them alike.
+    turns = filter(None, chain.from_iterable(zip_longest(*places_by_cell)))
+    for place in dict.fromkeys(chain.from_iterable(turns)):
         document = run.trace(*place, whole=False)
         size += len(embedded(document).encode())
         if size > TRACES_LIMIT:
             break
         traces[place] = document
     return traces
+
+
+def _telling_places(run: AppRun, cell: int) -> list[Place]:
+    """Return the stored places of a cell: the first lost one, the first right one, other lost ones, then the rest.
+
+    An answer is lost where it is not right and the full cache's is; where there is none, any other wrong one stands
+    for it.
+    """
+    lost: list[Place] = []
+    right: list[Place] = []
+    wrong: list[Place] = []
+    for place in run.places([cell]):
+        full = run.full(place)
+        if run.mark(place) == RIGHT:
+            right.append(place)
+        elif full is not None and run.mark(full) == RIGHT:
+            lost.append(place)
+        else:
+            wrong.append(place)
+    lost = lost or wrong[:1]
+    return list(dict.fromkeys([*lost[:1], *right[:1], *lost[1:], *wrong, *right[1:]]))
+
+
+def _with_full(run: AppRun, places: Sequence[Place]) -> list[list[Place]]:
+    """Return each place with that of the full cache's trace after one that is not right."""
+    pairs = []
+    for place in places:
+        full = run.full(place)
+        pairs.append([place] if full is None or run.mark(place) == RIGHT else [place, full])
+    return pairs

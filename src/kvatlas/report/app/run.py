@@ -172,6 +172,7 @@ class AppRun:
             "claim": result.claim.words,
             "warnings": warnings,
             "autopsies": autopsy_sentences(self.autopsies.values(), self.manifest),
+            "lost": self.first_lost() if tested and maps else None,
             "outcomes": [vars(table) for table in self.tables],
         }
 
@@ -292,6 +293,22 @@ class AppRun:
             for index, mark in enumerate(self.marks[cell]):
                 if mark != MISSING:
                     yield (cell, *divmod(index, samples))
+
+    def is_recommended(self, cell: int) -> bool:
+        """Return whether the setting of a cell is recommended for its model."""
+        expected = self.data.cells[cell].expected
+        return any(
+            choice.model == expected.model and choice.recommended == expected.setting for choice in self.result.choices
+        )
+
+    def first_lost(self) -> Place | None:
+        """Return the first place that is not right where the full cache's is, of recommended settings if possible."""
+        for cell in sorted(range(len(self.marks)), key=lambda cell: not self.is_recommended(cell)):
+            for place in self.places([cell]):
+                full = self.full(place)
+                if full is not None and self.mark(place) != RIGHT and self.mark(full) == RIGHT:
+                    return place
+        return None
 
     def key(self, place: Place) -> Key:
         """Return a trace's key in the store. Raises IndexError where the run has no such place."""

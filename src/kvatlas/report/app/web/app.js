@@ -163,7 +163,9 @@ function drawNext() {
       el("p", {}, "Save the spec as ", el("code", {}, `${step.name}.yaml`), ", then run ", el("code", {}, step.command)), el("div", { class: "controls" }, copy), spec);
   });
   const links = [];
-  if (page.source !== "files") links.push(link(withQuery(to(state.run, "find"), { what: "lost" }), "Read what was lost"));
+  const lost = data.lost && holds(...data.lost) ? data.lost : null;
+  if (lost) links.push(link(to(state.run, "trace", ...lost), "Read what was lost"));
+  if (page.source !== "files") links.push(link(withQuery(to(state.run, "find"), { what: "lost" }), lost ? "List lost answers" : "Read what was lost"));
   links.push(link(to(state.run, "compare"), "Compare problem by problem"), link(to(state.run, "maps"), "See every map"));
   byId("next-steps").replaceChildren(...steps, el("p", { class: "steps" }, ...links));
 }

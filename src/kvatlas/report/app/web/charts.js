@@ -49,18 +49,21 @@ function padded(values, least) {
   return [low - room, high + room];
 }
 
-/* The marks of policies: told apart without colours. */
+/* The marks of policies, told apart without colours, in the order of `MARKERS` of the figures. */
 const shapes = [
   (r) => `M${-r} 0A${r} ${r} 0 1 0 ${r} 0A${r} ${r} 0 1 0 ${-r} 0Z`,
   (r) => `M${-r} ${-r}H${r}V${r}H${-r}Z`,
-  (r) => `M0 ${-1.3 * r}L${1.2 * r} ${0.9 * r}H${-1.2 * r}Z`,
   (r) => `M0 ${-1.35 * r}L${1.35 * r} 0L0 ${1.35 * r}L${-1.35 * r} 0Z`,
+  (r) => `M0 ${-1.3 * r}L${1.2 * r} ${0.9 * r}H${-1.2 * r}Z`,
   (r) => `M0 ${1.3 * r}L${1.2 * r} ${-0.9 * r}H${-1.2 * r}Z`,
+  (r) => `M${-0.5 * r} ${-1.2 * r}H${0.5 * r}V${-0.5 * r}H${1.2 * r}V${0.5 * r}H${0.5 * r}V${1.2 * r}H${-0.5 * r}V${0.5 * r}H${-1.2 * r}V${-0.5 * r}H${-0.5 * r}Z`,
+  (r) => `M0 ${-0.5 * r}L${0.7 * r} ${-1.2 * r}L${1.2 * r} ${-0.7 * r}L${0.5 * r} 0L${1.2 * r} ${0.7 * r}L${0.7 * r} ${1.2 * r}L0 ${0.5 * r}L${-0.7 * r} ${1.2 * r}L${-1.2 * r} ${0.7 * r}L${-0.5 * r} 0L${-1.2 * r} ${-0.7 * r}L${-0.7 * r} ${-1.2 * r}Z`,
+  (r) => `M0 ${-1.4 * r}L${0.35 * r} ${-0.35 * r}L${1.4 * r} ${-0.35 * r}L${0.55 * r} ${0.3 * r}L${0.85 * r} ${1.3 * r}L0 ${0.7 * r}L${-0.85 * r} ${1.3 * r}L${-0.55 * r} ${0.3 * r}L${-1.4 * r} ${-0.35 * r}L${-0.35 * r} ${-0.35 * r}Z`,
 ];
 
-function mark(policies, policy, x, y, r, attributes) {
-  const index = policies.indexOf(policy);
-  return svg("path", { d: shapes[index % shapes.length](r), transform: `translate(${x} ${y})`, fill: page.lines[index % (page.lines.length - 1)], ...attributes });
+function mark(policy, x, y, r, attributes) {
+  const [colour, shape] = data.identities[policy], fill = colour === page.lines.length - 1 ? "currentColor" : page.lines[colour];
+  return svg("path", { d: shapes[shape](r), transform: `translate(${x} ${y})`, fill, ...attributes });
 }
 
 /* What a setting costs and loses beside the full cache; without one its cost and its value. */
@@ -98,14 +101,14 @@ function costChart(group, name) {
   const policies = unique(group.cells.map((number) => data.cells[number].policy));
   for (const { number, cell, x, y } of dots) {
     const on = group[name].includes(number);
-    const node = mark(policies, cell.policy, px(x), py(y), on ? 6 : 4.5, {
+    const node = mark(cell.policy, px(x), py(y), on ? 6 : 4.5, {
       class: on ? "dot on" : "dot", tabindex: on ? 0 : -1, role: "button", "aria-label": title(cell), onclick: () => openCell(number),
       onkeydown: (event) => { if (event.key === "Enter") openCell(number); },
     });
     tipped(node, title(cell), () => cellFacts(cell));
     picture.append(node);
   }
-  const legend = policies.map((policy) => el("li", {}, svg("svg", { viewBox: "-8 -8 16 16", class: "key" }, mark(policies, policy, 0, 0, 6, {})), policy));
+  const legend = policies.map((policy) => el("li", {}, svg("svg", { viewBox: "-8 -8 16 16", class: "key" }, mark(policy, 0, 0, 6, {})), policy));
   const said = ["ringed: no other setting is better in both"];
   if (full && known(margin)) said.push(`band: at most ${plural(margin, "point")} lost`);
   if (full && chosen.length) said.push("line: 95 % interval of the setting above");

@@ -73,6 +73,9 @@ function aboutMaps(maps) {
   }
   const frames = unique(maps.filter((map) => map.framed.flat().some(Boolean)).map((map) => map.frame));
   if (frames.length === 1) words.push(`Framed: ${frames[0]}.`);
+  if (maps.some((map) => map.framed.flat().includes(2))) words.push("Thick frame: proven for problems like these, too.");
+  if (maps.some((map) => map.recommended.length)) words.push("Ringed: recommended.");
+  if (maps.some((map) => map.loses.length)) words.push("!: proven to lose more than the margin.");
   if (maps.some((map) => numbersIn(map).some((number) => noChoice(data.cells[number])))) {
     words.push("Open corner: in some problems every policy keeps the same tokens; filled: in most.");
   }
@@ -142,7 +145,6 @@ function panel(map, measure, scale) {
 
 function captionOf(map) {
   const caption = el("figcaption", {}, el("strong", {}, map.policy || map.benchmark));
-  if (map.framed.flat().every(Boolean)) caption.append(` All cells are ${map.frame}.`);
   if (map.vacuous) caption.append(el("br"), el("span", { class: "warn" }, `Vacuous: ${map.vacuous}.`));
   for (const note of map.notes) caption.append(el("br"), el("span", { class: note.warning ? "warn" : null }, note.text));
   return caption;
@@ -152,22 +154,26 @@ function mapCell(map, number, x, y, measure, scale, best) {
   if (!known(number)) return el("td", { class: "none", "aria-label": "no traces" });
   const cell = data.cells[number], value = measure.of(cell);
   const member = (dx, dy) => Boolean(map.framed[y + dy]?.[x + dx]);
-  const framed = member(0, 0) && !map.framed.flat().every(Boolean);
+  const framed = member(0, 0);
   const sides = [["pt", 0, -1], ["pr", 1, 0], ["pb", 0, 1], ["pl", -1, 0]];
+  const inThick = (dx, dy) => map.framed[y + dy]?.[x + dx] === 2;
   const kinds = framed ? sides.filter(([, dx, dy]) => !member(dx, dy)).map(([name]) => name) : [];
+  if (inThick(0, 0)) kinds.push(...sides.filter(([, dx, dy]) => !inThick(dx, dy)).flatMap(([name]) => [name, `thick-${name}`]));
   if (view.show === "value" && cell.value > best - 1e-6) kinds.push("peak");
+  const place = y * map.columns.length + x, loses = map.loses.includes(place), recommended = map.recommended.includes(place);
+  if (recommended) kinds.push("ringed");
   if (noChoice(cell)) kinds.push(noChoice(cell) > 50 ? "fixed" : "partly");
   const node = el("td", {
     class: kinds.join(" "), "data-cell": number, tabindex: -1, role: "gridcell", onclick: () => openCell(number),
-    "aria-label": `${title(cell)}${framed ? `, ${map.frame}` : ""}`,
+    "aria-label": `${title(cell)}${framed ? `, ${map.frame}` : ""}${loses ? ", proven to lose more" : ""}${recommended ? ", recommended" : ""}`,
   });
   if (known(value)) {
-    node.append(measure.text(cell));
+    node.append(measure.text(cell), ...(loses ? ["!"] : []));
     if (measure.small) node.append(el("small", {}, measure.small(cell)));
     paint(node, value, ...scale, measure.steps);
   } else node.append("–");
   const like = map.framed[y][x] === 2 ? "for problems like these, too" : null;
-  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : []), ...(like ? [like] : [])]);
+  tipped(node, title(cell), () => [...cellFacts(cell), ...(framed ? [map.frame] : []), ...(loses ? ["proven to lose more than the margin"] : []), ...(recommended ? ["recommended"] : []), ...(like ? [like] : [])]);
   return node;
 }
 
