@@ -157,12 +157,7 @@ def _scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) -> list
     is_shared = bool(shared or one_bar or panels[0].centred)
     scales = []
     for panel in panels:
-        sharing = panels
-        if shared is False and not is_shared:
-            sharing = [panel]
-        elif not is_shared:
-            # One colour has one meaning on a benchmark, whatever the policy and the model.
-            sharing = [other for other in panels if _scale_name(other) == _scale_name(panel)]
+        sharing = panels if is_shared else _sharing(panels, panel, shared)
         values = [cell.value for cell in _cells_of(sharing)]
         least = NARROWEST
         if shared is not False:
@@ -172,8 +167,12 @@ def _scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) -> list
     return scales
 
 
-def _scale_name(panel: Panel) -> tuple[str, str]:
-    return panel.map.benchmark, panel.label
+def _sharing(panels: Sequence[Panel], panel: Panel, shared: bool | None) -> list[Panel]:
+    """Return the panels that share the scale of one: one colour has one meaning on a benchmark, whatever the policy."""
+    if shared is False:
+        return [panel]
+    name = (panel.map.benchmark, panel.label)
+    return [other for other in panels if (other.map.benchmark, other.label) == name]
 
 
 def _baselines_of(panels: Sequence[Panel]) -> Iterator[Baseline]:
@@ -329,18 +328,24 @@ def _draw_cells(
     for (row, column), cell in panel.cells.items():
         _write_cell(axes, (columns.index(column), rows.index(row)), cell, layout, options)
     if not options.plain:
-        thin = _THIN if has_two_frames else _FRAME
-        for region, width in ((panel.outlined, thin), (panel.thick, _THICK)):
-            framed = {(columns.index(column), rows.index(row)) for row, column in region}
-            if framed:
-                _draw_outline(axes, framed, width, options.colours.ink)
-        recommended = panel.map.recommended
-        if recommended is not None and recommended in panel.cells:
-            row, column = recommended
-            size = (layout.inner / len(columns), layout.high / len(rows))
-            _draw_ring(axes, (columns.index(column), rows.index(row)), size)
+        _mark_cells(axes, panel, layout, has_two_frames, options)
     if panel.memory:
         _draw_memory(axes, panel.memory)
+
+
+def _mark_cells(axes: Axes, panel: Panel, layout: Layout, has_two_frames: bool, options: FigureOptions) -> None:
+    """Draw the frames around proven cells and the ring of the recommended one."""
+    (_, rows), (_, columns) = panel.map.axes
+    thin = _THIN if has_two_frames else _FRAME
+    for region, width in ((panel.outlined, thin), (panel.thick, _THICK)):
+        framed = {(columns.index(column), rows.index(row)) for row, column in region}
+        if framed:
+            _draw_outline(axes, framed, width, options.colours.ink)
+    recommended = panel.map.recommended
+    if recommended is not None and recommended in panel.cells:
+        row, column = recommended
+        size = (layout.inner / len(columns), layout.high / len(rows))
+        _draw_ring(axes, (columns.index(column), rows.index(row)), size)
 
 
 def _write_cell(axes: Axes, corner: tuple[int, int], cell: CellText, layout: Layout, options: FigureOptions) -> None:

@@ -238,13 +238,7 @@ def _draw_marks(panel: Axes, marks: Sequence[_Mark], series: Sequence[str], opti
     line_axes(panel, options)
     ends = []
     for index, name in enumerate(series):
-        policy, _, bits = name.partition(", ")
-        place, shape = colours.identity(policy)
-        if bits:
-            # Numbers of bits of a policy are told apart, too.
-            place, shape = index, index
-        colour = options.colours.lines[place % len(colours.LINES)]
-        marker = colours.MARKERS[shape % len(colours.MARKERS)]
+        colour, marker = _stroke(name, index, options)
         series_marks = [mark for mark in marks if mark.series == name]
         if not series_marks:
             continue
@@ -257,6 +251,13 @@ def _draw_marks(panel: Axes, marks: Sequence[_Mark], series: Sequence[str], opti
             panel.plot(mark.saved, mark.lost, marker, color=colour, mfc=face, ms=4, mew=1, zorder=3)
         ends.append(End(least[-1].lost, options.named(name), colour))
     return ends
+
+
+def _stroke(name: str, index: int, options: FigureOptions) -> tuple[str, str]:
+    """Return the colour and the marker of a series: those of its policy, or by its order if it names bits, too."""
+    policy, _, bits = name.partition(", ")
+    place, shape = (index, index) if bits else colours.identity(policy)
+    return options.colours.lines[place % len(colours.LINES)], colours.MARKERS[shape % len(colours.MARKERS)]
 
 
 def _least_losses(marks: Sequence[_Mark]) -> list[_Mark]:

@@ -179,8 +179,8 @@ def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Con
         "cells": numbers,
         "framed": is_framed,
         "frame": frame,
-        "loses": _places(map_, map_.breaks or frozenset()),
-        "recommended": _places(map_, frozenset() if map_.recommended is None else {map_.recommended}),
+        "loses": _places(map_, map_.breaks),
+        "recommended": _places(map_, {map_.recommended}),
         "evidence": verdict.evidence if verdict else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
@@ -188,11 +188,11 @@ def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Con
     }
 
 
-def _places(map_: Map, coords: Set[CellCoord]) -> list[int]:
+def _places(map_: Map, coords: Set[CellCoord | None] | Set[CellCoord] | None) -> list[int]:
     """Return the places of cells on the page, counted row by row from the upper left one."""
     (_, rows), (_, columns) = map_.axes
     places = product(reversed(rows), columns)
-    return [index for index, coord in enumerate(places) if coord in coords]
+    return [index for index, coord in enumerate(places) if coord in (coords or ())]
 
 
 def _number(map_: Map, coord: CellCoord, differences: Mapping[CellCoord, Contrast], cells: Cells) -> int | None:
