@@ -394,7 +394,8 @@ def _draw_ring(axes: Axes, corner: tuple[int, int], size: tuple[float, float]) -
     # The halo sets the ring off from the colour of the cell.
     for colour, width in zip(reversed(colours.RING), (2 * _RING, _RING), strict=True):
         inset = min(_RING_INSET, 0.12 * size[1])
-        x, y = inset / size[0], inset / size[1]
+        x = inset / size[0]
+        y = inset / size[1]
         ring = Rectangle(
             (corner[0] + x, corner[1] + y),
             1 - 2 * x,

@@ -92,8 +92,13 @@ def _shared(first: Outcomes, second: Outcomes) -> tuple[list[ProblemKey], list[d
 def _as_values(problems: Sequence[ProblemKey], by_sample: Sequence[Mapping[int, float]]) -> PairedValues:
     """Return differences by sample as the values of a single pair, NaN where one is missing."""
     samples = sorted(set(chain.from_iterable(by_sample)))
-    traces = np.array([[of_problem.get(sample, math.nan) for sample in samples] for of_problem in by_sample])
-    promised = np.array([[sample in of_problem for sample in samples] for of_problem in by_sample])
+    traces = np.full((len(by_sample), len(samples)), math.nan)
+    promised = np.zeros(traces.shape, bool)
+    for row, of_problem in enumerate(by_sample):
+        for column, sample in enumerate(samples):
+            if sample in of_problem:
+                traces[row, column] = of_problem[sample]
+                promised[row, column] = True
     return PairedValues(traces[None], promised[None], tuple(problems), strata_of(problems))
 
 
