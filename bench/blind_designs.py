@@ -35,6 +35,8 @@ from tests.stored import store_outcomes
 
 MARGIN = 0.03
 BUDGET = 96
+#: The prompt tokens of a stored trace.
+PROMPT = 50
 FULL = Setting.from_parameters("full")
 CLAIMS = {"TP": Claim.THESE, "PLT": Claim.LIKE}
 #: Two losses that differ by less are equal: a setting exactly at the margin makes both verdicts wrong.
@@ -62,7 +64,14 @@ class Grid:
 
     @property
     def kept_tokens(self) -> np.ndarray:
+        """The tokens after a compression by the rule that orders the tests."""
         return np.array([window + int(ratio * (BUDGET - window) + EXACT) for _, window, ratio in self.cells])
+
+    @property
+    def stays_tokens(self) -> np.ndarray:
+        """The tokens after a compression of a stored trace: its prompt, the window, and a share of the rest."""
+        sizes = [PROMPT + window + int(ratio * (BUDGET - PROMPT - window) + EXACT) for _, window, ratio in self.cells]
+        return np.array(sizes)
 
 
 #: Chances to be right [1 + settings, problems] by benchmark; the first row is the full cache.
@@ -550,7 +559,7 @@ PAIRS = Grid(("random", "h2o"), (8, 32), (0.1, 0.5))
 TRIPLE = Grid(("random", "h2o", "dynts"), (8, 32), (0.1, 0.5))
 TABLE = Grid(("random", "h2o", "dynts"), (8,), (0.1, 0.5))
 LEVELS = Grid(("random",), (8, 16, 32), (0.1, 0.5))
-MEMORY = Grid(("random",), (8, 32, 48), (0.1, 0.4, 0.7))
+MEMORY = Grid(("random",), (8, 24, 40), (0.1, 0.4, 0.7))
 LOOKS = (1, 2, 4, 8, 16)
 
 
@@ -571,7 +580,7 @@ def by_order(grid: Grid, *chances: float) -> list[float]:
 def memory_kinds(chance: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[Kind]:
     """Return hard and easy problems, whose chance under a setting is scaled by a function of kept tokens and window."""
     windows = np.array([window for _, window, _ in MEMORY.cells])
-    scale = chance(MEMORY.kept_tokens, windows)
+    scale = chance(MEMORY.stays_tokens, windows)
     return [(0.3, 0.5, 0.5 * scale), (0.7, 0.95, 0.95 * scale)]
 
 
@@ -718,7 +727,7 @@ def designs() -> dict[str, Design]:
             "only memory matters",
             {"A": 100},
             2,
-            memory_kinds(lambda kept, _: 0.5 + 0.5 * kept / BUDGET),
+            memory_kinds(lambda kept, _: 0.5 + 0.5 * (kept - 60) / 36),
             MEMORY,
             rows=memory,
         ),
@@ -726,7 +735,7 @@ def designs() -> dict[str, Design]:
             "a cliff of memory",
             {"A": 100},
             2,
-            memory_kinds(lambda kept, _: np.where(kept < 50, 0.5, 1.0)),
+            memory_kinds(lambda kept, _: np.where(kept < 80, 0.5, 1.0)),
             MEMORY,
             rows=memory,
         ),
@@ -734,7 +743,7 @@ def designs() -> dict[str, Design]:
             "only the window matters",
             {"A": 100},
             2,
-            memory_kinds(lambda _, window: 1.0 - 0.004 * window),
+            memory_kinds(lambda _, window: 1.0 - 0.008 * window),
             MEMORY,
             rows=memory,
         ),
@@ -742,7 +751,7 @@ def designs() -> dict[str, Design]:
             "memory helps, windows hurt",
             {"A": 100},
             2,
-            memory_kinds(lambda kept, window: 0.6 + 0.4 * kept / BUDGET - 0.003 * window),
+            memory_kinds(lambda kept, window: 0.6 + 0.4 * (kept - 60) / 36 - 0.006 * window),
             MEMORY,
             rows=memory,
         ),
