@@ -111,7 +111,7 @@ class Design:
 
     @property
     def effort(self) -> int:
-        """How many times fewer rounds this design has, because each takes longer."""
+        """The factor by which this design has fewer rounds, because each takes longer."""
         if len(self.grid.cells) == 1:
             return 2 if self.stages else 1
         return 4

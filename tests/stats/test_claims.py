@@ -219,6 +219,13 @@ def test_where_nothing_could_be_lost_nothing_is_proven(tmp_path: Path, right: in
     assert step.title == "CHAIN8"
 
 
+def test_easier_problems_are_named_once(tmp_path: Path) -> None:
+    grades = {"CHAIN16": np.zeros((60, 1)), "CHAIN17": np.zeros((60, 1))}
+    outcomes = {one: dict(grades) for one in (FULL, *GRID)}
+    (step,) = described(tmp_path, outcomes, benchmarks=["CHAIN16", "CHAIN17"]).next_steps
+    assert step.title == "CHAIN8"
+
+
 def test_what_was_hardly_compressed_is_not_proven(tmp_path: Path) -> None:
     silent = GRID[3]
     result = described(tmp_path, same(16), compressions={silent: 0})

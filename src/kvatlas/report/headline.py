@@ -55,7 +55,7 @@ def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:
 
 
 def recommended_words(choice: Choice) -> str:
-    """Return the recommended setting of a model with what it saves and loses; empty where there is none."""
+    """Return the recommended setting of a model with what it saves and loses; empty without one."""
     if choice.recommended is None:
         return ""
     text = f"{model_name(choice.model)}: {setting_words(choice.recommended, list(choice.settings.values()))}"

@@ -129,6 +129,8 @@ def _easier_problems(choice: Choice, spec: Json) -> Iterator[_Change]:
         if match is None or int(match[2]) < 4:
             return
         easier.append(f"{match[1]}{int(match[2]) // 2}")
+    # CHAIN4 and CHAIN5 have one easier problem.
+    easier = list(dict.fromkeys(easier))
     reason = f"On {model_name(choice.model)} {choice.vacuous}. Easier problems can show a loss."
     yield "easier-problems", ", ".join(easier), reason, {"benchmarks": easier}
 

@@ -140,7 +140,7 @@ class Verification:
 
     @property
     def standing(self) -> Equivalence:
-        """What is decided by the claim."""
+        """The decisions of a pair by the claim."""
         return self.standings[self.claim]
 
 

@@ -169,7 +169,7 @@ def _traces(run: AppRun, per_cell: int) -> dict[Place, Json]:
 def _telling_places(run: AppRun, cell: int) -> list[Place]:
     """Return the stored places of a cell: the first lost one, the first right one, other lost ones, then the rest.
 
-    An answer is lost where it is not right and the full cache's is; where there is none, any other wrong one stands
+    An answer is lost where it is not right and the full cache's is; without one, any other wrong one stands
     for it.
     """
     lost: list[Place] = []
