@@ -41,7 +41,10 @@ def equal_memory_grid(run: RunData, spec: Json, memories: Sequence[EqualMemory])
         return None
     budgets = _budgets(memories, prompt)
     between = _tokens_between(run)
-    settings = [_setting(entry, between) for entry in spec.get("settings", ())]
+    entries = spec.get("settings", ())
+    # A single one needs no list.
+    entries = [entries] if isinstance(entries, Mapping) else entries
+    settings = [_setting(entry, between) for entry in entries]
     of_grid = [entry for entry in settings if entry is not None]
     changes = {"settings": of_grid, "axes": {"kv_budget": budgets, WINDOW: list(_SHARES)}}
     if len(budgets) < 2 or not of_grid or len(of_grid) < len(settings) or not _is_valid({**spec, **changes}):
