@@ -1,7 +1,7 @@
 """The picture of a trace that lost a value: its lines beside the full cache's, up to the token where the two part.
 
-`python docs/trace_picture.py runs/demo trace.png` looks for a trace of chains in which a line's value had been evicted
-when the model wrote "unknown" for it. The title says what is seen and no cause.
+`python docs/trace_picture.py runs/demo trace.png` looks for a trace of ledgers in which a line's balance had been
+evicted when the answer stated another one. The title says what is seen and no cause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvatlas.text import model_name
 _FIRST_LINES = 3
 _LAST_LINES = 5
 #: Tokens that are looked at beyond that.
-_LATER = 30
+_LATER = 8
 #: Inches of a line, and of a letter of the fixed font at its size in points.
 _LINE_HEIGHT = 0.165
 _TYPE = 7.0
@@ -47,11 +47,12 @@ class Token:
 
 @dataclass(frozen=True)
 class Lost:
-    """A pair of traces that part at a value: the variable, its value, and the lines of both."""
+    """A pair of traces that part at a value: the ledger's line, its balance, what the answer says, both texts."""
 
     trace: Trace
     name: str
     value: str
+    answered: str
     lines: Sequence[Sequence[Token]]
     full_lines: Sequence[Sequence[Token]]
 
@@ -78,11 +79,13 @@ def find_lost(folder: Path) -> Lost:
 
 
 def _pairs(trace: Trace, full: Trace, materials: RunMaterials) -> Iterator[Lost]:
-    """Yield the pair if its traces part at "unknown" for a value whose line had been evicted."""
+    """Yield the pair if its traces part at a balance in the answer that had been evicted."""
     at = first_difference(trace.tokens, full.tokens)
     pieces = materials.pieces(trace.model, trace.tokens)
     full_pieces = materials.pieces(full.model, full.tokens)
-    if at is None or pieces is None or full_pieces is None or pieces[at : at + 1] != [" unknown"]:
+    if at is None or pieces is None or full_pieces is None:
+        return
+    if "</think>" not in pieces[:at] or pieces[at - 1] != " = " or not pieces[at].isdigit():
         return
     assert trace.eviction_trace is not None
     evicted_at = trace.eviction_trace.evicted_at[trace.usage.prompt_tokens :]
@@ -93,22 +96,21 @@ def _pairs(trace: Trace, full: Trace, materials: RunMaterials) -> Iterator[Lost]
     full_tokens = [
         Token(piece, False, index == at, index > at) for index, piece in enumerate(full_pieces[: at + _LATER])
     ]
-    name = pieces[at - 1].strip()
+    name = pieces[at - 2].strip()
     lines = _lines_of(tokens)
     last = next(row for row, line in enumerate(lines) if any(token.is_first_difference for token in line))
     lines = lines[: last + 1]
-    worked_out = next((n for n, line in enumerate(lines) if _text(line).startswith(f"{name} = ")), None)
+    worked_out = next((n for n, line in enumerate(lines) if _text(line).startswith(f"{name} : ")), None)
     if worked_out is None or worked_out + _FIRST_LINES > len(lines) - _LAST_LINES:
         return
-    words = _text(lines[worked_out]).rstrip(" .").split()
-    value = words[-1].removeprefix(name)
-    if value.isdigit() and _is_gone(tokens[:at], name, value):
+    value = full_pieces[at].strip()
+    if _is_gone(tokens[:at], name, value):
         full_lines = _lines_of(full_tokens)[: len(lines)]
-        yield Lost(trace, name, value, _excerpt(lines, worked_out), _excerpt(full_lines, worked_out))
+        yield Lost(trace, name, value, pieces[at], _excerpt(lines, worked_out), _excerpt(full_lines, worked_out))
 
 
 def _is_gone(tokens: Sequence[Token], name: str, value: str) -> bool:
-    """Return whether every place where the value of a variable stands had been evicted."""
+    """Return whether every place where the balance of a line stands had been evicted."""
     places = []
     for before, token in pairwise(tokens):
         if (before.text.strip(), token.text.strip()) == (name, value):
@@ -149,7 +151,9 @@ def draw(lost: Lost, path: Path) -> None:
         "struck through: evicted",
         "red: the first different token",
     ]
-    title = f"It worked out {lost.name} = {lost.value}, the cache dropped it, and it wrote “{lost.name} unknown”"
+    title = (
+        f"It worked out {lost.name} = {lost.value}, the cache dropped it, and it answered {lost.name} = {lost.answered}"
+    )
     with options.applied():
         high = max(len(lost.lines), len(lost.full_lines)) * _LINE_HEIGHT + 0.06
         margins = Margins(EDGE, EDGE, 0.14, 0.26, 0.02)

@@ -1,6 +1,6 @@
 """Numbers of the demo that README.md quotes: `python -m tests.demo_numbers runs/demo` writes tests/data/demo.json.
 
-It prints the lines of README.md that have these numbers. `make example` runs it.
+It writes and prints the lines of README.md that have these numbers. `make example` runs it.
 """
 
 import json
@@ -13,6 +13,7 @@ from kvatlas.report.result import analyse
 from kvatlas.text import fixed, model_name, signed
 
 FILE = Path(__file__).parent / "data" / "demo.json"
+README = Path(__file__).parents[1] / "README.md"
 
 
 def numbers(run: str) -> list[dict[str, Any]]:
@@ -47,7 +48,9 @@ def quotes(models: list[dict[str, Any]]) -> list[str]:
     for one in models:
         name = model_name(one["model"])
         value, low, high = (signed(one[key], 1, "-") for key in ("difference", "low", "high"))
-        chosen = f"{_cell(one['setting'])}: {fixed(one['memory'], 0)} % less memory, loses {fixed(one['loses'])}"
+        chosen = "none"
+        if one["setting"] is not None:
+            chosen = f"{_cell(one['setting'])}: {fixed(one['memory'], 0)} % less memory, loses {fixed(one['loses'])}"
         rows.append(
             f"| {name} | {one['kept']} of {one['settings']} | {one['broken']} | {chosen} | {value} ({low} to {high}) |"
         )
@@ -60,6 +63,18 @@ def _cell(setting: str) -> str:
     return f"window {values['local_window']}, ratio {values['ratio']}"
 
 
+def write_readme(rows: list[str]) -> None:
+    """Put the rows of the models in the place of those that README.md has."""
+    lines = README.read_text().splitlines()
+    for row in rows:
+        start = row[: row.index("|", 1) + 1]
+        (place,) = [number for number, line in enumerate(lines) if line.startswith(start)]
+        lines[place] = row
+    README.write_text("\n".join(lines) + "\n")
+
+
 if __name__ == "__main__":
     FILE.write_text(json.dumps(numbers(sys.argv[1]), indent=1) + "\n")
-    print("\n".join(quotes(json.loads(FILE.read_text()))))
+    found = quotes(json.loads(FILE.read_text()))
+    write_readme(found)
+    print("\n".join(found))
