@@ -23,7 +23,7 @@ from kvatlas.text import model_name
 _FIRST_LINES = 3
 _LAST_LINES = 5
 #: Tokens that are looked at beyond that.
-_LATER = 30
+_LATER = 8
 #: Inches of a line, and of a letter of the fixed font at its size in points.
 _LINE_HEIGHT = 0.165
 _TYPE = 7.0
