@@ -147,7 +147,7 @@ def test_a_setting_without_a_choice_is_refused_in_a_run_and_named_in_a_sweep() -
     spec = {"models": ["embedded:tiny-llama"], "benchmarks": ["CHAIN6"], "problems": 1}
     plan = make_plan(parse_spec({**spec, "baseline": {"policy": "window", **values}}))
     assert any("all policies keep the same tokens" in sentence for sentence in plan.warnings)
-    assert plan.spec.sampling.max_new_tokens == 768
+    assert plan.spec.sampling.max_new_tokens == 1152
 
 
 def test_a_file_of_the_same_name_in_another_folder_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

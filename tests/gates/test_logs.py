@@ -28,7 +28,7 @@ pytestmark = pytest.mark.newest
 def logs(tmp_path_factory: pytest.TempPathFactory, tiny_llama: ModelHandle) -> dict[str, Path]:
     """Real logs of one model: two seeds at a low temperature, one at a high one."""
     folder = tmp_path_factory.mktemp("logs")
-    calls = {"cool": (0.3, 1), "again": (0.3, 2), "hot": (2.0, 1)}
+    calls = {"cool": (0.3, 1), "again": (0.3, 2), "hot": (4.0, 1)}
     made = {}
     for name, (temperature, seed) in calls.items():
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -51,7 +51,7 @@ def test_logs_of_the_harness_get_the_verdict_of_numpy(kvatlas: Call, logs: dict[
     assert (document["loses_low"], document["loses_high"]) == pytest.approx((100 * low, 100 * high), abs=0.3)
     assert document["problems"] == PROBLEMS
     assert document["lost"] == int((sides[0] > sides[1]).sum()) > 0
-    assert {"condition": "temperature", "before": "0.3", "after": "2"} in document["differences"]
+    assert {"condition": "temperature", "before": "0.3", "after": "4"} in document["differences"]
     # Every changed problem stands on the page with both texts, and the question.
     html = page.read_text()
     assert html.count("<details>") == document["lost"] + document["gained"]
@@ -82,7 +82,7 @@ def test_logs_of_other_seeds_are_samples(logs: dict[str, Path], tmp_path: Path) 
     # At other temperatures they are no samples of one thing.
     for path in logs["hot"].rglob("*.json*"):
         shutil.copy(path, model / path.name)
-    with pytest.raises(KvatlasError, match=r"unlike conditions: temperature is '0.3' in .* and '2' in"):
+    with pytest.raises(KvatlasError, match=r"unlike conditions: temperature is '0.3' in .* and '4' in"):
         kvatlas.gate(both, other)
 
 

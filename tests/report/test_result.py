@@ -96,7 +96,7 @@ def test_the_published_maps_show_a_ratio_effect_and_no_peak(published):
     text, page = every_map(published), one_page(published)
     assert "In 0 of 8 maps the settings are not exchangeable" in text
     assert text.count("No difference between the cells is proven") == 10
-    assert "ratio 0.1 (1,962 tokens stay) is 1.5 points below 0.2, 0.3, 0.4 and 0.5, in 8 of 8 maps (2,300" in page
+    assert "ratio 0.1 (1,962 tokens stay) is below 0.2, 0.3, 0.4 and 0.5 in 8 of 8 maps (2,300" in page
     # Without a full cache nothing can be recommended; the cheapest is told with what it may lack.
     assert "# What to choose" not in page
     assert "R1-Qwen, mean of 4: no setting can be told from another. The cheapest, dynts(kv_budget=5000" in page
@@ -227,7 +227,7 @@ def test_the_page_is_short_and_every_decimal_of_it_stands_in_the_json(source, ru
     for text in printed:
         number, places = float(text.replace(",", "")), len(text.partition(".")[2])
         assert any(abs(item - number) <= 0.51 * 10**-places for item in known), text
-    assert len(re.findall(r"[^\s|]*\w[^\s|]*", page)) < 480
+    assert len(re.findall(r"[^\s|]*\w[^\s|]*", page)) < 500
 
 
 def test_the_recommended_setting_is_proven_and_what_breaks_the_margin_is_marked(run):

@@ -15,7 +15,7 @@ from kvatlas.sweeps.autopsy import find_lost
 from tests.command_line import Call
 from tests.stored import decode_run
 
-SETTING = {"policy": "random", "kv_budget": 288, "local_window": 32, "ratio": 0.1}
+SETTING = {"policy": "random", "kv_budget": 224, "local_window": 32, "ratio": 0.1}
 SPEC: dict[str, Any] = {
     "models": ["embedded:tiny-llama"],
     "benchmarks": ["CHAIN10"],
