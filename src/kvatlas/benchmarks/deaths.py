@@ -388,21 +388,9 @@ def read_ledger(text: str, answer_start: int) -> Iterator[Statement]:
     keys: set[str] = set()
     first = ""
     for start, line in _lines(text, answer_start):
-        given = _LEDGER_GIVEN.match(line)
-        if given:
-            yield Statement(given[1], given[2], start, start + given.end(2), given[1], computed=True)
+        yield from _booked_line(start, line)
         step = _LEDGER_STEP.match(line)
-        if step is None:
-            continue
-        sum_ = _SUM.search(line)
-        operands: list[str] = []
-        for found in _LEDGER_VALUE.finditer(line, step.end()):
-            is_result = sum_ is not None and found.start() > sum_.end()
-            sound = not is_result or _is_booked(operands, sum_, found[2])
-            place = start + found.start(), start + found.end()
-            yield Statement(found[1], found[2], *place, step=step[1], computed=is_result, sound=sound)
-            operands.append(found[2])
-        if ", key" in line:
+        if step is not None and ", key" in line:
             keys.add(step[1])
         for found in _LEDGER_FIRST.finditer(line):
             first = found[1]
@@ -414,6 +402,24 @@ def read_ledger(text: str, answer_start: int) -> Iterator[Statement]:
         others = [found for found in answered if found[1] not in keys]
         last = others[-1] if others else answered[-1]
         yield Statement(_FIRST, last[1] if others else None, last.start(), last.end())
+
+
+def _booked_line(start: int, line: str) -> Iterator[Statement]:
+    """Yield the balances and the amount of one line of a ledger."""
+    given = _LEDGER_GIVEN.match(line)
+    if given:
+        yield Statement(given[1], given[2], start, start + given.end(2), given[1], computed=True)
+    step = _LEDGER_STEP.match(line)
+    if step is None:
+        return
+    sum_ = _SUM.search(line)
+    operands: list[str] = []
+    for found in _LEDGER_VALUE.finditer(line, step.end()):
+        is_result = sum_ is not None and found.start() > sum_.end()
+        sound = not is_result or _is_booked(operands, sum_, found[2])
+        place = start + found.start(), start + found.end()
+        yield Statement(found[1], found[2], *place, step=step[1], computed=is_result, sound=sound)
+        operands.append(found[2])
 
 
 def _is_booked(operands: Sequence[str], sum_: re.Match[str] | None, result: str | None) -> bool:
