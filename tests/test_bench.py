@@ -115,6 +115,8 @@ def test_the_kept_adaptive_sweeps_break_no_margin() -> None:
 def test_the_kept_rules_of_death_agree_with_walks_that_know_the_truth() -> None:
     languages = kept("death_rules")["languages"]
     assert set(languages) == {"CHAIN", "WORDS", "SEQBENCH"}
+    languages |= kept("death_rules_ledgers")["languages"]
+    assert "LEDGER" in languages
     assert all(one["agree"] >= 0.95 for one in languages.values())
 
 
