@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 import exact_errors
 from common import arguments
@@ -78,6 +79,49 @@ class Job:
 def exact(job: Job) -> Rows:
     yield from exact_errors.limit_errors()
     yield from exact_errors.limit_errors_over_benchmarks(seed=job.seed)
+
+
+#: Sizes of the benchmarks and samples of runs in which nothing is lost in the mean.
+LOSSLESS = {
+    "30 x 16": ((30,), 16),
+    "60 x 16": ((60,), 16),
+    "30 + 30 x 5": ((30, 30), 5),
+    "99 x 1": ((99,), 1),
+    "240 x 1": ((240,), 1),
+    "400 x 1": ((400,), 1),
+}
+#: The share of traces that are never compressed, and so equal the full cache's.
+UNCOMPRESSED = 0.6
+
+
+def claims(job: Job) -> Rows:
+    """Return how often one setting is proven to keep the margin, by each claim, by a paired t, and at most.
+
+    The full cache solves problems with chances that are uniform in [0, 1], a compressed trace with the same chance.
+    Limits for problems like these are those of version 0.1. `bound` is what no valid test for problems like these
+    exceeds (docs/statistics.md).
+    """
+    z = normal_quantile(LEVEL)
+    for name, (sizes, samples), rng in job.each(LOSSLESS):
+        count = sum(sizes)
+        strata = np.repeat(np.arange(len(sizes)), sizes)
+        chances = rng.random((job.rounds, count, 1))
+        full = rng.random((job.rounds, count, samples)) < chances
+        again = rng.random((job.rounds, count, samples)) < chances
+        is_compressed = rng.random((job.rounds, count, samples)) >= UNCOMPRESSED
+        lost = np.where(is_compressed, full.astype(float) - again, 0.0)
+        of_problems = lost.mean(2)
+        by_trace = upper_limit(lost.reshape(job.rounds, -1), -1.0, 1.0, z, np.repeat(strata, samples))
+        by_problem = upper_limit(of_problems, -1.0, 1.0, z, strata)
+        errors = of_problems.std(1, ddof=1) / np.sqrt(count)
+        paired_t = of_problems.mean(1) + stats.t.ppf(1 - LEVEL, count - 1) * errors
+        yield {
+            "design": name,
+            "these_problems": share(by_trace <= MARGIN),
+            "problems_like_these": share(by_problem <= MARGIN),
+            "paired_t": share(paired_t <= MARGIN),
+            "bound": min(1.0, LEVEL * (1 - MARGIN) ** -count),
+        }
 
 
 def traces(job: Job) -> Rows:
@@ -336,6 +380,7 @@ WRONG_MARKS = ("kept_but_breaks", "broken_but_keeps", "adaptive_kept_but_breaks"
 ONE_SIDED = ("truth_above", "truth_below", "width_over_normal", "contradictions")
 PARTS = {
     "exact": Part(exact, 1, highest=("over_level", "error")),
+    "claims": Part(claims, 2_000),
     "traces": Part(traces, 1, highest=("over_level", "error")),
     "traces_of_three_values": Part(traces_of_three_values, 6_000, highest=("error",)),
     "recommendation": Part(recommendation, 1, highest=("error",)),

@@ -193,6 +193,9 @@ def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: p
     assert after.count("traces are without an answer (0) or truncated") == 2
     assert kvatlas("demo", "--quick", "--workers", 1, "--out", tmp_path / "run")[0] == 0
     assert len(drawn) == 1
+    # The first maps decide nothing, so limits do not allow for a second look.
+    with Store.open(tmp_path / "run") as store:
+        assert "extensions" not in store.manifest().provenance
 
 
 def test_without_standard_output_a_command_writes_nothing(tmp_path: Path) -> None:

@@ -11,26 +11,18 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.models import ModelHandle
+from tests.lm_eval_task import task_text
 
 #: Problems of the task.
 PROBLEMS = 24
 
-TASK = """
-task: chain_local
-dataset_path: json
-dataset_kwargs: {data_files: %s}
-test_split: train
-output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["<|end|>"], max_gen_toks: 120, do_sample: true, temperature: %s}
-filter_list:
+#: Filters of the task, and the version that its logs have.
+FILTERS = """filter_list:
   - name: after-thinking
     filter:
       - {function: regex, regex_pattern: '</think>\\s*(.*)', group_select: -1}
       - {function: take_first}
   - {name: whole, filter: [{function: take_first}]}
-metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 metadata: {version: 1.0}
 """
 
@@ -49,7 +41,7 @@ def run_harness(
     # Beside the tasks of both temperatures: the same data set.
     data = folder / "chain.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (tasks / "chain_local.yaml").write_text(TASK % (data, temperature))
+    (tasks / "chain_local.yaml").write_text(task_text(data, 120, temperature, FILTERS))
     out = folder / f"out-{temperature}-{seed}"
     words = ["run", "--model", "hf", "--model_args", f"pretrained={model.folder}", "--tasks", "chain_local"]
     words += ["--include_path", str(tasks), "--apply_chat_template", "--output_path", str(out), "--log_samples"]

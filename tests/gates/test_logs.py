@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,15 @@ def grades(run: Path, policy: str, window: int | None) -> dict[tuple[str, str, i
         }
 
 
+def agrees_with_numpy(document: dict[str, Any], before: Mapping[Any, float], after: Mapping[Any, float]) -> bool:
+    """True if the verdict on CHAIN6 is that of numpy on its pairs of traces, at a margin of 5 points."""
+    names = sorted(name for name in before if name[0] == "CHAIN6")
+    sides = [np.array([side[name] for name in names]).reshape(-1, SPEC["samples"]) for side in (before, after)]
+    verdict, low, high = numpy_verdict(sides[0], sides[1], 0.05, "pair")
+    limits = document["loses_low"], document["loses_high"]
+    return document["verdict"] == verdict and limits == pytest.approx((100 * low, 100 * high), abs=0.3)
+
+
 def test_cells_of_a_run_are_sides(kvatlas: Call, run: Path) -> None:
     code, out, err = kvatlas("gate", f"{run}@full", f"{run}@window local_window=16", "--lose-at-most", 5, "--json")
     document = json.loads(out)
@@ -266,6 +276,9 @@ def test_cells_of_a_run_are_sides(kvatlas: Call, run: Path) -> None:
     assert document["exit_code"] == code
     assert document["length"]["unit"] == "tokens"
     assert err == ""
+    one_task = ("--task", "CHAIN6", "--lose-at-most", 5, "--json")
+    _, out, _ = kvatlas("gate", f"{run}@full", f"{run}@window local_window=16", *one_task)
+    assert agrees_with_numpy(json.loads(out), before, after)
     assert "has 3 cells; name one as" in kvatlas.refuse("gate", run, f"{run}@full")
     assert "are the same answers" in kvatlas.refuse("gate", f"{run}@full", f"{run}@full")
 
@@ -281,6 +294,10 @@ def test_a_run_against_an_endpoint_and_two_endpoints(kvatlas: Call, run: Path, t
         document = json.loads(out)
         assert document["exit_code"] == code
         assert (document["problems"], document["units"]) == (16, 32)
+        _, out, _ = kvatlas(
+            "gate", f"{run}@full", window, "--answers", answers, "--task", "CHAIN6", "--lose-at-most", 5, "--json"
+        )
+        assert agrees_with_numpy(json.loads(out), grades(run, "full", None), grades(answers, "served", None))
         both = tmp_path / "both"
         words = [
             "gate",

@@ -22,22 +22,11 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from kvatlas.integrations.lm_eval import SelectedLM
+from tests.lm_eval_task import task_text
 
 pytestmark = pytest.mark.newest
 
 ARGUMENTS = "pretrained=embedded:tiny-llama,policy=dynts," + ",".join(f"{n}={v}" for n, v in VALUES.items())
-
-TASK = """
-task: chain_local
-dataset_path: json
-dataset_kwargs: {data_files: %s}
-test_split: train
-output_type: generate_until
-doc_to_text: "{{question}}"
-doc_to_target: "{{answer}}"
-generation_kwargs: {until: ["<|end|>"], max_gen_toks: 60, do_sample: true, temperature: 0.9}
-metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +89,7 @@ def test_the_command_runs_a_local_task(
     problems = benchmark_.problems(5)
     rows = [{"question": benchmark_.prompt(problem), "answer": problem.answer} for problem in problems]
     (tmp_path / "chain.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (tmp_path / "chain_local.yaml").write_text(TASK % (tmp_path / "chain.jsonl"))
+    (tmp_path / "chain_local.yaml").write_text(task_text(tmp_path / "chain.jsonl", 60, 0.9))
     words = ["run", "--model", "kvatlas", "--model_args", f"{ARGUMENTS},seed=4", "--tasks", "chain_local"]
     options = ["--include_path", str(tmp_path), "--apply_chat_template", "--output_path", "out", "--log_samples"]
     monkeypatch.chdir(tmp_path)

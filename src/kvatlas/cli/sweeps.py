@@ -61,8 +61,9 @@ def demo(
     _check_start(folder)
     spec = read_spec(Path(name))
     plan = make_plan(spec)
+    has_first_maps = spec.problems is not None and spec.problems > FIRST_PROBLEMS and not (folder / FILE).exists()
     with WorkerPool(workers) as pool:
-        if spec.problems is not None and spec.problems > FIRST_PROBLEMS and not (folder / FILE).exists():
+        if has_first_maps:
             # A coarse grid on the first of the same problems gives maps within the first minute.
             axes = {axis: values[::2] for axis, values in spec.axes.items()}
             coarse = make_plan(spec.model_copy(update={"problems": FIRST_PROBLEMS, "axes": axes}))
@@ -71,7 +72,8 @@ def demo(
             if not quiet:
                 count = f"{FIRST_PROBLEMS} of {spec.problems} problems"
                 note(f"First maps, of every second step and {count}: {pictures}")
-        _drive(plan, folder, pool=pool, quiet=quiet)
+        # The whole sweep follows whatever the first maps show: it takes their place, and is no second look.
+        _drive(plan, folder, pool=pool, quiet=quiet, replace=has_first_maps)
     if not quiet:
         note("Drawing the figures and the report.")
     print_demo(folder)

@@ -1,4 +1,4 @@
-"""Which claim the numbers of a run make, whether the run can make it, and at which look."""
+"""The claim of a run's numbers, the reason why a run cannot make it, and the look at which it is read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Looks at the samples of a run before all of them are there.
 
-Who samples on until something is proven errs in 8 to 15 % of runs. At a declared look after a share t of the samples
+Sampling until something is proven errs in 8 to 15 % of runs. At a declared look after a share t of the samples
 limits lie at the quantile c / sqrt(t) (O'Brien and Fleming): with at most five looks, c = 1.75 in place of 1.645 lets
 those of all looks hold together. For smaller levels the same factor is on the safe side. That the limits of pairs of
 traces keep their level so is simulated, not proven. A run that was extended without declared looks has no such plan:
