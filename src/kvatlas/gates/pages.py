@@ -64,7 +64,7 @@ def page(judged: Judged) -> str:
         rows=[_cells(row) for row in table[2:]],
         figure=base64.b64encode(rendered(gate_figure(judged), ".svg")).decode(),
         differences=words.difference_lines(judged),
-        notes=judged.pairs.notes,
+        notes=words.note_lines(judged),
         changed=changed,
         with_texts=with_texts,
         left_out=with_texts < len(changed),

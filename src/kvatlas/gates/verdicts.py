@@ -128,6 +128,11 @@ def judge(
     limits = {each: _limits(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
     tasks = _task_verdicts(pairs.tasks, claims, decides, margin, level)
     reasons = _reasons(pairs, decides, margin)
+    if reasons:
+        # Where nothing could be lost no task keeps anything.
+        tasks = [
+            replace(task, verdict=Verdict.CANNOT_TELL) if task.verdict is Verdict.KEEPS else task for task in tasks
+        ]
     judgement = Judgement(
         _verdict(limits[decides], tasks, margin, level, bool(reasons)),
         decides,

@@ -26,10 +26,10 @@ def as_markdown(judged: Judged) -> str:
     changed = changed_sentence(judged)
     paragraphs += [changed] if changed else []
     if judged.pairs.differences:
-        paragraphs.append("What differs besides:")
+        paragraphs.append("What else differs between the sides:")
         paragraphs.append("\n".join(f"- {line}" for line in difference_lines(judged)))
     if judged.pairs.notes:
-        paragraphs.append("\n".join(f"- {note}." for note in judged.pairs.notes))
+        paragraphs.append("\n".join(f"- {note}" for note in note_lines(judged)))
     return str(visible("\n\n".join(paragraphs)))
 
 
@@ -54,6 +54,9 @@ def sentences(judged: Judged) -> list[str]:
     found = [_counts(judged), _limit_sentence(judgement, judgement.claim)]
     found += [f"Nothing is proven: {reason}." for reason in judgement.reasons]
     found += _losing_sentence(judgement)
+    if judged.pairs.differences:
+        conditions = ", ".join(dict.fromkeys(item.condition for item in judged.pairs.differences))
+        found.append(f"The sides also differ in {conditions}: the verdict is on all of it together.")
     found.append(_other_claim(judgement))
     if judgement.verdict is Verdict.CANNOT_TELL and not judgement.reasons:
         found.append(_what_would_tell(judgement))
@@ -201,6 +204,11 @@ def changed_sentence(judged: Judged) -> str:
     named = ", ".join(f"{problem.task} {problem.problem}" for problem in lost[:NAMED])
     more = f" and {len(lost) - NAMED:,} more" if len(lost) > NAMED else ""
     return f"Lost most: {named}{more}."
+
+
+def note_lines(judged: Judged) -> Sequence[str]:
+    """Return the notes as sentences."""
+    return [note if note.endswith("?") else f"{note}." for note in judged.pairs.notes]
 
 
 def difference_lines(judged: Judged) -> Sequence[str]:
