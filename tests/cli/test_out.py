@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "draw": (("curves", "RUN"), FIGURES),
     "view": (("RUN",), PAGES),
     "export": (("RUN",), TABLES),
+    "gate": (("RUN", "RUN"), (*FIGURES, *PAGES)),
     "deploy export": (("RUN", "--to", "kvpress"), ()),
     "deploy verify": (("http://127.0.0.1:9", "--against", "RUN"), ()),
 }

@@ -13,7 +13,7 @@ from kvatlas.cli import options
 from kvatlas.cli.output import count_display, note, print_text
 from kvatlas.cli.serving import KEY
 
-app = typer.Typer()
+app = options.Commands()
 
 
 @app.command()

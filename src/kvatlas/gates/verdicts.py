@@ -128,11 +128,7 @@ def judge(
     limits = {each: _limits(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
     tasks = _task_verdicts(pairs.tasks, claims, decides, margin, level)
     reasons = _reasons(pairs, decides, margin)
-    if reasons:
-        # Where nothing could be lost no task keeps anything.
-        tasks = [
-            replace(task, verdict=Verdict.CANNOT_TELL) if task.verdict is Verdict.KEEPS else task for task in tasks
-        ]
+    tasks = _open_tasks(tasks, reasons)
     judgement = Judgement(
         _verdict(limits[decides], tasks, margin, level, bool(reasons)),
         decides,
@@ -152,6 +148,13 @@ def judge(
     needed = {each: _needed(pairs.tasks, each, margin) for each in claims}
     other = Claim.LIKE if decides is Claim.THESE else None
     return replace(judgement, needed=needed[decides], needed_other=needed[other] if other else None)
+
+
+def _open_tasks(tasks: list[TaskVerdict], reasons: Sequence[str]) -> list[TaskVerdict]:
+    """Return the tasks, of which none keeps anything where there are `reasons` why nothing can be told."""
+    if not reasons:
+        return tasks
+    return [replace(task, verdict=Verdict.CANNOT_TELL) if task.verdict is Verdict.KEEPS else task for task in tasks]
 
 
 def _refused(
