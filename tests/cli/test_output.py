@@ -170,7 +170,7 @@ def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: p
         "{models: ['embedded:tiny-llama'], benchmarks: [CHAIN3, CHAIN4], problems: 2, samples: 1,"
         " sampling: {max_new_tokens: 20}, baseline: [{policy: full}],"
         " settings: [{policy: window, kv_budget: 90, ratio_over: thinking}],"
-        " axes: {local_window: [8, 16], ratio: [0.2, 0.4]}}"
+        " axes: {local_window: [8, 12, 16], ratio: [0.2, 0.4]}}"
     )
     monkeypatch.setattr("kvatlas.sweeps.spec.recipes", lambda: {"demo-quick": spec})
     monkeypatch.setattr("kvatlas.cli.sweeps.FIRST_PROBLEMS", 1)
@@ -182,7 +182,8 @@ def test_each_warning_is_said_once(kvatlas: Call, tmp_path: Path, monkeypatch: p
     assert code == 0, said
     (coarse,), whole = drawn, cells(tmp_path / "run")
     assert {problems for problems, _ in coarse} == {1}
-    assert len(coarse) == 4  # the full cache and one of four cells, on two benchmarks
+    # The full cache and four of six cells, on two benchmarks: an axis of two values keeps both, or there is no map.
+    assert len(coarse) == 10
     assert {problems for problems, _ in whole} == {2}
     assert {setting for _, setting in coarse} < {setting for _, setting in whole}
     assert "First maps, of every second step and 1 of 2 problems" in said

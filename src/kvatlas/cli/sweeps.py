@@ -65,7 +65,7 @@ def demo(
     with WorkerPool(workers) as pool:
         if has_first_maps:
             # A coarse grid on the first of the same problems gives maps within the first minute.
-            axes = {axis: values[::2] for axis, values in spec.axes.items()}
+            axes = {axis: values[::2] if len(values) > 2 else values for axis, values in spec.axes.items()}
             coarse = make_plan(spec.model_copy(update={"problems": FIRST_PROBLEMS, "axes": axes}))
             _decode(coarse, folder, pool=pool, quiet=quiet)
             pictures = ", ".join(map(str, first_look(folder)))
