@@ -1,4 +1,4 @@
-"""Compiles `src/kvatlas/native/kernels.c` when the package is built or installed, with the compiler of `ziglang`.
+"""Compiles `src/kvatlas/cpu/native/kernels.c` when the package is built or installed, with the compiler of `ziglang`.
 
 An editable install gets the libraries of this machine, a wheel those of all targets. Where compiling fails the package
 is built without: it then computes with torch, and says so.
@@ -41,12 +41,12 @@ FLAGS = [
 
 
 class KernelsHook(BuildHookInterface):
-    """Puts the libraries into `src/kvatlas/native/lib`, from where wheels take them as artifacts."""
+    """Puts the libraries into `src/kvatlas/cpu/native/lib`, from where wheels take them as artifacts."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        room = Path(self.root, "src", "kvatlas", "native")
+        room = Path(self.root, "src", "kvatlas", "cpu", "native")
         names = [name for name in TARGETS if version != "editable" or _is_host(name)]
         with ThreadPoolExecutor(2) as pool:
             faults = [fault for fault in pool.map(lambda name: compile_kernels(room, name), names) if fault]

@@ -22,7 +22,7 @@ import numpy as np
 from common import arguments, keep
 from kvatlas.core import KvatlasError
 from kvatlas.stats.losses import FULL, is_full
-from kvatlas.stats.numerics.losses import losses
+from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.sequential import decisions, in_order
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, matrix

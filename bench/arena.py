@@ -5,7 +5,7 @@
 
 Several runs may be given. With `--skip 60` the first 60 problems of each benchmark are left out, for a second look at
 problems that were decoded later. For each model `rows` has the differences to `random` with the same values, in
-points, with 95 % limits that hold for all settings of the model at once (kvatlas.stats.against). For each budget,
+points, with 95 % limits for all settings of the model at once (kvatlas.stats.against_policy). For each budget,
 `prompt` has, over all policies that are there with the prompt kept and without: `kept_minus_not`, the mean gain by
 keeping the prompt, and `spread_kept` and `spread_not`, the standard deviation of Pass@1 between policies, from which
 the sampling error is taken out, so that policies which are alike have a spread near 0; `explained` is the share of
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from common import arguments, keep, part_of
 from kvatlas.core import Setting, grouped
 from kvatlas.results import Store
-from kvatlas.stats.against import AgainstTable, against_policy
+from kvatlas.stats.against_policy import AgainstTable, against_policy
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, TraceTable
 

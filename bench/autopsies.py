@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments, keep
+from kvatlas.autopsy.autopsies import Autopsy, key_of, read_autopsies
+from kvatlas.autopsy.driver import find_lost
+from kvatlas.autopsy.summary import ARMS, summarise
 from kvatlas.results import Store
-from kvatlas.stats.autopsies import Autopsy, key_of, read_autopsies
-from kvatlas.stats.autopsy_summary import ARMS, summarise
-from kvatlas.sweeps.autopsy import find_lost
 
 
 def row(autopsy: Autopsy) -> list[Any]:

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional as F
 
 from common import arguments, keep
-from kvatlas import native
+from kvatlas.cpu import native
 
 PAGE = 128
 #: Rows, cached tokens, new tokens, heads, KV heads, size.

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments, keep
-from kvatlas.benchmarks.deaths import Death
+from kvatlas.autopsy.cell_deaths import lost_traces
+from kvatlas.autopsy.kinds_of_death import Death
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Store
-from kvatlas.stats.deaths import lost_traces
 from kvatlas.stats.estimates import pass_at_1
 
 VALUE = (Death.FORGOTTEN, Death.MISREAD, Death.RECOMPUTED)

@@ -40,8 +40,9 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
 from common import FilledEngine, arguments, bench_model, keep
-from kvatlas import native, policies
+from kvatlas import policies
 from kvatlas.core import Sampling, Setting
+from kvatlas.cpu import native
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy
 

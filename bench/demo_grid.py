@@ -67,7 +67,7 @@ class TimedKernels:
     """Times native kernels, from before the first layer is packed."""
 
     def __init__(self) -> None:
-        from kvatlas.native import load
+        from kvatlas.cpu.native import load
 
         self.seconds = 0.0
         native = load()

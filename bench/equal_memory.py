@@ -21,8 +21,8 @@ import numpy as np
 from common import arguments, keep
 from kvatlas.core import Setting
 from kvatlas.policies.memory import stays
-from kvatlas.stats.equal_memory import EqualMemory
 from kvatlas.stats.numerics.arrays import Floats, strata_of_sizes
+from kvatlas.stats.windows_at_memory import EqualMemory
 
 WINDOWS = (8, 16, 32, 64)
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.arrays import LEVEL, Floats, normal_quantile, strata_of_sizes
 from kvatlas.stats.numerics.bounded import upper_limit
-from kvatlas.stats.numerics.losses import losses
 
 Row = dict[str, Any]
 

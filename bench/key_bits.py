@@ -23,10 +23,10 @@ from torch.nn import functional as F
 from common import arguments, keep
 from kvatlas import models, policies
 from kvatlas.benchmarks import find
+from kvatlas.bits.storage import pack, unpack
 from kvatlas.core import Sampling, Setting, first_difference
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.storage import pack, unpack
-from kvatlas.models.attention import attention_function, own_attention
+from kvatlas.forward import attention_function, own_attention
 from kvatlas.serve.service import stream_of
 
 GROUP = 32

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from common import arguments, keep
-from kvatlas.report.options import ReadOptions
 from kvatlas.report.result import analyse
+from kvatlas.report.view_options import ReadOptions
 from kvatlas.results import Store
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.table import CellTraces

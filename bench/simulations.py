@@ -14,11 +14,11 @@ import numpy as np
 from design_kept_kinds import LengthTrunk
 from design_kinds import Depths, Maps, Policies, Prices, Sequences, TwoSettings
 from design_parts import COLUMNS, ROWS, Trunk
+from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Flags, Floats, Ints, Z, problems_by_benchmark, standard_error
 from kvatlas.stats.numerics.bounded import mean_differences
 from kvatlas.stats.numerics.decay import fit_decay
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
-from kvatlas.stats.numerics.losses import losses
 from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.numerics.sequential import Decision, replay
 from kvatlas.stats.verdicts import levels_of

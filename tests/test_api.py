@@ -11,7 +11,7 @@ from matplotlib.image import imread
 import kvatlas
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.report.map_figure import plot_sources
-from kvatlas.report.options import ReadOptions
+from kvatlas.report.view_options import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import write_maps
 from kvatlas.stats.maps import maps_of_run

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvatlas.core import Costs, EvictionTrace, Grade, Sampling, Setting, Status, Trace
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.models.options import Options
+from kvatlas.models.load_options import Options
 from kvatlas.policies import from_setting
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from kvatlas import models
 from kvatlas.policies.dynts import HEAD_FILE
+from kvatlas.predictor.learning import TrainingData, learn
 from kvatlas.sweeps import parse_spec
-from kvatlas.sweeps.learning import TrainingData, learn
 
 # The test sets: problems that nothing learns from.
 STANDARD_PROBLEMS = 300

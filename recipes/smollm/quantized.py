@@ -5,7 +5,7 @@
 
 RUN holds full-cache traces (bytes.yaml). Each one goes through the model of transformers in float32, the prompt at
 once, then token by token, with one cache for each scheme: `exact`; `kvatlas`, whose tokens are packed and unpacked by
-`kvatlas.engine.storage`; `quanto` and `hqq`, the backends of `QuantizedCache` as they are, with the same group of
+`kvatlas.bits.storage`; `quanto` and `hqq`, the backends of `QuantizedCache` as they are, with the same group of
 channels and the same number of newest tokens in full precision. Prints one JSON document: nats a token, and the
 difference to `exact` with its 95 % interval over traces.
 """
@@ -25,8 +25,8 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, Quantize
 
 from kvatlas import models
 from kvatlas.benchmarks import find
+from kvatlas.bits.storage import pack, unpack
 from kvatlas.core import Setting
-from kvatlas.engine.storage import pack, unpack
 from kvatlas.results import Store
 
 MODEL, GROUP, RESIDUAL = "smollm2-135m-think", 32, 16

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from kvatlas import core
 from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, frame_row
 from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.report.options import ReadOptions
 from kvatlas.report.result import Result, of_policy
+from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_analysis import RunAnalysis
@@ -61,7 +61,7 @@ class Description(Result):
     to_json = Result.to_dict
 
     def __str__(self) -> str:
-        from kvatlas.report.text import one_page
+        from kvatlas.report.description import one_page
 
         return one_page(self)
 
@@ -195,7 +195,7 @@ def open_run(
     return Run(options.open_run(path))
 
 
-def sweep(  # noqa: PLR0913
+def sweep(
     spec: Mapping[str, Any] | str | Path,
     out: str | Path,
     *,
@@ -231,7 +231,7 @@ def sweep(  # noqa: PLR0913
     return open_run(out)
 
 
-def run(  # noqa: PLR0913
+def run(
     model: str,
     benchmark: str | Sequence[str],
     *,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from kvatlas import native
 from kvatlas.core import canonical
+from kvatlas.cpu import native
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvatlas.benchmarks import families, find
-from kvatlas.benchmarks.check import check, notes_on
+from kvatlas.benchmarks.file_checks import check, notes_on
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.core import KvatlasError
 from tests.benchmarks.test_problem_files import FILES, SHARED

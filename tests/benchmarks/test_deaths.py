@@ -8,8 +8,8 @@ from itertools import accumulate
 
 import pytest
 
+from kvatlas.autopsy.kinds_of_death import Death, Finding, TraceText, find_death, loop_start, lost_at, read_statements
 from kvatlas.benchmarks import chain, ledger, words
-from kvatlas.benchmarks.deaths import Death, Finding, TraceText, find_death, loop_start, lost_at, read_statements
 from kvatlas.core import EvictionTrace, Status
 
 PLANTED = 200

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.benchmarks import find, identity, judges
-from kvatlas.benchmarks.finding import bare_last_line, chosen_letter, last_box, stated_answer
-from kvatlas.benchmarks.judges import Equality, Judge
+from kvatlas.answers import judges
+from kvatlas.answers.finding import bare_last_line, chosen_letter, last_box, stated_answer
+from kvatlas.answers.judges import Equality, Judge
+from kvatlas.benchmarks import find, identity
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import Grade, KvatlasError, Problem, Status
 from kvatlas.sweeps import parse_spec

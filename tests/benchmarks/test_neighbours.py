@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.benchmarks.answers import grade
+from kvatlas.answers.grading import grade
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -17,9 +17,9 @@ from huggingface_hub import close_session, constants
 from pyarrow import parquet
 
 from kvatlas.benchmarks import find, identity
-from kvatlas.benchmarks.check import check, notes_on
+from kvatlas.benchmarks.file_checks import check, notes_on
+from kvatlas.benchmarks.problem_files import read_problems
 from kvatlas.benchmarks.public import SOURCES
-from kvatlas.benchmarks.tables import read_problems
 from kvatlas.core import Check, KvatlasError
 from tests.hub_server import hub
 from tests.r1 import AIME

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from kvatlas import models
-from kvatlas.benchmarks.reading import HARMONY, JOINED, PUBLISHED, Reading, Tags, joined, read_text, read_tokens
+from kvatlas.answers.reading import HARMONY, JOINED, PUBLISHED, Reading, Tags, joined, read_text, read_tokens
 from kvatlas.core import Grade, Status
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
 from kvatlas.results.regrade import regrade
-from kvatlas.serve.text import Detokenizer
+from kvatlas.serve.text_stream import Detokenizer
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.r1 import save_model
 

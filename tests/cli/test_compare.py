@@ -9,7 +9,7 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.core import Grade, Setting, Status, Trace, Usage
-from kvatlas.report.check import compare_maps, maps_as_text
+from kvatlas.report.agreement import compare_maps, maps_as_text
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.csv_maps import read_maps
 from tests.command_line import Call

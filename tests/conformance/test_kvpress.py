@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import Setting
-from kvatlas.deploy.export import export_setting
+from kvatlas.deploy.engine_config import export_setting
 from tests.conformance import environment
 from tests.conformance.pairs import PAIRS, Theirs, compare, jaccard, their_results
 from tests.conformance.real import Activations, activations, real_model

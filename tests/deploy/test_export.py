@@ -10,7 +10,7 @@ import yaml
 
 from kvatlas import models
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.deploy.export import TARGETS, export_setting
+from kvatlas.deploy.engine_config import TARGETS, export_setting
 from kvatlas.policies.query_statistics import load_statistics
 from tests.command_line import Call
 from tests.stored import decode_run

@@ -25,7 +25,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama import modeling_llama  # noqa: F401 (asks for GPUs when it is imported)
 
-from kvatlas.models.options import Options
+from kvatlas.models.load_options import Options
 from kvatlas.models.weights import load_weights
 
 CAPTURING = "operation not permitted when stream is capturing"

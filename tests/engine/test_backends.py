@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvatlas import native, policies
+from kvatlas import policies
+from kvatlas.bits.storage import pack, unpack
 from kvatlas.core import KvatlasError, Setting, Storage
+from kvatlas.cpu import native
 from kvatlas.engine.attention import AttentionBackend
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache, Layer
-from kvatlas.engine.cpu import CpuBackend
 from kvatlas.engine.engine import backend_for
-from kvatlas.engine.flex import FlexBackend
+from kvatlas.engine.gpu.flex import FlexBackend
+from kvatlas.engine.native_backend import CpuBackend
 from kvatlas.engine.reference import ReferenceBackend
-from kvatlas.engine.storage import pack, unpack
 from kvatlas.models import ModelHandle, Shape
 from tests.command_line import Call
 from tests.decoding import endless, requests, run

@@ -15,11 +15,11 @@ from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request, scheduler
 from kvatlas.engine.cache import KVCache
+from kvatlas.engine.gpu.compiled import compiled_layers
 from kvatlas.engine.rows import compress
 from kvatlas.engine.timing import TimedEngine
 from kvatlas.machine import compiled, compiles
 from kvatlas.models import ModelHandle
-from kvatlas.models.compiled import compiled_layers
 from kvatlas.models.weights import load_weights
 from kvatlas.policies import Policy, ReferenceTrace, Signal
 from tests.decoding import endless, outcome

@@ -9,7 +9,7 @@ import torch
 from kvatlas import models, policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.graphs import CudaGraphRunner, bucket
+from kvatlas.engine.gpu.graphs import CudaGraphRunner, bucket
 from kvatlas.models import ModelHandle
 from tests.decoding import outcome, requests, run
 from tests.engine.gpu_stand_in import paged_attention

@@ -12,18 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kvatlas import models, native, policies
+from kvatlas import models, policies
+from kvatlas.bits.key_biases import KeyBiases, find_key_biases
+from kvatlas.bits.outliers import key_divergences
+from kvatlas.bits.storage import turn
 from kvatlas.core import Setting, Storage
+from kvatlas.cpu import native
 from kvatlas.engine import Request
 from kvatlas.engine.attention import AttentionBackend
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache, Layer
-from kvatlas.engine.cpu import CpuBackend
-from kvatlas.engine.outliers import key_divergences
+from kvatlas.engine.native_backend import CpuBackend
 from kvatlas.engine.reference import ReferenceBackend
-from kvatlas.engine.storage import turn
 from kvatlas.models import ModelHandle, Shape
-from kvatlas.models.key_biases import KeyBiases, find_key_biases
 from tests.decoding import endless, prompts, run
 from tests.r1 import copied
 

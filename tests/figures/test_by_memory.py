@@ -14,9 +14,9 @@ from kvatlas.figures.by_memory import MemoryMap, data_csv, memory_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.map_figure import MapOptions, plot_sources
-from kvatlas.report.options import ReadOptions
-from kvatlas.stats.equal_memory import EqualMemory
+from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.maps import mean_map
+from kvatlas.stats.windows_at_memory import EqualMemory
 from tests.figures.conftest import dense, texts
 
 pytestmark = pytest.mark.newest

@@ -16,7 +16,7 @@ from kvatlas.figures.difficulty import decay_text, depth_figure, depth_text, tol
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.policies import all_values
-from kvatlas.stats.decay import PUBLISHED_L0, Decay
+from kvatlas.stats.depth_curves import PUBLISHED_L0, Decay
 from kvatlas.stats.maps import POLICY, curves_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, pairs_of, systems_of

@@ -13,7 +13,7 @@ from kvatlas.figures.loss_memory import data_csv, loss_figure
 from kvatlas.figures.panels import metric_panels
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.map_figure import MapOptions, plot_sources
-from kvatlas.report.options import ReadOptions
+from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import choices
 from kvatlas.stats.losses import losses_of
 from kvatlas.stats.paired import Difference

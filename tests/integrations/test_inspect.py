@@ -14,7 +14,7 @@ from kvatlas.benchmarks.seqbench import format_plan, parse_plan
 from kvatlas.core import SERVED, KvatlasError, Sampling, Status
 from kvatlas.models import ModelHandle
 from kvatlas.results import Store
-from kvatlas.serve.text import Detokenizer
+from kvatlas.serve.text_stream import Detokenizer
 from kvatlas.stats.run_data import RunData
 from tests.by_the_engine import VALUES, generations, questions
 from tests.command_line import Call

@@ -11,7 +11,7 @@ import pytest
 from kvatlas.benchmarks import find as benchmark
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.models import ModelHandle
-from kvatlas.serve.text import Detokenizer
+from kvatlas.serve.text_stream import Detokenizer
 from tests.by_the_engine import VALUES, generations, questions
 
 pytest.importorskip("lm_eval", reason="needs the extra lm-eval")

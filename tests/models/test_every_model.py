@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from kvatlas import native
+from kvatlas.cpu import native
 from kvatlas.models import Overrides, find
 from tests.decoding import greedy
 from tests.models import every_model

@@ -7,17 +7,17 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from kvatlas import native
 from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.cpu import native, packing
+from kvatlas.cpu.fused import FusedDecoder, FusedLayer
+from kvatlas.cpu.native.decoder import DecoderLayer
+from kvatlas.cpu.packing import PackedLinear, pack
+from kvatlas.cpu.shared_weights import Tables
 from kvatlas.engine import Engine, Request
-from kvatlas.models import ModelHandle, packing
-from kvatlas.models.attention import own_attention
-from kvatlas.models.fused import FusedDecoder, FusedLayer
+from kvatlas.forward import own_attention
+from kvatlas.models import ModelHandle
 from kvatlas.models.handle import handle_for
-from kvatlas.models.packing import PackedLinear, pack
-from kvatlas.models.shared_weights import Tables
 from kvatlas.models.weights import check_finite
-from kvatlas.native.decoder import DecoderLayer
 from kvatlas.policies import from_setting
 from kvatlas.predictor import answer_attention
 from tests.models.every_model import small_config

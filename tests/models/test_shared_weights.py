@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvatlas import native
 from kvatlas.core import KvatlasError
-from kvatlas.models import ModelHandle, handle, packing
-from kvatlas.models.packing import PackedLinear
+from kvatlas.cpu import native, packing
+from kvatlas.cpu.packing import PackedLinear
+from kvatlas.models import ModelHandle, handle
 from kvatlas.models.weights import Adapter
 from tests.models.test_adapters import save_adapter, with_adapter
 from tests.r1 import copied
@@ -126,7 +126,7 @@ def test_a_cache_that_cannot_be_written_is_read(
 ) -> None:
     model = random_models["llama"]
     expected = logits(model.load())
-    monkeypatch.setattr("kvatlas.models.shared_weights.being_made", None)
+    monkeypatch.setattr("kvatlas.cpu.shared_weights.being_made", None)
     assert torch.equal(logits(model.load()), expected)
 
 

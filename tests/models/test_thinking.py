@@ -12,7 +12,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.models import ModelHandle
-from kvatlas.serve.text import Detokenizer
+from kvatlas.serve.text_stream import Detokenizer
 from tests.decoding import requests, run
 from tests.r1 import ASSISTANT, BOS, FIRST_TEMPLATE, TEMPLATE, USER, copied, edit, save_model
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas import native
+from kvatlas.cpu import native
 
 ROOT = Path(__file__).parents[2]
 if native.load() is None:
     pytest.skip(str(native.why_not()), allow_module_level=True)
 BEST = native.load()
-FILES = {path.stem: path for path in sorted((ROOT / "src/kvatlas/native/lib").glob("linux-x86-64-v*.so"))}
+FILES = {path.stem: path for path in sorted((ROOT / "src/kvatlas/cpu/native/lib").glob("linux-x86-64-v*.so"))}
 ALL = [BEST] + [
     native.Native(path, name)
     for name, path in FILES.items()

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from kvatlas import native, noise
-from kvatlas.native.decoder import DecoderLayer, DecoderPass, Products
+from kvatlas import noise
+from kvatlas.cpu import native
+from kvatlas.cpu.native.decoder import DecoderLayer, DecoderPass, Products
 from tests.native.targets import ALL, BEST, FILES, ROOT
 
 QUICK = settings(max_examples=25, derandomize=True)
@@ -222,7 +223,7 @@ def test_other_processors_compute_the_same_bits(tmp_path: Path) -> None:
         ("x86_64-linux-gnu", "x86_64_v3", []),
         ("aarch64-linux-gnu", "generic", ["qemu-aarch64"]),
     ):
-        file, room = tmp_path / target, ROOT / "src/kvatlas/native"
+        file, room = tmp_path / target, ROOT / "src/kvatlas/cpu/native"
         words = f"cc -target {target} -mcpu={processor} -O3 -std=gnu11 -ffp-contract=off -fno-math-errno".split()
         words += ["-ffreestanding", "-nostdlib", "-static", "-I", str(room), "-o", str(file)]
         words.append(str(ROOT / "tests/native/digest.c"))

@@ -68,13 +68,13 @@ def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
     models = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/kvatlas/models/embedded").rglob("*.*")}
     assert {name for name in models if "__pycache__" not in name} <= wheel
     assert {"kvatlas/py.typed", "kvatlas/sweeps/demo.yaml", "kvatlas/sweeps/dynts_r1_llama.yaml"} <= wheel
-    assert {f"kvatlas/native/lib/{name}" for name in hatch_build.TARGETS} <= wheel
+    assert {f"kvatlas/cpu/native/lib/{name}" for name in hatch_build.TARGETS} <= wheel
     assert not [name for name in wheel if name.startswith(("tests", "docs", "recipes")) or "__pycache__" in name]
     with tarfile.open(built["gz"]) as archive:
         sdist = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "Makefile", "constraints.txt", "tests/conftest.py", "mkdocs.yml", "LICENSE"} <= sdist
-    assert {"examples/plugin/pyproject.toml", "hatch_build.py", "src/kvatlas/native/kernels.c"} <= sdist
-    assert not [name for name in sdist if name.startswith("src/kvatlas/native/lib/")]
+    assert {"examples/plugin/pyproject.toml", "hatch_build.py", "src/kvatlas/cpu/native/kernels.c"} <= sdist
+    assert not [name for name in sdist if name.startswith("src/kvatlas/cpu/native/lib/")]
 
 
 def test_an_index_page_has_no_link_that_leads_nowhere(built: dict[str, Path]) -> None:

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from kvatlas.core import EvictionTrace, KvatlasError, Setting, Status
-from kvatlas.models.pieces import token_texts
+from kvatlas.models.token_texts import token_texts
+from kvatlas.report.app.local_server import Server
 from kvatlas.report.app.page import write_bundle, write_report
-from kvatlas.report.app.run import AppRun, open_runs
-from kvatlas.report.app.server import Server
+from kvatlas.report.app.run_source import AppRun, open_runs
 from kvatlas.report.app.traces import TEXT_LIMIT, evictions_of
 from kvatlas.report.materials import RunMaterials
-from kvatlas.report.options import ReadOptions
 from kvatlas.report.result import open_result
+from kvatlas.report.view_options import ReadOptions
 from kvatlas.results import Manifest, Store
 from kvatlas.stats import run_analysis
 from kvatlas.stats.run_analysis import RunAnalysis

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from kvatlas import models
+from kvatlas.autopsy.autopsies import Autopsy, SavingToken, writing
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import parse_plan, read_maze
 from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace
 from kvatlas.models import ModelHandle
+from kvatlas.report.app.local_server import Server
 from kvatlas.report.app.page import write_report
-from kvatlas.report.app.run import open_runs
-from kvatlas.report.app.server import Server
+from kvatlas.report.app.run_source import open_runs
 from kvatlas.report.result import open_result
 from kvatlas.results import Store
-from kvatlas.stats.autopsies import Autopsy, SavingToken, writing
 from tests.stats.synthetic import grid, manifest, traces
 from tests.stored import decode_run, store_run
 

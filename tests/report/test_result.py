@@ -10,8 +10,8 @@ import pytest
 from kvatlas.core import Grade, KvatlasError, Setting, Status
 from kvatlas.figures.findings import finding
 from kvatlas.figures.panels import metric_panels
+from kvatlas.report.description import every_map, one_page, recommendation
 from kvatlas.report.result import analyse
-from kvatlas.report.text import every_map, one_page, recommendation
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import BINOMIAL_NOTE
 from kvatlas.stats.losses import LossFamily

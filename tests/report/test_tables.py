@@ -11,9 +11,9 @@ import pytest
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.figures.loss_memory import data_csv as losses_csv
 from kvatlas.figures.pairwise import names_of
+from kvatlas.report.description import every_map, one_page
 from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import Result, analyse
-from kvatlas.report.text import every_map, one_page
 from kvatlas.stats.systems import choose, systems_of
 from tests.stats.synthetic import grid, manifest
 from tests.stored import store_run

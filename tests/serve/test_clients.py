@@ -20,7 +20,7 @@ from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.serve.service import stream_of
-from kvatlas.serve.text import Detokenizer
+from kvatlas.serve.text_stream import Detokenizer
 from kvatlas.text import model_name
 from tests.by_the_engine import VALUES, generations, questions
 from tests.r1 import FIRST_TEMPLATE, TEMPLATE, save_model

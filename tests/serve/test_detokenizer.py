@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvatlas import models
-from kvatlas.serve.text import Detokenizer
+from kvatlas.serve.text_stream import Detokenizer
 
 MODEL = models.find("embedded:tiny-llama")
 PLAIN = sorted(set(range(len(MODEL.tokenizer))) - MODEL.stops)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.figures.against import against_figure, data_csv, finding
-from kvatlas.stats.against import against_policy, partner_of, rows_of_policy
+from kvatlas.figures.policy_differences import against_figure, data_csv, finding
+from kvatlas.stats.against_policy import against_policy, partner_of, rows_of_policy
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import manifest, trace
 

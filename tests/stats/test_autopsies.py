@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from kvatlas.autopsy.autopsies import Autopsy, SavingToken
+from kvatlas.autopsy.autopsy_figure import autopsy_figure, save_autopsies
+from kvatlas.autopsy.summary import by_size, summarise
 from kvatlas.cli.output import print_autopsies
 from kvatlas.core import KvatlasError
-from kvatlas.figures.autopsies import autopsy_figure, save_autopsies
-from kvatlas.stats.autopsies import Autopsy, SavingToken
-from kvatlas.stats.autopsy_summary import by_size, summarise
 
 STREAMS = 16
 

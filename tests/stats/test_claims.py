@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kvatlas.core import Claim, KvatlasError, Setting
-from kvatlas.deploy.export import MeasuredCell
+from kvatlas.deploy.engine_config import MeasuredCell
+from kvatlas.report.description import every_map, one_page
 from kvatlas.report.result import analyse
-from kvatlas.report.text import every_map, one_page
 from kvatlas.stats.numerics.bounded import upper_limit
 from kvatlas.stats.numerics.looks import Look
 from kvatlas.stats.numerics.planning import needed_samples, power_bound

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kvatlas.autopsy.cell_deaths import Lost, count_deaths, lost_traces
+from kvatlas.autopsy.kinds_of_death import Death
 from kvatlas.benchmarks import find
-from kvatlas.benchmarks.deaths import Death
 from kvatlas.results import Store
-from kvatlas.stats.deaths import Lost, count_deaths, lost_traces
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.command_line import Call
 from tests.stored import decode_run

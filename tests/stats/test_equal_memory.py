@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvatlas.core import Setting
 from kvatlas.policies.memory import stays
-from kvatlas.report.equal_memory import memory_lines
+from kvatlas.report.description import one_page
+from kvatlas.report.memory_sentences import memory_lines
 from kvatlas.report.next_steps import next_steps
 from kvatlas.report.result import Result, analyse
-from kvatlas.report.text import one_page
 from kvatlas.stats.numerics.arrays import strata_of_sizes
 from kvatlas.stats.numerics.equal_memory import (
     compare_pairs,

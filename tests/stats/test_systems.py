@@ -10,7 +10,7 @@ from scipy import stats
 
 from kvatlas.api import Run
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.stats.decay import fit
+from kvatlas.stats.depth_curves import fit
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, correlation, pair, pairs_of, systems_of
 from kvatlas.stats.table import aligned, missing

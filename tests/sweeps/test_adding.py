@@ -14,9 +14,10 @@ import kvatlas as package
 from kvatlas.core import SERVED, KvatlasError
 from kvatlas.results import Manifest, Store
 from kvatlas.results.store import FILE
+from kvatlas.screen.grid_screen import screen, screening
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 from tests.command_line import Call, run_apart
 from tests.sweeps.conftest import Build
 

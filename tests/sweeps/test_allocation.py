@@ -10,8 +10,8 @@ import pytest
 from kvatlas.core import KvatlasError
 from kvatlas.figures.panels import metric_panels
 from kvatlas.models import find
+from kvatlas.report.description import every_map, one_page
 from kvatlas.report.result import analyse
-from kvatlas.report.text import every_map, one_page
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_analysis import RunAnalysis

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from kvatlas.autopsy.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind, write_labels
+from kvatlas.autopsy.driver import LostCell, Replayer, _setting_named, find_lost, perform
+from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, Fork, Replay, Trunk, shrink
+from kvatlas.autopsy.summary import summarise
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.engine import Engine, Generation, Request
 from kvatlas.policies.put_back import PutBack
-from kvatlas.stats.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind, write_labels
-from kvatlas.stats.autopsy_summary import summarise
-from kvatlas.sweeps.autopsy import LostCell, Replayer, _setting_named, find_lost, perform
-from kvatlas.sweeps.autopsy_search import HELD_OUT_STREAMS, Case, Fork, Replay, Trunk, shrink
 from tests.command_line import Call
 from tests.stored import decode_run
 
@@ -207,7 +207,7 @@ def test_a_setting_is_named_whole_beside_one_with_more_values() -> None:
 def test_files_that_cannot_be_written_are_refused_before_the_search(
     kvatlas: Call, tmp_path: Path, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvatlas.sweeps.autopsy.find_lost", lambda *_: pytest.fail("the search has begun"))
+    monkeypatch.setattr("kvatlas.autopsy.driver.find_lost", lambda *_: pytest.fail("the search has begun"))
     file = tmp_path / "file"
     file.touch()
     kvatlas.refuse("autopsy", tmp_path, "--policy", "dynts", option, file / "causes.png")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from kvatlas.core import Check, Finding, KvatlasError
+from kvatlas.cpu.native import load
 from kvatlas.models import ModelHandle
 from kvatlas.models.handle import handle_for
-from kvatlas.native import load
-from kvatlas.sweeps import checks
+from kvatlas.sweeps import doctor
 from tests.engine.gpu_stand_in import Gpu, gpu
 
 __all__ = ["gpu"]
@@ -18,8 +18,8 @@ __all__ = ["gpu"]
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> Callable[[], dict[str, Finding]]:
     """Return the findings on the GPU, which decodes little."""
-    monkeypatch.setattr(checks, "STEPS", 8)
-    return lambda: {finding.name: finding for finding in checks.check_machine()}
+    monkeypatch.setattr(doctor, "STEPS", 8)
+    return lambda: {finding.name: finding for finding in doctor.check_machine()}
 
 
 def test_it_prints_a_block_for_an_issue_report(succeed: Callable[..., str]) -> None:

@@ -10,8 +10,8 @@ from kvatlas.cli import app
 from kvatlas.core import Setting
 from kvatlas.models import ModelHandle
 from kvatlas.predictor import provenance_of
+from kvatlas.predictor.learning import left_out_as_text
 from kvatlas.results import Store
-from kvatlas.sweeps.learning import left_out_as_text
 from tests.command_line import Call
 
 MODEL = "embedded:tiny-llama"

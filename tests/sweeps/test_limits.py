@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from kvatlas import models, policies
+from kvatlas.autopsy.driver import LostCell, Replayer, find_lost
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, parameters
 from kvatlas.sweeps import make_plan, parse_spec
-from kvatlas.sweeps.autopsy import LostCell, Replayer, find_lost
 from tests.decoding import prompts
 from tests.stored import decode_run
 

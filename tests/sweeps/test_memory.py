@@ -19,12 +19,13 @@ from kvatlas.engine.cache import KVCache
 from kvatlas.engine.scheduler import MARGIN, peak
 from kvatlas.machine import left_in_group
 from kvatlas.models import ModelHandle
+from kvatlas.predictor.learning import TrainingData, learn
+from kvatlas.screen.grid_screen import screen, screening
 from kvatlas.serve.service import GenerationRequest, Service
-from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps import run as driver
 from kvatlas.sweeps import worker as jobs
 from kvatlas.sweeps.executors import WorkerPool, shares
-from kvatlas.sweeps.learning import TrainingData, learn
 from kvatlas.sweeps.worker import Job, decode, fitting_batch, worker_needs
 from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from kvatlas.core import KvatlasError
+from kvatlas.ray.cluster import WorkQueue, _connect, difference
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool
-from kvatlas.sweeps.ray import WorkQueue, _connect, difference
 from tests.sweeps.conftest import Build, contents, job
 
 pytestmark = pytest.mark.newest

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import kvatlas as package
+from kvatlas.autopsy.driver import find_lost
 from kvatlas.core import Setting
-from kvatlas.report.check import compare_runs
+from kvatlas.report.agreement import compare_runs
 from kvatlas.results import Store
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from kvatlas.sweeps.autopsy import find_lost
 from tests.command_line import Call
 from tests.stored import decode_run
 

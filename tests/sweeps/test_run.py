@@ -22,9 +22,10 @@ import torch
 from safetensors.torch import save_file
 
 from kvatlas import cli, open_run
+from kvatlas.answers.reading import read_tokens
 from kvatlas.benchmarks import find
+from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.chain import Chain
-from kvatlas.benchmarks.reading import grade, read_tokens
 from kvatlas.core import Grade, KvatlasError, Problem, Sampling, Setting, Status
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.training import new_head
@@ -453,6 +454,6 @@ def test_an_answer_is_something_said_after_thinking_by_a_trace_that_ends(tiny_ll
         ((*answer, end), Status.NO_ANSWER),
     ):
         read = read_tokens(tiny_llama, tokens, tokens[-1] == end)
-        graded = grade(chain, problem, read)
+        graded = grade_reading(chain, problem, read)
         assert graded.status is read.status is status
         assert graded.correct is (status is Status.OK)

@@ -19,9 +19,10 @@ from kvatlas.engine import Engine, Likeness, Request
 from kvatlas.models import ModelHandle
 from kvatlas.predictor import answer_attention
 from kvatlas.results import Store
+from kvatlas.screen.grid_screen import screen, screening
 from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
-from kvatlas.sweeps import make_plan, parse_spec, screen, screening, sweep
+from kvatlas.sweeps import make_plan, parse_spec, sweep
 from kvatlas.sweeps.plan import WorkItem
 from kvatlas.sweeps.worker import Job, decode, departure, measures, reference
 from tests.decoding import endless, prompts

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.base import Benchmark, Family, for_model, identity, judge, problem_of
+from kvatlas.benchmarks.problem_files import SUFFIXES
 from kvatlas.benchmarks.public import SOURCES, questions
-from kvatlas.benchmarks.tables import SUFFIXES
 from kvatlas.core import KvatlasError
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean

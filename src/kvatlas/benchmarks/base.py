@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
+from kvatlas.answers.reading import Reading
 from kvatlas.core import Grade, KvatlasError, Problem, Status, is_storable_number, is_storable_text, refusal
 
 
@@ -151,6 +152,17 @@ def judge(benchmark: Benchmark, problem: Problem, answer: str) -> Grade:
             Status(plain("status", grade.status)),
             {plain("metrics' names", name): plain("metrics", value) for name, value in grade.metrics.items()},
         )
+
+
+def grade_reading(benchmark: Benchmark, problem: Problem, reading: Reading, all_metrics: bool = False) -> Grade:
+    """Return the grade of a reading; one that was cut off or has no answer is wrong.
+
+    With `all_metrics` such a grade has the metrics of an empty answer, for callers that need the same ones of each.
+    """
+    if reading.answer is not None and reading.status is not Status.TRUNCATED:
+        return judge(benchmark, problem, reading.answer)
+    metrics = judge(benchmark, problem, "").metrics if all_metrics else {}
+    return Grade(False, 0.0, None, reading.status, metrics)
 
 
 def identity(benchmark: Benchmark) -> list[Any]:

@@ -1,7 +1,8 @@
 r"""AIME24, GPQA_D, MATH500, GSM8K and other public sets (public.json), and problem files of users.
 
-Problems come from the hub (its cache first) or from a local file in any usual layout (benchmarks/tables.py). They are
-never part of this package: GPQA's authors ask for no publication in plain text, and the others have their own licences.
+Problems come from the hub (its cache first) or from a local file in any usual layout (benchmarks/problem_files.py).
+They are never part of this package: GPQA's authors ask for no publication in plain text, and the others have their
+own licences.
 
 Prompt formats have names and versions, because they change answers. `r1` is the advice on the model cards of
 DeepSeek-R1 and its distilled models: no system prompt, and for mathematics a closing directive to reason step by step
@@ -17,7 +18,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvatlas.benchmarks import answers, tables
+from kvatlas.answers import grading
+from kvatlas.benchmarks import problem_files
 from kvatlas.core import Grade, KvatlasError, Problem
 from kvatlas.hub import Repository, matching
 
@@ -26,8 +28,8 @@ from kvatlas.hub import Repository, matching
 class Source:
     """A benchmark on the hub: the data set's id, patterns of its files, and the number of its problems.
 
-    `answers` is the fingerprint (benchmarks/check.py) of the reference answers if all copies agree on them, `problems`
-    are the marks of the questions with their answers, of two copies where these have other words.
+    `answers` is the fingerprint (benchmarks/file_checks.py) of the reference answers if all copies agree on them,
+    `problems` are the marks of the questions with their answers, of two copies where these have other words.
     """
 
     about: str
@@ -70,16 +72,16 @@ class Questions:
     """A set of questions with short answers, or with choices.
 
     `file` replaces the hub; `prompt_format` is the name of a format or a template with {question}; `columns` names
-    those of question, answer and options; `grader` is one of benchmarks/answers.py.
+    those of question, answer and options; `grader` is one of answers/grading.py.
     """
 
     name: str
     file: str = ""
     prompt_format: str = DEFAULT
     columns: tuple[tuple[str, str], ...] = ()
-    grader: str = answers.OWN
+    grader: str = grading.OWN
     #: What was read of the file, the last reading alone.
-    _read: list[tables.ProblemFile] = field(default_factory=list, init=False, repr=False, compare=False)
+    _read: list[problem_files.ProblemFile] = field(default_factory=list, init=False, repr=False, compare=False)
     version: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
@@ -88,8 +90,8 @@ class Questions:
                 f"Unknown prompt format {self.prompt_format!r}; expected {', '.join(FORMATS)} and any text with "
                 "{question}."
             )
-        if self.grader not in answers.GRADERS:
-            raise KvatlasError(f"Unknown grader {self.grader!r}; expected {', '.join(answers.GRADERS)}.")
+        if self.grader not in grading.GRADERS:
+            raise KvatlasError(f"Unknown grader {self.grader!r}; expected {', '.join(grading.GRADERS)}.")
         for name, _ in self.columns:
             if name not in ("question", "answer", "options"):
                 raise KvatlasError(f"Unknown column {name!r} of {self.name}; expected question, answer, options.")
@@ -102,16 +104,16 @@ class Questions:
     def identity(self) -> list[Any]:
         """Prompt format, and another grader than ours."""
         version = FORMATS[self.prompt_format]["version"] if self.prompt_format in FORMATS else 0
-        grader = [] if self.grader == answers.OWN else [self.grader, answers.VERSION]
+        grader = [] if self.grader == grading.OWN else [self.grader, grading.VERSION]
         return [self.prompt_format, version, *grader]
 
     def problems(self, limit: int | None = None) -> Sequence[Problem]:
         return self.read(limit).problems[:limit]
 
-    def read(self, limit: int | None = None) -> tables.ProblemFile:
+    def read(self, limit: int | None = None) -> problem_files.ProblemFile:
         """Return the file's first `limit` problems at least, and what was found on the way."""
         if not self._read or not self._read[0].reaches(limit):
-            self._read[:] = [tables.read_problems(self.path, self.name, dict(self.columns), limit)]
+            self._read[:] = [problem_files.read_problems(self.path, self.name, dict(self.columns), limit)]
         return self._read[0]
 
     def prompt(self, problem: Problem) -> str:
@@ -131,7 +133,7 @@ class Questions:
         """Correct if the last boxed answer, else the stated one, means the same as the reference."""
         # These prompts of DynTS's code do not say how to end, so that a bare last line is an answer, too.
         alone = self.prompt_format in ("plain", "dynts")
-        return answers.grade(self.grader, problem.answer, problem.about.get("choices", ()), answer, alone)
+        return grading.grade(self.grader, problem.answer, problem.about.get("choices", ()), answer, alone)
 
     @cached_property
     def path(self) -> Path:
@@ -144,7 +146,7 @@ class Questions:
 
 
 def questions(
-    name: str, *, file: str = "", prompt: str = DEFAULT, columns: Any = (), grader: str = answers.OWN
+    name: str, *, file: str = "", prompt: str = DEFAULT, columns: Any = (), grader: str = grading.OWN
 ) -> Questions:
     """Return the questions of that name, with options as they stand in a spec."""
     return Questions(name, file, prompt, tuple(sorted(dict(columns).items())), grader)

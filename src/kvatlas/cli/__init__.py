@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from kvatlas.cli import figures, gates, lists, results, serving, sweeps
+from kvatlas.cli import drawing, gate_command, lists, results, serving, sweeps
 from kvatlas.core import KvatlasError, reason
 from kvatlas.text import VisibleStream, visible
 
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (sweeps, figures, results, serving, gates, lists):
+for _module in (sweeps, drawing, results, serving, gate_command, lists):
     app.add_typer(_module.app)
 
 

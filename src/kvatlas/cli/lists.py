@@ -158,9 +158,9 @@ def check(
     import torch
 
     from kvatlas.benchmarks import find
-    from kvatlas.benchmarks.check import check as check_benchmark
+    from kvatlas.benchmarks.file_checks import check as check_benchmark
     from kvatlas.models import find as find_model
-    from kvatlas.sweeps.checks import check_machine, check_model, questions
+    from kvatlas.sweeps.doctor import check_machine, check_model, questions
 
     torch.set_num_threads(1)
     if target in ("auto", "cpu") or target.partition(":")[0] == "cuda":

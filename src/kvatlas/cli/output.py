@@ -275,7 +275,7 @@ def _verdicts(cell: CellTraces) -> dict[str, int]:
 
 def _print_cells(cells: Sequence[CellTraces], margin: float) -> None:
     """Print a table of the cells, and what their number of problems can prove about a loss of at most the margin."""
-    from kvatlas.report.text import say
+    from kvatlas.report.description import say
     from kvatlas.stats.losses import FULL
     from kvatlas.stats.power import provable
     from kvatlas.text import percent_text
@@ -339,7 +339,7 @@ def print_demo(folder: Path) -> None:
     from rich.text import Text
 
     from kvatlas.report.demo import write_demo
-    from kvatlas.report.text import mean_tables, recommendation
+    from kvatlas.report.description import mean_tables, recommendation
 
     result, written = write_demo(folder)
     typer.echo(mean_tables(result))

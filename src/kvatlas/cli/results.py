@@ -15,7 +15,7 @@ from kvatlas.core import KvatlasError
 from kvatlas.text import unfiltered
 
 if TYPE_CHECKING:
-    from kvatlas.report.options import ReadOptions
+    from kvatlas.report.view_options import ReadOptions
 
 app = options.Commands()
 
@@ -35,10 +35,10 @@ def describe(
     as_json: options.Json = False,
 ) -> None:
     """Describe maps on a page: values, losses against the full cache, effects, the recommended setting."""
-    from kvatlas.report.deaths import deaths_of, deaths_table
-    from kvatlas.report.options import ReadOptions
+    from kvatlas.autopsy.death_tables import deaths_of, deaths_table
+    from kvatlas.report.description import every_map, one_page
     from kvatlas.report.result import analyse
-    from kvatlas.report.text import every_map, one_page
+    from kvatlas.report.view_options import ReadOptions
 
     fixed_values = options.assignments("--fix", fix)
     read_options = ReadOptions(metric, partial, fixed_values, policy, lose_at_most, problems, claim=claim)
@@ -74,10 +74,10 @@ def view(
 
     A page of one run is self-contained. It holds all traces if they fit into 4 MB, else --traces of each cell.
     """
+    from kvatlas.report.app.local_server import serve
     from kvatlas.report.app.page import PAGE_SUFFIXES, write_bundle
-    from kvatlas.report.app.run import open_runs
-    from kvatlas.report.app.server import serve
-    from kvatlas.report.options import ReadOptions
+    from kvatlas.report.app.run_source import open_runs
+    from kvatlas.report.view_options import ReadOptions
     from kvatlas.results.store import check_new_folder
 
     fixed_values = options.assignments("--fix", fix)
@@ -126,7 +126,7 @@ def export(
     fix: options.Fix = None,
 ) -> None:
     """Export a run: its maps or its settings as CSV, its traces as JSON lines or Parquet, or all of it as a run."""
-    from kvatlas.report.options import ReadOptions
+    from kvatlas.report.view_options import ReadOptions
     from kvatlas.results import Store
     from kvatlas.results.export import check_target, format_of, write_text
     from kvatlas.results.store import check_new_folder

@@ -80,7 +80,7 @@ def export(
     nearest: Annotated[bool, typer.Option("--nearest", help="Write the nearest that the target can.")] = False,
 ) -> None:
     """Write a cell as the configuration of a serving engine; what it cannot express is named."""
-    from kvatlas.deploy.export import write_export
+    from kvatlas.deploy.engine_config import write_export
 
     for path in write_export(run, policy, to, out, nearest):
         typer.echo(path)
@@ -106,7 +106,7 @@ def verify(
     The environment variable KVATLAS_API_KEY holds the endpoint's key.
     """
     from kvatlas.deploy.endpoint import Endpoint, ask
-    from kvatlas.deploy.export import MeasuredCell
+    from kvatlas.deploy.engine_config import MeasuredCell
     from kvatlas.deploy.verify import as_text, read_texts, report
     from kvatlas.results.store import check_new_folder
     from kvatlas.stats.paired import Equivalence

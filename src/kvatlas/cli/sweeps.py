@@ -29,9 +29,9 @@ from kvatlas.cli.output import (
 from kvatlas.core import KvatlasError, Setting
 
 if TYPE_CHECKING:
+    from kvatlas.autopsy.driver import LostCell
     from kvatlas.stats.power import Provable
     from kvatlas.sweeps import Plan, Spec
-    from kvatlas.sweeps.autopsy import LostCell
 
 #: Problems of each benchmark for the demo's first maps, which have every second step of its axes.
 FIRST_PROBLEMS = 12
@@ -129,7 +129,7 @@ def plan(
 
 def _print_provable(planned: Plan, provable: Provable, tokens: int) -> None:
     """Print what a plan can prove and with which control; one more sample takes so many tokens."""
-    from kvatlas.report.text import say
+    from kvatlas.report.description import say
 
     print_text(f"\nThe numbers will speak of {planned.claim.words}.")
     is_drawn = planned.spec.sampling.temperature > 0
@@ -279,9 +279,10 @@ def sweep(
     """
     executor, _, address = executor.partition("@")
     _check_start(out, executor)
+    from kvatlas.screen.grid_screen import screen as read_all
+    from kvatlas.screen.grid_screen import screening
     from kvatlas.stats.metrics import SCREENED
-    from kvatlas.sweeps import make_plan, read_spec, screening
-    from kvatlas.sweeps import screen as read_all
+    from kvatlas.sweeps import make_plan, read_spec
 
     if from_ is not None and not screen:
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
@@ -417,12 +418,12 @@ def autopsy(
     Each lost answer is decoded again some dozen times, and each cause is tested under random numbers that the search
     did not use. Started again, the command goes on where it stopped.
     """
-    from kvatlas.figures.autopsies import save_autopsies
+    from kvatlas.autopsy.autopsies import Autopsy, write_labels
+    from kvatlas.autopsy.autopsy_figure import save_autopsies
+    from kvatlas.autopsy.driver import find_lost, perform
+    from kvatlas.autopsy.summary import summarise
     from kvatlas.figures.style import check_figure
     from kvatlas.results.export import check_target
-    from kvatlas.stats.autopsies import Autopsy, write_labels
-    from kvatlas.stats.autopsy_summary import summarise
-    from kvatlas.sweeps.autopsy import find_lost, perform
     from kvatlas.text import model_name
 
     def tell(examined: Autopsy, done: int, total: int) -> None:
@@ -495,7 +496,7 @@ def train(
 
     The attention is that of the answer, or with --target kv_head that of all later tokens by layer and KV head.
     """
-    from kvatlas.sweeps.learning import TrainingData, learn, learn_kv_heads, left_out_as_text
+    from kvatlas.predictor.learning import TrainingData, learn, learn_kv_heads, left_out_as_text
 
     if target not in ("answer", "kv_head"):
         raise KvatlasError(f"--target is {target!r}; expected answer or kv_head.")
@@ -535,7 +536,7 @@ def evaluate(
     work: Work = None,
 ) -> None:
     """Judge a head on other traces than those of its training: rank correlation, overlap of the top 20 %, as JSON."""
-    from kvatlas.sweeps.learning import TrainingData, evaluate_head
+    from kvatlas.predictor.learning import TrainingData, evaluate_head
 
     if not head.is_file():
         raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
@@ -557,7 +558,7 @@ def calibrate(
     template_values: options.TemplateValues = None,
 ) -> None:
     """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
-    from kvatlas.sweeps.learning import calibrate as write
+    from kvatlas.predictor.learning import calibrate as write
 
     model_options = options.model_options(model_option, template_values)
     tokens = write(

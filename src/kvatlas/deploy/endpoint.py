@@ -24,9 +24,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from kvatlas import __version__, benchmarks
-from kvatlas.benchmarks import Benchmark, reading
+from kvatlas.answers import reading
+from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import Costs, KvatlasError, Problem, Setting, Trace, canonical, digest, reason
-from kvatlas.deploy.export import MeasuredCell
+from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Key, Manifest, Store
 from kvatlas.results.records import RefusedTraceError
@@ -319,7 +321,7 @@ class Asked:
         return f"{total - self.now:,} of {total:,} answers were stored before ({days}); --again asks all anew."
 
 
-def ask(  # noqa: PLR0913
+def ask(
     endpoint: Endpoint,
     reference: MeasuredCell,
     folder: Path,
@@ -531,7 +533,7 @@ class _Questions:
     def trace(self, cell: Expected, problem: Problem, sample: int, answer: Answer) -> Trace:
         """Return an answer with its grade as a trace."""
         read = reading.read_text(answer.text, cut=answer.finish == "length")
-        grade = reading.grade(self.benchmarks[cell.benchmark], problem, read)
+        grade = grade_reading(self.benchmarks[cell.benchmark], problem, read)
         made_with = {"kvatlas": __version__, "day": f"{datetime.now(UTC):%Y-%m-%d}", **answer.server}
         return Trace(
             cell.model,

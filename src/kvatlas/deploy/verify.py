@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
-from kvatlas.benchmarks.reading import JOINED, read_text
+from kvatlas.answers.reading import JOINED, read_text
 from kvatlas.core import Claim, KvatlasError, Sampling, Setting, Trace, grouped
 from kvatlas.deploy.endpoint import Endpoint, Traces, ask
-from kvatlas.deploy.export import MeasuredCell
+from kvatlas.deploy.engine_config import MeasuredCell
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.stats.claims import LONG_TEXT

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kvatlas.core import KvatlasError
+from kvatlas.cpu.fused import FusedLayer
+from kvatlas.cpu.native.decoder import DecoderPass
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import Layer
-from kvatlas.engine.cpu import CpuBackend
-from kvatlas.models.fused import FusedLayer
-from kvatlas.native.decoder import DecoderPass
+from kvatlas.engine.native_backend import CpuBackend
 
 
 class AttentionBackend(Protocol):
@@ -34,7 +34,7 @@ class AttentionBackend(Protocol):
         ...
 
 
-def attend(  # noqa: PLR0913
+def attend(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kvatlas.cpu.native import PagedBatch
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.parts import CachedSequence
-from kvatlas.native import PagedBatch
 
 
 class Group(NamedTuple):

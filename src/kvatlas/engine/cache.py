@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kvatlas.bits.key_biases import KeyBiases
+from kvatlas.bits.storage import pack, pack_keys, split_positions, turn, unpack
 from kvatlas.core import POSITION_BYTES, KvatlasError, Storage
+from kvatlas.cpu.native import PagedLayer, load
 from kvatlas.engine.parts import CachedSequence, PartTables
-from kvatlas.engine.storage import pack, pack_keys, split_positions, turn, unpack
+from kvatlas.forward import RowStates
 from kvatlas.models import Shape
-from kvatlas.models.attention import RowStates
-from kvatlas.models.key_biases import KeyBiases
-from kvatlas.native import PagedLayer, load
 
 #: Tokens of a page.
 PAGE = 64
@@ -113,7 +113,7 @@ class KVCache:
     attention, `positions` [KV heads, slots] int32 the true positions of tokens in layers with a window.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         shape: Shape,
         rows: int,

@@ -24,25 +24,25 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
+from kvatlas.bits.key_biases import KeyBiases, find_key_biases
 from kvatlas.core import KvatlasError, Sampling, Storage, grouped, reason
+from kvatlas.cpu.native import load
 from kvatlas.engine.attention import AttentionBackend, PassAttention
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.cpu import CpuBackend
-from kvatlas.engine.flex import FlexBackend
-from kvatlas.engine.graphs import CudaGraphRunner
+from kvatlas.engine.gpu.compiled import compiled_layers
+from kvatlas.engine.gpu.flex import FlexBackend
+from kvatlas.engine.gpu.graphs import CudaGraphRunner
+from kvatlas.engine.native_backend import CpuBackend
 from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.reference import ReferenceBackend
 from kvatlas.engine.rows import Generation, K, Request, Row
 from kvatlas.engine.sampling import UNSAMPLED, follow_script, sample_rows
 from kvatlas.engine.scheduler import CacheForm, Peak, Scheduler, cache_form
 from kvatlas.engine.signals import SignalCollector
+from kvatlas.forward import RowStates, attention_function, own_attention, reading, split_rows
 from kvatlas.machine import compiles, out_of_memory
 from kvatlas.models import CachedLayer, ModelHandle, Shape
-from kvatlas.models.attention import RowStates, attention_function, own_attention, reading, split_rows
-from kvatlas.models.compiled import compiled_layers
-from kvatlas.models.key_biases import KeyBiases, find_key_biases
-from kvatlas.native import load
 from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:

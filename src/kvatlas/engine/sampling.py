@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kvatlas.core import Sampling
+from kvatlas.cpu.native import load
 from kvatlas.engine.rows import Row
 from kvatlas.machine import compiled, compiles
-from kvatlas.native import load
 from kvatlas.noise import gumbel, gumbel_in_torch
 
 #: The places beside top_k that a step of fixed shapes has for equal logits.

@@ -15,7 +15,7 @@ import torch
 
 from kvatlas.core import KvatlasError, Sampling, Storage, grouped
 from kvatlas.engine.cache import PAGE, KVCache, Snapshot, growth, pages_for
-from kvatlas.engine.flex import BLOCK
+from kvatlas.engine.gpu.flex import BLOCK
 from kvatlas.engine.rows import Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.models import ModelHandle

@@ -14,9 +14,9 @@ from kvatlas.core import Cell, CellCoord, KvatlasError, Map
 from kvatlas.figures import colours, style
 from kvatlas.figures.curves import End, write_names
 from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, write_above
-from kvatlas.stats.equal_memory import WINDOW, EqualMemory
 from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.equal_memory import observed_front
+from kvatlas.stats.windows_at_memory import WINDOW, EqualMemory
 from kvatlas.text import axis_label, counted, guarded, model_name, percent_text
 
 if TYPE_CHECKING:

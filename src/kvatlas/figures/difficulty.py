@@ -12,7 +12,7 @@ from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
 from kvatlas.figures import colours
 from kvatlas.figures.curves import End, line_panels, write_names
 from kvatlas.figures.style import FigureOptions, line_axes, settle
-from kvatlas.stats.decay import PUBLISHED_L0, DepthCurve, depth_curve, says
+from kvatlas.stats.depth_curves import PUBLISHED_L0, DepthCurve, depth_curve, says
 from kvatlas.stats.numerics.decay import Decay
 from kvatlas.stats.systems import ModelSetting
 from kvatlas.text import fixed

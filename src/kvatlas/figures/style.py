@@ -297,7 +297,7 @@ class _Texts(NamedTuple):
 _TEXT_GAP = 0.05
 
 
-def sheet(  # noqa: PLR0913
+def sheet(
     options: FigureOptions,
     size: tuple[float, float],
     count: int,

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import __version__, benchmarks
-from kvatlas.benchmarks import Benchmark, reading
+from kvatlas.answers import reading
+from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Problem, Setting, Trace, digest
 from kvatlas.deploy.endpoint import Answer, Endpoint
 from kvatlas.gates import runs
-from kvatlas.gates.answers import Choice, Side
+from kvatlas.gates.outcomes import Choice, Side
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
@@ -192,7 +194,7 @@ class _Questions:
     def trace(self, question: _Question, answer: Answer) -> Trace:
         """Return an answer with its grade as a trace."""
         read = reading.read_text(answer.text, cut=answer.finish == "length")
-        grade = reading.grade(question.benchmark, question.problem, read)
+        grade = grade_reading(question.benchmark, question.problem, read)
         graded = replace(grade, metrics={"finish": answer.finish})
         cell = question.cell
         name = (cell.model, cell.benchmark, question.problem.id, question.sample, cell.setting)
@@ -204,7 +206,7 @@ def sides_with_run(
 ) -> tuple[Side, Side]:
     """Return the sides of a cell of a run, RUN@CELL, and of an endpoint that is asked the questions of that run."""
     from kvatlas.deploy.endpoint import ask
-    from kvatlas.deploy.export import MeasuredCell
+    from kvatlas.deploy.engine_config import MeasuredCell
 
     folder, _, cell = run.partition("@")
     reference = MeasuredCell.from_run(Path(folder), cell)

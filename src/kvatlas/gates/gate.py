@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.core import Claim, KvatlasError
-from kvatlas.gates.answers import Choice, Side
 from kvatlas.gates.endpoints import Asking, sides_of, sides_with_run
-from kvatlas.gates.pairs import pair
-from kvatlas.gates.result import Judged
+from kvatlas.gates.gate_result import Judged
+from kvatlas.gates.judgement import judge
+from kvatlas.gates.outcomes import Choice, Side
+from kvatlas.gates.pairing import pair
 from kvatlas.gates.sides import is_address, open_side
-from kvatlas.gates.verdicts import judge
 from kvatlas.stats.run_data import margin_from_points
 
 if TYPE_CHECKING:
@@ -27,25 +27,25 @@ class Gate(Judged):
 
     def figure(self) -> Figure:
         """Return the figure of lost and gained problems."""
-        from kvatlas.gates.figures import gate_figure
+        from kvatlas.gates.gate_figure import gate_figure
 
         return gate_figure(self)
 
     def write(self, path: str | Path) -> Path:
         """Write the page (HTML) or the figure (PNG, SVG, PDF) and return its path."""
-        from kvatlas.gates.pages import write
+        from kvatlas.gates.gate_page import write
 
         return write(self, Path(path))
 
     def __str__(self) -> str:
-        from kvatlas.gates.words import as_markdown
+        from kvatlas.gates.sentences import as_markdown
 
         return as_markdown(self)
 
     _repr_markdown_ = __str__
 
 
-def gate(  # noqa: PLR0913
+def gate(
     before: str | Path,
     after: str | Path,
     *,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import KvatlasError, reason
-from kvatlas.gates.answers import (
+from kvatlas.gates.outcomes import (
     Answer,
     AnswerName,
     Choice,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import SERVED, KvatlasError, Setting, Status
-from kvatlas.gates.answers import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
+from kvatlas.gates.outcomes import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
 from kvatlas.results import Store
 from kvatlas.results.records import STATUS
 from kvatlas.results.records import digest as digest_of_tokens

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from kvatlas.core import KvatlasError
-from kvatlas.gates import lm_eval_logs, runs, tables
-from kvatlas.gates.answers import Choice, Side
+from kvatlas.gates import answer_files, lm_eval_logs, runs
+from kvatlas.gates.outcomes import Choice, Side
 from kvatlas.results.store import FILE
 
 _EXPECTED = (
@@ -53,7 +53,7 @@ def _side_of_file(path: Path, name: str, choice: Choice) -> Side:
         return runs.side_of_inspect_logs([path], name, choice)
     if path.name == FILE:
         return runs.side_of(path.parent, "", name, choice)
-    if not tables.is_table(path):
+    if not answer_files.is_table(path):
         raise KvatlasError(f"{name!r} has a suffix that no log and no file of answers has; {_EXPECTED}.")
     head = _first_bytes(path)
     if path.suffix == ".jsonl" and lm_eval_logs.is_row(_first_row(head)):
@@ -62,7 +62,7 @@ def _side_of_file(path: Path, name: str, choice: Choice) -> Side:
         if '"eval"' not in head and path.name.startswith("results"):
             raise KvatlasError(f"{name!r} holds results, not samples; run lm-eval with --log_samples.")
         return runs.side_of_inspect_logs([path], name, choice)
-    return tables.side_of(path, name, choice)
+    return answer_files.side_of(path, name, choice)
 
 
 def _first_bytes(path: Path) -> str:

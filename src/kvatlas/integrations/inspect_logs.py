@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__
-from kvatlas.benchmarks import Benchmark, find, reading
+from kvatlas.answers import reading
+from kvatlas.benchmarks import Benchmark, find
+from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason, refusal
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import changed_problems, contents_of
@@ -141,7 +143,7 @@ def _task(read: EvalLog, where: str, scorer: str) -> _Task:
 
         def grade(sample: EvalSample) -> Grade | None:
             read = reading.read_text(_text(sample), cut=sample.output.stop_reason in CUT)
-            return reading.grade(ours, problems[str(sample.id)], read, all_metrics=True)
+            return grade_reading(ours, problems[str(sample.id)], read, all_metrics=True)
 
         ordered = [problems[id_] for id_ in _in_order(read, ids)]
         about = {problem.id: dict(problem.about) for problem in ordered}

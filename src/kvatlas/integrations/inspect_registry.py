@@ -23,7 +23,8 @@ from inspect_ai.solver import TaskState, generate
 from inspect_ai.tool import ToolChoice, ToolInfo
 
 from kvatlas import benchmarks
-from kvatlas.benchmarks import reading
+from kvatlas.answers import reading
+from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.integrations.inspect_logs import CUT
 from kvatlas.serve import service
@@ -75,7 +76,7 @@ def graded(name: str, problems: int | None) -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
         output = state.output
         read = reading.read_text(output.completion, cut=output.stop_reason in CUT)
-        grade = reading.grade(graded_by, by_id[str(state.sample_id)], read, all_metrics=True)
+        grade = grade_reading(graded_by, by_id[str(state.sample_id)], read, all_metrics=True)
         numbers = {key: value for key, value in grade.metrics.items() if not isinstance(value, str)}
         words: dict[str, Any] = {key: value for key, value in grade.metrics.items() if isinstance(value, str)}
         return Score(

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from kvatlas.core import KvatlasError, Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.serve.service import model_and_policy, next_stream, room_for, sampling_with
-from kvatlas.serve.text import Detokenizer
+from kvatlas.serve.text_stream import Detokenizer
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -45,7 +45,7 @@ class SelectedLM(HFLM):
     Answers exclude the thinking, as tasks grade them; stop texts are searched for in the answer.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         pretrained: str,
         policy: str = "full",

@@ -22,9 +22,9 @@ from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
 from kvatlas.core import KvatlasError, Sampling
+from kvatlas.cpu.packing import pack
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
-from kvatlas.models.packing import pack
 from kvatlas.policies import permit
 from kvatlas.serve.service import find_policy, next_stream, room_for
 
@@ -69,7 +69,7 @@ _REFUSED = {
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
-def generate(  # noqa: PLR0913
+def generate(
     model: PreTrainedModel,
     input_ids: Tensor,
     logits_processor: processing.LogitsProcessorList,

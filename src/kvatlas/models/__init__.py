@@ -16,7 +16,7 @@ from kvatlas.hub import Repository, is_id
 from kvatlas.models import gguf
 from kvatlas.models.files import ENDLESS, Overrides
 from kvatlas.models.handle import SMALL_FILES, ModelHandle
-from kvatlas.models.options import Options
+from kvatlas.models.load_options import Options
 from kvatlas.models.shape import CachedLayer, Shape
 from kvatlas.text import did_you_mean
 

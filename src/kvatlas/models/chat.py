@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.benchmarks.reading import Tags
+from kvatlas.answers.reading import Tags
 from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.models import weights
 from kvatlas.models.files import ModelFiles
-from kvatlas.models.options import OWN_VALUES
+from kvatlas.models.load_options import OWN_VALUES
 from kvatlas.models.thinking import Thinking, thinking
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvatlas.core import KvatlasError, digest, reason, refusal
 from kvatlas.hub import Repository
 from kvatlas.models import weights
-from kvatlas.models.options import Options
+from kvatlas.models.load_options import Options
 from kvatlas.models.shape import CachedLayer, Shape
 
 if TYPE_CHECKING:

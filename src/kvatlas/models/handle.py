@@ -8,15 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas import native
-from kvatlas.benchmarks.reading import Tags, read_tokens
+from kvatlas.answers.reading import Tags, read_tokens
 from kvatlas.core import KvatlasError, Storage
+from kvatlas.cpu import native
 from kvatlas.hub import Repository, is_id
 from kvatlas.machine import cache_folder
 from kvatlas.models import weights
 from kvatlas.models.chat import Chat
 from kvatlas.models.files import CACHED_KINDS, ModelFiles, Overrides
-from kvatlas.models.options import Options
+from kvatlas.models.load_options import Options
 from kvatlas.models.shape import Shape
 from kvatlas.models.thinking import Thinking
 
@@ -207,16 +207,16 @@ class ModelHandle:
         return (self.weight_bytes or 0) >= SHARED_FROM and native.load() is not None
 
     def _load_alone(self, folder: Path) -> PreTrainedModel:
-        from kvatlas.models.packing import pack
-        from kvatlas.models.shared_weights import Tables
+        from kvatlas.cpu.packing import pack
+        from kvatlas.cpu.shared_weights import Tables
 
         model = self._load_unpacked(folder, read=True)
         pack(model, Tables(self._table_dtype))
         return model
 
     def _load_shared(self, folder: Path) -> PreTrainedModel:
-        from kvatlas.models.packing import pack
-        from kvatlas.models.shared_weights import WeightsFile
+        from kvatlas.cpu.packing import pack
+        from kvatlas.cpu.shared_weights import WeightsFile
 
         adapter = self.files.adapter
         files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]

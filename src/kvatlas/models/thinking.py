@@ -1,5 +1,5 @@
 """Think tags in tokens: the beginning and end of a model's thinking, from its tokenizer and chat template or from the
-user. Texts are read by benchmarks/reading.py.
+user. Texts are read by answers/reading.py.
 
 The end of thinking is one token in most reasoning models. In others it is ordinary text of several tokens, which may
 merge with their neighbours (`</`, `think`, `>` and then a line break): there the decoded text decides.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvatlas.benchmarks.reading import PUBLISHED
+from kvatlas.answers.reading import PUBLISHED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

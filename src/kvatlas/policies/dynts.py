@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.native import load
+from kvatlas.cpu.native import load
 from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.model_files import FilePolicy, by_content

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvatlas.benchmarks.reading import read_tokens
+from kvatlas.answers.reading import read_tokens
 from kvatlas.core import KvatlasError, Trace
 from kvatlas.engine.cache import Layer
+from kvatlas.forward import attention_function, own_attention
 from kvatlas.models import ModelHandle
-from kvatlas.models.attention import attention_function, own_attention
 from kvatlas.models.files import STEADY
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read_text(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) 
     return output.last_hidden_state[0]  # type: ignore[no-any-return]
 
 
-def _attend(  # noqa: PLR0913
+def _attend(
     module: Any,
     query: Tensor,
     key: Tensor,

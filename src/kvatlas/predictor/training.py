@@ -68,7 +68,7 @@ def new_head(hidden: int, layout: Layout = Layout.OURS) -> nn.Sequential:
     )
 
 
-def train(  # noqa: PLR0913
+def train(
     data: Examples,
     *,
     layout: Layout = Layout.OURS,

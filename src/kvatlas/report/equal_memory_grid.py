@@ -11,9 +11,9 @@ import numpy as np
 
 from kvatlas.core import KvatlasError
 from kvatlas.policies import file_of, from_setting
-from kvatlas.stats.equal_memory import WINDOW, EqualMemory
 from kvatlas.stats.memory_of_averages import RATIO
 from kvatlas.stats.run_data import RunData
+from kvatlas.stats.windows_at_memory import WINDOW, EqualMemory
 
 #: The windows of the grid: shares of the tokens that stay beside the prompt.
 _SHARES = ("10%", "25%", "50%", "75%")

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from kvatlas.columns import cost_names
 from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
 from kvatlas.figures import curves as line_charts
-from kvatlas.figures.against import against_figure
-from kvatlas.figures.against import data_csv as against_csv
 from kvatlas.figures.by_memory import data_csv as memory_csv
 from kvatlas.figures.by_memory import memory_figure
 from kvatlas.figures.findings import finding
@@ -20,14 +18,16 @@ from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.loss_memory import data_csv as losses_csv
 from kvatlas.figures.loss_memory import has_losses, loss_figure
 from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels
+from kvatlas.figures.policy_differences import against_figure
+from kvatlas.figures.policy_differences import data_csv as against_csv
 from kvatlas.figures.style import FigureOptions, check_figure, save
-from kvatlas.report.equal_memory import memory_title
 from kvatlas.report.headline import headline, recommended_words
-from kvatlas.report.options import ReadOptions, Source, bare_maps
+from kvatlas.report.memory_sentences import memory_title
 from kvatlas.report.result import Result, of_policy, open_result
+from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.results.csv_maps import PUBLISHED, published_names, read_maps
 from kvatlas.results.export import marked_csv
-from kvatlas.stats.against import against_policy, rows_of_policy
+from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs

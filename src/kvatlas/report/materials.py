@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvatlas.benchmarks import Benchmark, for_model
 from kvatlas.core import KvatlasError, Problem, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.models.pieces import quick_tokenizer, token_texts
+from kvatlas.models.token_texts import quick_tokenizer, token_texts
 from kvatlas.results import Manifest
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from kvatlas.core import CellCoord, Map, percent
 from kvatlas.report.as_data import Json, contrast_document, p_value
-from kvatlas.stats.equal_memory import EqualMemory, MemoryPair
 from kvatlas.stats.memory_of_averages import memory_trends, token_kinds
+from kvatlas.stats.windows_at_memory import EqualMemory, MemoryPair
 
 
 def memory_document(memory: EqualMemory) -> Json:

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kvatlas.adaptive.decisions import NO_PAIRS
 from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
 from kvatlas.report.as_data import (
     NO_SETTING,
@@ -28,11 +29,9 @@ from kvatlas.report.as_data import (
 from kvatlas.report.headline import headline
 from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
-from kvatlas.report.options import ReadOptions, Source, bare_maps
-from kvatlas.stats.adaptive import NO_PAIRS
+from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, floor_reason
 from kvatlas.stats.csv_tests import PooledEffect, pooled_effects, verdicts_of_maps
-from kvatlas.stats.equal_memory import level_stays
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.maps import mean_maps
@@ -45,6 +44,7 @@ from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Kind, Limitation, findings
 from kvatlas.stats.verdicts import Basis, Effect, Verdict
+from kvatlas.stats.windows_at_memory import level_stays
 from kvatlas.text import model_name
 
 #: Values nearer than this are the same peak.

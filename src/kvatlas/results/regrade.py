@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas import benchmarks, models
-from kvatlas.benchmarks import Benchmark, reading
-from kvatlas.benchmarks.answers import OWN
+from kvatlas.answers import reading
+from kvatlas.answers.grading import OWN
+from kvatlas.answers.reading import Reading, Tags
+from kvatlas.benchmarks import Benchmark
+from kvatlas.benchmarks.base import grade_reading
 from kvatlas.benchmarks.public import Questions
-from kvatlas.benchmarks.reading import Reading, Tags
 from kvatlas.core import Grade, KvatlasError, Problem, Setting, Status, Trace, digest
 from kvatlas.results.manifest import Manifest
 from kvatlas.results.records import Key
@@ -89,7 +91,7 @@ def regrade(folder: Path, grader: str = OWN) -> list[Regraded]:
             # Many traces of a problem have the same answer, which is graded once.
             graded = (trace.benchmark, trace.problem, read)
             if graded not in grades:
-                grades[graded] = reading.grade(by_name[trace.benchmark], problem, read)
+                grades[graded] = grade_reading(by_name[trace.benchmark], problem, read)
             after = _is_right(grades[graded])
             key = run_key, trace.setting.id, trace.benchmark, trace.problem, trace.sample
             metrics[key] = {**trace.grade.metrics, f"graded:{grader}": float(after)}

@@ -23,8 +23,8 @@ from starlette.types import Receive, Scope, Send
 
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
-from kvatlas.serve.answers import AnswerFormat, answer_span, error, event
 from kvatlas.serve.protocol import ChatRequest, CompletionRequest, Generating
+from kvatlas.serve.replies import AnswerFormat, answer_span, error, event
 from kvatlas.serve.server import Gate, add_error_handlers
 from kvatlas.serve.service import (
     ClosedError,

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvatlas.core import KvatlasError, described
-from kvatlas.serve.answers import error
+from kvatlas.serve.replies import error
 from kvatlas.serve.service import BusyError, ClosedError, LengthError, Service
 
 #: Addresses that only this machine reaches.

@@ -24,7 +24,7 @@ from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
 from kvatlas.models import ModelHandle, Options, find
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
-from kvatlas.serve.text import Detokenizer, LogprobRecorder
+from kvatlas.serve.text_stream import Detokenizer, LogprobRecorder
 from kvatlas.text import read_value
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import numpy as np
 
 from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, grouped
 from kvatlas.policies.memory import Stays
-from kvatlas.stats.equal_memory import level_stays
 from kvatlas.stats.estimates import common
 from kvatlas.stats.maps import mean_map, with_means
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats
 from kvatlas.stats.numerics.averages import behind_best, chi_square, level_contrasts, permute_benchmarks
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.verdicts import Basis, Effect, Test, TestMethod, Verdict, levels_of
+from kvatlas.stats.windows_at_memory import level_stays
 
 #: For a CSV map that does not tell its samples.
 ONE_SAMPLE = Note(NoteKind.INTERVAL, "the number of samples is not known, so 1 is taken; give it in a column samples")

@@ -18,9 +18,9 @@ from kvatlas.policies import budget_in_tokens, floor_ratio, window_in_tokens
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.maps import with_means
+from kvatlas.stats.numerics.against_reference import Loss, losses_of_units
 from kvatlas.stats.numerics.arrays import Contrast, Flags, weights
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
-from kvatlas.stats.numerics.losses import Loss, losses_of_units
 from kvatlas.stats.numerics.planning import needed_problems, needed_samples
 from kvatlas.stats.numerics.units import mean_of_known
 from kvatlas.stats.paired import CellPair, PairedValues, paired_values
@@ -124,8 +124,8 @@ class LossFamily:
     """The losses of all grid settings of a model on the same benchmarks: the family for which 5 % holds.
 
     `by_setting` has those that share problems of each benchmark with the full cache, by the `claim` of the run.
-    `sequences` are the orders, by setting id, in which they are tested (`kvatlas.stats.numerics.losses`), `sizes` the
-    problems of each benchmark. `paired` has the differences to the full cache in the order of `settings`, and
+    `sequences` are the orders, by setting id, in which they are tested (`kvatlas.stats.numerics.against_reference`),
+    `sizes` the problems of each benchmark. `paired` has the differences to the full cache in the order of `settings`,
     `has_compressed` [settings, problems] tells problems with a compressed trace. `full` is what the full cache solves.
     An adaptive sweep has its own limits, no sequences and no differences.
     """

@@ -21,7 +21,7 @@ RIGHT = "\0right"
 #: What every trace is graded by, in [0, 1]. Truncated and answerless traces are not correct. Beside these: pass@K and
 #: maj@K (`Rule`), and what the run's benchmarks measure themselves.
 METRICS = ("pass@1", "progress")
-#: What maps of a screen show of each setting and trace (sweeps/screen.py).
+#: What maps of a screen show of each setting and trace (screen/grid_screen.py).
 SCREENED = ("unchanged", "agreed", "top1", "likeness", "answer_kept")
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
+from kvatlas.adaptive.decisions import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.core import Map, MapName, grouped
-from kvatlas.stats.adaptive import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.stats.choice import Choice, choices, choices_of_maps
 from kvatlas.stats.csv_tests import verdicts_of_maps
 from kvatlas.stats.losses import GridLosses, losses_of

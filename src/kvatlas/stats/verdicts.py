@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, MapName, Note, NoteKind
-from kvatlas.stats.equal_memory import EqualMemory, memory_of
 from kvatlas.stats.losses import GridLosses, SettingLoss, family_of
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, weights
@@ -20,6 +19,7 @@ from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, le
 from kvatlas.stats.numerics.looks import ONE_LOOK, Look
 from kvatlas.stats.run_data import Axes, RunData
 from kvatlas.stats.table import CellTraces, GradeMatrix, matrix
+from kvatlas.stats.windows_at_memory import EqualMemory, memory_of
 
 #: Random orders of all cells of a problem; those of the levels of an axis are more (`levels.DRAWS`).
 _CELL_DRAWS = 999

@@ -2,7 +2,6 @@
 
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import Progress, measure, sweep
-from kvatlas.sweeps.screen import screen, screening
 from kvatlas.sweeps.spec import Spec, parse_spec, read_spec
 
 __all__ = [
@@ -13,7 +12,5 @@ __all__ = [
     "measure",
     "parse_spec",
     "read_spec",
-    "screen",
-    "screening",
     "sweep",
 ]

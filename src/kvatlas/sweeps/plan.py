@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
-from kvatlas.benchmarks.check import notes_on
+from kvatlas.benchmarks.file_checks import notes_on
 from kvatlas.benchmarks.public import Questions
 from kvatlas.core import MAX_NEW_TOKENS, Claim, KvatlasError, Problem, Setting, digest
 from kvatlas.models import ModelHandle

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from kvatlas.core import grouped
+from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
-from kvatlas.native import why_not
 from kvatlas.policies import CompressingPolicy, Policy, has_unequal_budgets
 from kvatlas.policies.memory import apart_sentence, stays, windows_apart
 

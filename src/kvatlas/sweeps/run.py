@@ -168,13 +168,13 @@ def executor_of(name: str) -> Executor:
     if name == "local":
         return local
     if name == "ray":
-        from kvatlas.sweeps.ray import on_ray
+        from kvatlas.ray.cluster import on_ray
 
         return on_ray
     raise KvatlasError(f"Unknown executor {name!r}; expected: local, ray.")
 
 
-def sweep(  # noqa: PLR0913
+def sweep(
     plan: Plan,
     folder: Path,
     *,
@@ -213,7 +213,7 @@ def sweep(  # noqa: PLR0913
         driver = Driver(plan, store, run, pool, batch_size, on_trace, on_message)
         if plan.spec.allocate.kind == "adaptive":
             # Statistics take long to import, and workers import this module.
-            from kvatlas.sweeps.adaptive import Adaptive
+            from kvatlas.adaptive.allocation import Adaptive
 
             Adaptive(plan, store, driver.decode, on_message).run()
             return

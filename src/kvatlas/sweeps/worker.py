@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvatlas import policies
+from kvatlas.answers.reading import read_tokens
 from kvatlas.benchmarks import Benchmark
-from kvatlas.benchmarks.reading import grade, read_tokens
+from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import Grade, KvatlasError, Sampling, Setting, Status, Trace, digest, first_difference
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
@@ -263,7 +264,7 @@ def _graded_trace(job: Job, by_name: Mapping[str, Benchmark], generation: Genera
         setting=generation.policy.setting,
         tokens=generation.tokens,
         text=job.model.text(generation.tokens),
-        grade=grade(by_name[unit.benchmark], unit.problem, answer),
+        grade=grade_reading(by_name[unit.benchmark], unit.problem, answer),
         usage=generation.usage,
         eviction_trace=generation.eviction_trace,
     )

@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvatlas.benchmarks.base import Benchmark
+from kvatlas.benchmarks.problem_files import Row, read_rows
 from kvatlas.benchmarks.seqbench import plans
 from kvatlas.benchmarks.seqbench.mazes import DETOUR, ON_WAY, SMALL, Instance, MazeShape, draw
 from kvatlas.benchmarks.seqbench.plans import Maze, Plan, follow, format_plan, judge, parse_plan, read_maze
-from kvatlas.benchmarks.tables import Row, read_rows
 from kvatlas.core import Grade, KvatlasError, Problem, Status
 
 __all__ = ["Instance", "Maze", "MazeShape", "Plan", "SeqBench", "draw", "follow", "format_plan", "judge"]

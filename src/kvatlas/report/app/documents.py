@@ -12,9 +12,9 @@ from kvatlas.columns import CELL_COLUMNS, Column
 from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
 from kvatlas.figures import colours
 from kvatlas.figures.panels import framed, has_two_claims
+from kvatlas.report.description import recommendation
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
-from kvatlas.report.text import recommendation
 from kvatlas.results import Expected
 from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice, with_recommended

@@ -18,7 +18,7 @@ import numpy as np
 from kvatlas.core import KvatlasError
 from kvatlas.figures import colours
 from kvatlas.report.app.documents import RIGHT, Json, maps_of
-from kvatlas.report.app.run import AppRun, Place, address_name, trace_address
+from kvatlas.report.app.run_source import AppRun, Place, address_name, trace_address
 from kvatlas.report.result import Result
 from kvatlas.results.export import check_target, replacing
 from kvatlas.results.store import Store

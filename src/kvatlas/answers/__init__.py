@@ -1,0 +1,1 @@
+"""The grading of a text: the answer that it gives, and whether that equals the reference."""

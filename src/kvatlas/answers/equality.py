@@ -1,0 +1,338 @@
+"""Comparison of two answers: a table of rules, then algebra if no rule decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import TypeVar
+
+from kvatlas.answers import judges, normal
+from kvatlas.answers.judges import Equality
+
+T = TypeVar("T")
+#: The verdict on two tidy answers, or both rewritten for the rules that follow, or None if a rule does not apply.
+Outcome = Equality | tuple[str, str] | None
+
+#: The left side of an assignment: a name, a function, a tuple of names, an event and its probability, a named point.
+_NAME = r"[A-Za-z]'{0,3}(?:_\{?\w{1,3}\}?)?"
+_EVENT = r"[A-Za-z]\w{0,3}(?:\s*(?:\\cap|\\cup)\s*\w+)*"
+_ASSIGNED = re.compile(
+    rf"^\s*(?:(?:{_NAME}\s*(?:\({_EVENT}(?:\s*[|=,]\s*\w+)*\))?|\({_NAME}(?:\s*,\s*{_NAME})+\s*\)|{_EVENT})\s*"
+    r"(?:=(?!.*=)|\\in(?![A-Za-z]))\s*(?=\S))"
+)
+#: The left side of an equation that is one quantity of some object: \gcd(a,b), \angle ABC, \frac{dy}{dx}, \sigma^2.
+_QUANTITY = re.compile(
+    r"^\s*(?:\\(?:gcd|det|lim|max|min|sup|inf|arg|deg|dim|int|iint|sum|prod|angle|nabla)(?![A-Za-z])(?:\{[^{}]*\}|[^=<>{}])*"
+    r"|\\frac\{(?:d|\\partial)\s*\w*\}\{(?:d|\\partial)\s*\w\}|\\sigma\s*\^\s*\{?2\}?)\s*=(?!.*=)\s*(?=\S)"
+)
+#: Words before a value that say what it is: "The answer is 7".
+_LED = re.compile(r"^[A-Za-z]+(?:\s[A-Za-z]+){0,8}?\s?(?:\sis|\sare|\sequals|:)\s*(?=[\d\\(.-])")
+#: Any relation; and an approximation, which is an assignment of a rounded value.
+_ANY_RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|lt|gt|equiv|approx|in|notin|to|sim)(?![A-Za-z])")
+_APPROXIMATED = re.compile(rf"^\s*{_NAME}\s*\\approx(?![A-Za-z])")
+_MODULUS = re.compile(r"\s*\(\\mod \w+\)\s*$|\s*\\b?mod(?![A-Za-z])\s*\w+\s*$")
+#: The name of a point, before its coordinates.
+_POINT = re.compile(r"^\s*[A-Z]\s*(?=\([^()]*,)")
+#: A side of an equation with more than the name of a value.
+_COMPOUND = re.compile(r"[+*/^-]|\d\s*[A-Za-z\\]|\\(?:frac|cdot|times|sqrt)")
+#: A value that is ruled out, without a subject.
+_DENIED = re.compile(r"\\ne(?![A-Za-z])")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z]+(?:[\s'-]+[A-Za-z]+)*")
+_OPERATOR = re.compile(r"[+*/^=<>|]|(?:^|\s)-|\\[A-Za-z]")
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\.?", re.IGNORECASE)
+_PLUS_MINUS = re.compile(r"\\pm(?![A-Za-z])")
+#: The most parts of a list that are compared.
+PARTS = 12
+#: The brackets of lists without order: no brackets, and those of sets.
+_LOOSE = {("", ""), (r"\{", r"\}")}
+
+
+def same(reference: str, answer: str) -> Equality:
+    """Compare an answer with the reference; `TIMEOUT` if algebra does not end within its limits."""
+    if max(len(reference), len(answer)) >= normal.LONGEST:
+        return Equality.UNEQUAL
+    with judges.one_answer():
+        return _same(normal.tidy(reference), normal.tidy(answer))
+
+
+def _same(value: str, other: str) -> Equality:
+    for rule in RULES:
+        outcome = rule(value, other)
+        if isinstance(outcome, Equality):
+            return outcome
+        value, other = outcome or (value, other)
+    return judges.compare(normal.algebra(value), normal.algebra(other))
+
+
+def _nothing(value: str, other: str) -> Outcome:
+    return None if value and other else Equality.UNEQUAL
+
+
+def _spelling(value: str, other: str) -> Outcome:
+    """Words may differ in case ("East"), symbols may not ("a" and "A")."""
+    first = normal.compact(value)
+    second = normal.compact(other)
+    if first.casefold() != second.casefold():
+        return None
+    return Equality(first == second or (_is_words(value) and _is_words(other)))
+
+
+def _denial(value: str, other: str) -> Outcome:
+    r"""A value that is only ruled out, `\ne 9`, differs from a value."""
+    denied = [_DENIED.match(text) is not None for text in (value, other)]
+    return Equality.UNEQUAL if denied[0] != denied[1] else None
+
+
+def _units(value: str, other: str) -> Outcome:
+    first = normal.unit(value)
+    second = normal.unit(other)
+    return Equality.UNEQUAL if first and second and first != second else None
+
+
+def _times(value: str, other: str) -> Outcome:
+    """Times of day, `5am` or `1:58 p.m.`."""
+    clocks = [
+        (int(match[1]), int(match[2] or 0), match[3].lower())
+        for match in (_CLOCK.fullmatch(value), _CLOCK.fullmatch(other))
+        if match
+    ]
+    return Equality(clocks[0] == clocks[1]) if len(clocks) == 2 else None
+
+
+def _numbers(value: str, other: str) -> Outcome:
+    """Plain numbers, in any spelling and with any unit."""
+    first, second = (normal.rational(normal.without_unit(text)) for text in (value, other))
+    if first is None or second is None:
+        return None
+    if first == second:
+        return Equality.EQUAL
+    # A percentage may be stated with or without its sign, whatever the question asked for.
+    percent, other_percent = (text.rstrip().endswith("%") for text in (value, other))
+    if percent != other_percent and (first * 100 == second if percent else second * 100 == first):
+        return Equality.EQUAL
+    return Equality(abs(first - second) <= abs(first) / 10**6 and "." in value + other)
+
+
+def _bases(value: str, other: str) -> Outcome:
+    """Numbers with a base, which the answer may omit, as the question states it."""
+    first, second = (re.fullmatch(r"(\d+)(?:_\{?(\d+)\}?)?", normal.compact(text)) for text in (value, other))
+    if first is None or second is None or not (first[2] or second[2]):
+        return None
+    return Equality(first[1] == second[1] and second[2] in (first[2], None))
+
+
+def _ratios(value: str, other: str) -> Outcome:
+    """Ratios, `2:3:4`: numbers in proportion; other terms one by one."""
+    first, second = (re.split(r":|(?<=\d)\s+to\s+(?=\d)", text) for text in (value, other))
+    if len(first) < 2 or len(second) < 2 or any(re.search(r"\\\{|\(|\[|=", text) for text in (value, other)):
+        return None
+    if len(first) != len(second):
+        return Equality.UNEQUAL
+    terms = _numbers_in(first)
+    other_terms = _numbers_in(second)
+    if terms is None or other_terms is None:
+        return _all_equal(first, second)
+    pairs = zip(terms, other_terms, strict=True)
+    return Equality(all(a * other_terms[0] == b * terms[0] for a, b in pairs))
+
+
+def _numbers_in(terms: Sequence[str]) -> list[Fraction] | None:
+    """Return the values of terms; None if a term is no number."""
+    values = [normal.rational(term) for term in terms]
+    numbers = [value for value in values if value is not None]
+    return numbers if len(numbers) == len(values) else None
+
+
+def _words(value: str, other: str) -> Outcome:
+    # Letters beside an operator or a relation are symbols: xy is x*y.
+    if not (_is_words(value) or _is_words(other)) or any(map(_OPERATOR.search, (value, other))):
+        return None
+
+    def words(text: str) -> list[str]:
+        folded = [word.casefold() for word in re.findall(r"[A-Za-z]+|\d+", text)]
+        return [word for word in folded if word not in ("a", "an", "the", "is", "it")]
+
+    return Equality(words(value) == words(other) and bool(words(value)))
+
+
+def _is_words(text: str) -> bool:
+    return bool(_WORDS.fullmatch(normal.without_unit(text).strip()))
+
+
+def _solution_sets(value: str, other: str) -> Outcome:
+    """Sets of real numbers by their intervals, if one of the two is a relation or a union."""
+    if not any(normal.is_relation(text) or r"\cup" in text for text in (value, other)):
+        return None
+    first = normal.pieces(value)
+    second = normal.pieces(other)
+    if first is None or second is None:
+        return _conditions(value, other)
+    names = {normal.variable(text) for text in (value, other)} - {None}
+
+    def same_piece(piece: normal.Piece, another: normal.Piece) -> Equality:
+        return _all_equal(piece[:2], another[:2]) if piece[2:] == another[2:] else Equality.UNEQUAL
+
+    return Equality.UNEQUAL if len(names) > 1 else _matched(first, second, same_piece)
+
+
+def _conditions(value: str, other: str) -> Outcome:
+    """Compare set builders by their conditions; a set builder differs from a number."""
+    first = normal.condition(value)
+    second = normal.condition(other)
+    if first and second:
+        return _same(first, second)
+    return Equality.UNEQUAL if first and normal.rational(other) is not None else None
+
+
+def _equations(value: str, other: str) -> Outcome:
+    """An equation between expressions, which does not only name a value, differs from every value."""
+    left, sign, right = value.partition("=")
+    relates = bool(sign) and "=" not in right and not _ASSIGNED.match(value) and not _QUANTITY.match(value)
+    relates = relates and _COMPOUND.search(left) is not None
+    return Equality.UNEQUAL if relates and not re.search(r"[=<>]|\\(?:le|ge)(?![A-Za-z])", other) else None
+
+
+def _without_subject(value: str, other: str) -> Outcome:
+    """Both without `x =`, unless the other one is an equation about another subject; points without their names."""
+    if "," in value and "," in other:
+        value = _POINT.sub("", value)
+        other = _POINT.sub("", other)
+    value = _LED.sub("", value)
+    # An answer may name the modulus of a residue, and say that it is rounded.
+    other = _APPROXIMATED.sub("", _LED.sub("", other))
+    if "mod" not in value:
+        other = _MODULUS.sub("", other)
+    first = _ASSIGNED.match(value) or _quantity(value, other)
+    second = _ASSIGNED.match(other) or _quantity(other, value)
+    if first and second:
+        if normal.compact(first[0]) != normal.compact(second[0]):
+            return None
+        return value[first.end() :], other[second.end() :]
+    if first and "=" not in other:
+        return value[first.end() :], other
+    if second and "=" not in value:
+        return value, other[second.end() :]
+    return value, other
+
+
+def _quantity(equation: str, value: str) -> re.Match[str] | None:
+    """Return the left side of an equation that states one quantity; None beside another relation."""
+    return None if _ANY_RELATION.search(value) else _QUANTITY.match(equation)
+
+
+def _lists(value: str, other: str) -> Outcome:
+    """Tuples, intervals, sets and bare lists, part by part."""
+    first = _parts(value)
+    second = _parts(other)
+    if first is None or second is None:
+        # math-verify would make a set of a bare list: "3, 3, 3" is not 3.
+        listed = first or second
+        return Equality.UNEQUAL if listed and listed[0] == ("", "") else None
+    return _same_lists(*first, *second)
+
+
+def _same_lists(
+    brackets: tuple[str, str], parts: Sequence[str], other_brackets: tuple[str, str], other_parts: Sequence[str]
+) -> Equality:
+    if len(parts) != len(other_parts) or len(parts) > PARTS:
+        return Equality.UNEQUAL
+    names = _names(parts)
+    other_names = _names(other_parts)
+    if names and other_names and set(names) == set(other_names):
+        return _all_equal(parts, [other_parts[other_names.index(name)] for name in names])
+    if {brackets, other_brackets} <= _LOOSE:
+        return _matched(parts, other_parts, _same)
+    # The answer may put brackets around a bare list, or name each part of a tuple; a bare list is no tuple.
+    alike = brackets in (other_brackets, ("", "")) or (bool(other_names) and other_brackets == ("", ""))
+    return _all_equal(parts, other_parts) if alike else Equality.UNEQUAL
+
+
+def _names(parts: Sequence[str]) -> list[str]:
+    """Return the names in the parts `name = value`; empty if a part has no name or two have the same."""
+    matches = [re.match(rf"\s*{_NAME}\s*=", item) for item in parts]
+    names = [normal.compact(match[0]) for match in matches if match]
+    return names if len(names) == len(parts) == len(set(names)) else []
+
+
+def _without_units(value: str, other: str) -> Outcome:
+    value = normal.without_unit(value)
+    other = normal.without_unit(other)
+    return Equality.EQUAL if normal.compact(value) == normal.compact(other) else (value, other)
+
+
+#: In order: the first rule that decides gives the verdict.
+RULES: tuple[Callable[[str, str], Outcome], ...] = (
+    *(_nothing, _times, _spelling, _denial, _units, _numbers, _bases, _ratios, _words, _solution_sets, _equations),
+    *(_without_subject, _spelling, _words, _lists, _without_units, _numbers, _bases),
+)
+
+
+def _all_equal(parts: Sequence[str], others: Sequence[str]) -> Equality:
+    for a, b in zip(parts, others, strict=True):
+        verdict = _same(a, b)
+        if verdict is not Equality.EQUAL:
+            return verdict
+    return Equality.EQUAL
+
+
+def _matched(parts: Sequence[T], others: Sequence[T], equal: Callable[[T, T], Equality]) -> Equality:
+    """Match each part with an equal one of the others, in any order (equality is transitive: any partner will do)."""
+    if len(parts) != len(others):
+        return Equality.UNEQUAL
+    unmatched = list(others)
+    for item in parts:
+        for candidate in unmatched:
+            verdict = equal(item, candidate)
+            if verdict is Equality.TIMEOUT:
+                return verdict
+            if verdict is Equality.EQUAL:
+                unmatched.remove(candidate)
+                break
+        else:
+            return Equality.UNEQUAL
+    return Equality.EQUAL
+
+
+def _parts(text: str) -> tuple[tuple[str, str], list[str]] | None:
+    """Return the brackets and parts of a list; None for a single expression."""
+    text = text.strip()
+    brackets = _brackets(text)
+    opening, ending = brackets
+    inner = text[len(opening) : len(text) - len(ending)]
+    if re.search(r"\\begin|\||:", inner):
+        return None
+    parts: list[str] = []
+    for item in _split(inner):
+        # `1 \pm 2` stands for two expressions.
+        if len(_PLUS_MINUS.findall(item)) == 1:
+            parts += [_PLUS_MINUS.sub(sign, item).strip() for sign in "+-"]
+        else:
+            parts.append(item.strip())
+    return (brackets, parts) if len(parts) > 1 or brackets == (r"\{", r"\}") else None
+
+
+def _brackets(text: str) -> tuple[str, str]:
+    """Return the brackets around all of a text, empty without any."""
+    if normal.closing(text) not in (-1, len(text) - 1):
+        return "", ""
+    for opening, ending in ((r"\{", r"\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")")):
+        if text.startswith(opening) and text.endswith(ending):
+            return opening, ending
+    return "", ""
+
+
+def _split(text: str) -> list[str]:
+    """Split at top-level commas, semicolons, "and" and "or"; commas of thousands join digits."""
+    text = re.sub(r"\s(?:and|or)\s", ", ", f" {text} ")
+    text = normal.without_thousands(text)
+    parts = []
+    depth = 0
+    start = 0
+    for i, c in enumerate(text):
+        depth += (c in "([{") - (c in ")]}")
+        if depth <= 0 and c in ",;":
+            parts.append(text[start:i])
+            start = i + 1
+    parts.append(text[start:])
+    return [item.strip() for item in parts if item.strip()]

@@ -1,0 +1,420 @@
+r"""Normal forms of answers: one spelling for each expression, its number, its unit, its set of real numbers.
+
+This is spelling alone; math-verify does the algebra (answers/judges.py).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+
+#: Longer answers are cut, in characters: all reference answers are much shorter.
+LONGEST = 1000
+
+_SIGNS = {
+    **{digit: f"^{{{i}}}" for i, digit in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+    **{digit: f"_{{{i}}}" for i, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")},
+    **dict.fromkeys("−–—‐‑﹣－", "-"),
+    **dict(zip("（），", "(),", strict=True)),
+    "°": r"^\circ ",
+}
+#: A sign and its command.
+_COMMANDS = (
+    r"√\sqrt π\pi ∞\infty ∪\cup ∩\cap ≤\le ≥\ge ≠\ne ∈\in ×\times ·\cdot ±\pm ∅\emptyset θ\theta "
+    r"≡\equiv ≈\approx"
+)
+_TABLE = str.maketrans(_SIGNS | {word[0]: f"{word[1:]} " for word in _COMMANDS.split()})
+#: Commands with another name.
+_SYNONYMS = {
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "frac"),
+    **dict.fromkeys(("lvert", "rvert", "vert", "mid"), "|"),
+    **{"leq": "le", "geq": "ge", "neq": "ne", "varnothing": "emptyset", "overrightarrow": "vec"},
+    **{"colon": ":", "lbrace": "{", "rbrace": "}"},
+    **dict.fromkeys(("cdots", "ldots", "dotsc", "dotsb"), "dots"),
+    **{"varepsilon": "epsilon", "varphi": "phi", "simeq": "approx"},
+}
+_CURRENCIES = r"[£€¥₹₩₽]|\\(?:pounds|euro|texteuro|yen|EUR)(?![A-Za-z])|\b(?:USD|EUR|GBP|CNY|JPY)\b"
+_FONTS = r"\\(?:text|mbox|textbf|textit|textrm|mathrm|mathbf|mathit|mathsf|operatorname|hbox|boldsymbol|bm|underline)"
+_SPACES = r"[,;:! ]|quad|qquad|thinspace|displaystyle|limits|middle(?![a-z])|left(?![a-z])|right(?![a-z])|big|Big"
+
+#: The steps that remove decoration, in order: a pattern and its replacement.
+_STEPS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"^\s*\\\$\s*(\d[\d.,{}!\\]*)\s*$", r"\1 dollars"),
+    (_CURRENCIES, ""),
+    # The distance of a line break in a matrix; then line breaks, which are no escaped spaces.
+    (r"\\\\\s*\[\s*-?[\d.]+\s*[a-z]{2}\s*\]", r"\\\\"),
+    (r"\\\\", "\n"),
+    (r"\\\$|\$", ""),
+    (r"\\(?:text)?color\s*\{[^{}]*\}", ""),
+    (r"\\([%&])", r"\1"),
+    (r"\\[()\[\]]", ""),
+    *[(_FONTS + r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r" \1 ")] * 3,
+    (r"\{,\}|,\\!\s*", ","),
+    (rf"\\(?:{_SPACES})|~", " "),
+    (r"\\lg(?![A-Za-z])", r"\\log_{10} "),
+    (r"\\not\s*=", r"\\ne "),
+    (r"\\not\s*\\in(?![A-Za-z])", r"\\notin "),
+    (r"\\([A-Za-z]+)", lambda m: "\\" + _SYNONYMS.get(m[1], m[1])),
+    (r"\\([|:])", r"\1"),
+    (r"\\mathbb\s+([A-Z])(?![A-Za-z])|\\mathbb([A-Z])(?![A-Za-z])", r"\\mathbb{\1\2}"),
+    (r"\{\s*(\w+)\s*\\choose\s*(\w+)\s*\}", r"\\binom{\1}{\2}"),
+    # One spelling of a modulus: (mod 3).
+    (r"\\pmod\s*(?:\{(\w+)\}|(\w))|\(\s*\\?b?mod\s*\{?(\w+)\}?\s*\)", r"(\\mod \1\2\3)"),
+    # Digits that go on: 3.14...
+    (r"(?<=\d)(\.\d+)(?:\s*\\dots(?![A-Za-z])|\.{2,3})\s*$", r"\1"),
+    (r"^\s*\\approx(?![A-Za-z])", ""),
+    # Typed mathematics.
+    (r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])", "^"),
+    (r"(?<![\\A-Za-z])(?:oo|inf(?:ty|inity)?)(?![A-Za-z])", r"\\infty "),
+    (r"(?<![\\A-Za-z])(pi|alpha|beta|gamma|theta|lambda|phi|omega)(?![A-Za-z])", r"\\\1 "),
+    (r"(?<=[\d}])\s*per\s?cent(?![A-Za-z])", "%"),
+    (r"\\frac\s*(\d|\\pi(?![A-Za-z]))\s*([A-Za-z0-9]|\\pi(?![A-Za-z]))", r"\\frac{\1}{\2}"),
+    (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
+    (r"(\\frac\s*\{[^{}]*\})\s*(\w)", r"\1{\2}"),
+    # Of LaTeX's \sqrt12 only the 1 is under the root, but a writer of √12 or \sqrt12 means twelve.
+    (r"\\sqrt\s*(\w)(?!\w)", r"\\sqrt{\1}"),
+    (r"\\sqrt\s*(\d)(\d*)", r"\\sqrt{\1\2}"),
+    (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+    (r"\^\s*\{?\s*\\circ\s*\}?|(?<=[\d}])\s*deg(?:rees?)?(?!\s*[A-Za-z])", r"^\\circ"),
+)
+
+
+def tidy(text: str) -> str:
+    """Return LaTeX without decoration: no dollar signs, sizes, spacing or text commands; Unicode signs as LaTeX."""
+    # Fractions before NFKC, which makes 21/2 of 2½; digits of all scripts become 0 to 9.
+    text = "".join(_fraction(c) for c in text if unicodedata.category(c) != "Cf").translate(_TABLE)
+    text = "".join(str(unicodedata.decimal(c, c)) for c in unicodedata.normalize("NFKC", text)).translate(_TABLE)
+    for pattern, replacement in _STEPS:
+        text = re.sub(pattern, replacement, text)
+    text = re.sub(r" *\n *", lambda _: r"\\", text) if r"\begin" in text else text
+    text = re.sub(r"\s+", " ", text).strip().rstrip(".\\").strip()
+    # Braces and parentheses that enclose all of it and no list.
+    while text[:1] + text[-1:] in ("{}", "()") and closing(text) == len(text) - 1:
+        if text[0] == "(" and re.search(r"[,;]", text):
+            break
+        text = text[1:-1].strip()
+    return text
+
+
+def _fraction(character: str) -> str:
+    if unicodedata.decomposition(character).startswith("<fraction>"):
+        value = Fraction(unicodedata.numeric(character)).limit_denominator(10)
+        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    return character
+
+
+def closing(text: str) -> int:
+    """Return the place of the bracket that closes the first one of a text; -1 without one."""
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c in "([{") - (c in ")]}")
+        if depth == 0 and c in ")]}":
+            return i
+    return -1
+
+
+#: Not right behind a bracket: (12,102) is an interval or a point.
+_THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:,\d{3})+(?![\d,])")
+_NUMBER = r"[+-]?(?:\d{1,60}(?:\.\d{0,60})?|\.\d{1,60})"
+_PLAIN = re.compile(_NUMBER)
+_MIXED = re.compile(r"(-?)(\d{1,12})\s*\\frac\{(\d{1,12})\}\{(\d{1,12})\}|(-?)(\d{1,12})\s+(\d{1,12})/(\d{1,12})(?!\d)")
+_REPEATING = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30})\\(?:overline|bar|dot)\{?(\d{1,30})\}?")
+_POWER_OF_TEN = re.compile(rf"({_NUMBER})(?:\\times|\\cdot|\*)10\^\{{?([+-]?\d{{1,3}})\}}?")
+_EXPONENT = re.compile(r"([+-]?\d{1,60}(?:\.\d{1,30})?)[eE]([+-]?\d{1,3})")
+_QUOTIENT = re.compile(rf"()({_NUMBER})/({_NUMBER})|([+-]?)\\frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}")
+
+
+def without_thousands(text: str) -> str:
+    """Return the text with 1,234 as 1234."""
+    return _THOUSANDS.sub(lambda m: m[0].replace(",", ""), text)
+
+
+def compact(text: str) -> str:
+    """Return a tidy answer without spaces and with one way to write powers and thousands."""
+    # Before the spaces go: "48, 384" is a list, "48,384" a number.
+    text = re.sub(r"\s+", "", without_thousands(text))
+    text = re.sub(r"([\^_])\{(\w)\}", r"\1\2", text)
+    text = re.sub(r"(?<![\d.])\.(?=\d)", "0.", text)
+    return text.replace("+-", "-").rstrip(".")
+
+
+def rational(text: str) -> Fraction | None:
+    r"""Return the exact value of a number in any usual spelling (2.50, 1,234, \frac{3}{4}, 1 3/4, 12\%, 1.5e3)."""
+    text = text.strip()
+    number_text, percent, rest = text.partition("%")
+    if percent and not rest:
+        percentage = rational(number_text)
+        return None if percentage is None else percentage / 100
+    if match := _MIXED.fullmatch(text):
+        return _mixed_value(match)
+    text = compact(text)
+    if _PLAIN.fullmatch(text):
+        return Fraction(text)
+    if match := _REPEATING.fullmatch(text):
+        return _repeating_value(match)
+    if match := _POWER_OF_TEN.fullmatch(text) or _EXPONENT.fullmatch(text):
+        return Fraction(match[1]) * Fraction(10) ** int(match[2])
+    if match := _QUOTIENT.fullmatch(text):
+        return _quotient_value(match)
+    return None
+
+
+def _mixed_value(match: re.Match[str]) -> Fraction | None:
+    sign, whole, top, bottom = _mixed(match)
+    if int(bottom) == 0:
+        return None
+    return Fraction(sign + "1") * (int(whole) + Fraction(int(top), int(bottom)))
+
+
+def _repeating_value(match: re.Match[str]) -> Fraction:
+    sign, whole, fixed, period = match.groups()
+    # 0.1\overline{6} is (16 - 1) / 90.
+    digits = int(whole + fixed + period) - int(whole + fixed or "0")
+    return Fraction(digits, (10 ** len(period) - 1) * 10 ** len(fixed)) * Fraction(sign + "1")
+
+
+def _quotient_value(match: re.Match[str]) -> Fraction | None:
+    # Each group of `a/b` has its counterpart of `\frac{a}{b}` three groups later.
+    sign, top, bottom = (match[i] or match[i + 3] or "" for i in (1, 2, 3))
+    if Fraction(bottom) == 0:
+        return None
+    return Fraction(sign + "1") * Fraction(top) / Fraction(bottom)
+
+
+def _mixed(match: re.Match[str]) -> tuple[str, str, str, str]:
+    """Return sign, whole number, numerator and denominator of a mixed fraction, in either spelling."""
+    groups = match.groups("")
+    return groups[:4] if groups[1] else groups[4:]  # type: ignore[return-value]
+
+
+def algebra(text: str) -> str:
+    """Return a tidy answer for algebra: mixed fractions as sums, thousands without commas, `+ -1` as `- 1`."""
+    text = re.sub(r"\+\s*-(?=\s*[\w\\(])", "- ", text)
+    return without_thousands(_MIXED.sub(lambda match: r"{}({}+\frac{{{}}}{{{}}})".format(*_mixed(match)), text))
+
+
+#: The spellings of units, the name first; a plural s may follow each that has more than two letters.
+_UNITS: tuple[tuple[str, ...], ...] = (
+    ("m", "meter", "metre"),
+    ("cm", "centimeter", "centimetre"),
+    ("mm", "millimeter", "millimetre"),
+    ("dm", "decimeter", "decimetre"),
+    ("km", "kilometer", "kilometre"),
+    ("in", "inch", "inches"),
+    ("ft", "foot", "feet"),
+    ("yd", "yard"),
+    ("mi", "mile"),
+    ("g", "gram"),
+    ("mg", "milligram"),
+    ("kg", "kilogram", "kilo"),
+    ("lb", "pound", "lbs"),
+    ("oz", "ounce"),
+    ("s", "second", "sec"),
+    ("min", "minute"),
+    ("h", "hour", "hr", "hrs"),
+    ("day",),
+    ("week",),
+    ("month",),
+    ("year",),
+    ("L", "liter", "litre", "l"),
+    ("mL", "milliliter", "millilitre", "ml"),
+    ("dollar", "usd"),
+    ("cent",),
+    ("deg", "degree"),
+    ("rad", "radian"),
+    ("N", "newton"),
+    ("J", "joule"),
+    ("W", "watt"),
+    ("V", "volt"),
+    ("Pa", "pascal"),
+    ("Hz", "hertz"),
+    ("mol", "mole"),
+    ("K", "kelvin"),
+)
+
+
+def _names_by_spelling() -> dict[str, str]:
+    names: dict[str, str] = {}
+    for spellings in _UNITS:
+        names |= dict.fromkeys(spellings, spellings[0])
+    return names
+
+
+_NAMES = _names_by_spelling()
+_POWERS = {"square": 2, "sq": 2, "cubic": 3}
+#: Words behind a number that belong to the number or an expression.
+_NO_NOUNS = (
+    "and|or|to|hundreds?|thousands?|millions?|billions?|trillions?|dozens?|scores?|tens|half|halves|thirds?|quarters?"
+    "|fifths?|percent|plus|minus|times\\s+\\w+|over|squared|cubed|factorial|mod|base|pi|infinity|log|ln|exp|sin|cos|tan"
+    "|cot|sec|csc|sqrt|alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|am|pm|AM|PM|January|February|March|April|May"
+    "|June|July|August|September|October|November|December"
+)
+_ANY = "|".join(sorted(_NAMES, key=len, reverse=True))
+_LONG = "|".join(sorted((name for name in _NAMES if len(name) > 1), key=len, reverse=True))
+_POWER = r"(?:\s*\^\s*\{?-?\d\}?)?"
+#: Letters of one unit are units only after a space or in a quotient.
+_UNIT = re.compile(
+    rf"(?:(?<=[\d}}\s)\]a-zA-Z])(?<![a-zA-Z](?=[a-zA-Z]))\s*(?:(?:{_ANY})\s*/\s*(?:{_ANY})|mph|square|cubic|sq|units?|points?|people|students?"
+    rf"|ways|times|percent|(?:{_LONG})s?){_POWER}|(?<=\s)[smgLhN]{_POWER}|(?<=\d)\s*''?|\^\{{?\\circ\}}?\s*[CF]?)\s*$"
+)
+_NOUNS = re.compile(
+    rf"(?<=[\d}})\]])\s+(?!(?:{_NO_NOUNS})\b)(?:[A-Za-z][A-Za-z-]{{2,}}|(?:{_LONG})\b)"
+    rf"(?:\s+(?!(?:{_NO_NOUNS})\b)[A-Za-z][A-Za-z-]+)*\s*$"
+)
+
+
+def without_unit(text: str) -> str:
+    """Return a tidy answer without the units or names of things behind it."""
+    text = _NOUNS.sub("", text)
+    for _ in range(3):
+        shorter = _UNIT.sub("", text).strip()
+        if not re.search(r"\w", shorter) or _belongs_to_formula(text[len(shorter) :], shorter):
+            break
+        text = shorter
+    return text
+
+
+def _belongs_to_formula(end: str, formula: str) -> bool:
+    r"""Return whether what looks like a unit is a factor (the h of `\pi r^2 h`) or the angle of a function."""
+    if re.match(r"\s+[smgLhN](?![A-Za-z])", end):
+        return re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", formula)) is not None
+    return "circ" in end and re.search(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])", formula) is not None
+
+
+def unit(text: str) -> Counter[str] | None:
+    r"""Return the exponents of the units behind a tidy answer (`5 cm^2`, `60 kilometers per hour`), empty without any;
+    None for a word that is no unit."""
+    counts: Counter[str] = Counter()
+    # The sign and the power of the units that follow, and the unit before.
+    sign = 1
+    power = 1
+    last = ""
+    suffix = text[len(without_unit(text)) :].replace("mph", "mi/h").replace("''", "in").replace("'", "ft")
+    for token in re.findall(r"[A-Za-z]+|/|-?\d+", suffix.replace(r"\circ", "deg ")):
+        if token in ("/", "per"):
+            sign = -1
+        elif token in _POWERS:
+            power = _POWERS[token]
+        elif token.lstrip("-").isdecimal():
+            counts[last] *= int(token)
+        else:
+            last = _unit_name(token)
+            if not last:
+                return None
+            counts[last] += sign * power
+            power = 1
+    return counts
+
+
+def _unit_name(word: str) -> str:
+    """Return the name of a unit in any spelling; empty for another word."""
+    spellings = (word, word.removesuffix("s"), word.casefold(), word.casefold().removesuffix("s"))
+    return next((_NAMES[spelling] for spelling in spellings if spelling in _NAMES), "")
+
+
+#: An interval of real numbers: its ends, and if each belongs to it; a point has equal ends that belong to it.
+Piece = tuple[str, str, bool, bool]
+_LEFT = r"-\infty"
+_RIGHT = r"\infty"
+_LESS = ("<", r"\le")
+_GREATER = (">", r"\ge")
+_RELATION = re.compile(r"(<=|>=|<|>|=|\\(?:le|ge|ne|lt|gt)(?![A-Za-z]))")
+_SPELLED = {"<=": r"\le", ">=": r"\ge", r"\lt": "<", r"\gt": ">"}
+_BUILDER = re.compile(
+    r"\\\{\s*([A-Za-z]|\([^()|:]*\))\s*(?:\\in\s*\\?[A-Za-z]+(?:\{[A-Z]\})?\s*)?[|:](.*)\\\}", re.DOTALL
+)
+_INTERVAL = re.compile(r"([(\[])([^()\[\],]*),([^()\[\],]*)([)\]])")
+_POINT = re.compile(r"\\\{([^{}|:,]*)\\\}")
+_UNION = re.compile(r"\s+or\s+|\\cup(?![A-Za-z])|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])")
+
+
+def condition(text: str) -> str | None:
+    """Return the condition of a set builder on its variable; None for anything else."""
+    match = _BUILDER.fullmatch(text)
+    if match is None or not _is_used(match[1], match[2]):
+        return None
+    return match[2].strip()
+
+
+def _is_used(variable: str, formula: str) -> bool:
+    """Return whether a variable is in a formula; True for a tuple of variables."""
+    return len(variable) > 1 or re.search(rf"(?<![\\A-Za-z]){variable}(?![A-Za-z])", formula) is not None
+
+
+def is_relation(text: str) -> bool:
+    """Return True for a set builder and for a chain of inequalities."""
+    return condition(text) is not None or bool(re.search(r"[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])", text))
+
+
+def variable(text: str) -> str | None:
+    """Return the free variable of an inequality; None for a set, in which it is bound."""
+    if condition(text) is not None:
+        return None
+    return next((side.strip() for side in _RELATION.split(text)[::2] if re.fullmatch(r"\s*[A-Za-z]\s*", side)), None)
+
+
+def pieces(text: str) -> list[Piece] | None:
+    r"""Return the intervals of a tidy answer (`\{x|-2<=x<1\}`, `-2 \le x < 1`, `[-2,1)`, `x \ne 2`) in its order; None
+    for an answer of another kind."""
+    inner = condition(text)
+    if inner is None:
+        inner = re.sub(r"^\s*[A-Za-z]\s*(?:\\in(?![A-Za-z])|=\s*(?=[(\[]))", "", text)
+    union: list[Piece] = []
+    variables = set()
+    for member in _UNION.split(f" {inner} "):
+        member_pieces = _pieces(member.strip())
+        if member_pieces is None:
+            return None
+        union += member_pieces
+        variables.add(variable(member))
+    return union if len(variables) == 1 else None
+
+
+def _pieces(text: str) -> list[Piece] | None:
+    r"""Return an interval, a point, or the solutions of `x > 2`, `2 < x`, `-1 < x \le 2`, `x = 2`, `x \ne 2`."""
+    if match := _INTERVAL.fullmatch(text):
+        low, high = (re.sub(r"^\+\s*(?=\\infty)", "", end.strip()) for end in (match[2], match[3]))
+        return [(low, high, match[1] == "[", match[4] == "]")]
+    if match := _POINT.fullmatch(text):
+        return [(match[1], match[1], True, True)]
+    return _solutions(text)
+
+
+def _solutions(text: str) -> list[Piece] | None:
+    """Return the solutions of a relation, or of a chain of two, with one variable; None for anything else."""
+    # Sides and signs take turns.
+    tokens = [token.strip() for token in _RELATION.split(text)]
+    sides = tokens[::2]
+    signs = [_SPELLED.get(sign, sign) for sign in tokens[1::2]]
+    places = [i for i, side in enumerate(sides) if re.fullmatch(r"[A-Za-z]", side)]
+    # One variable, at one place.
+    if not signs or len(sides) > 3 or len(places) != 1 or not all(sides):
+        return None
+    at = places[0]
+    if len(sides) == 2:
+        return _half_line(sides[1 - at], signs[0], variable_first=at == 0)
+    return _between(sides, signs) if at == 1 else None
+
+
+def _between(sides: list[str], signs: list[str]) -> list[Piece] | None:
+    """Return the interval of `low < x < high` or `high > x > low`; None if the signs have unlike directions."""
+    if set(signs) <= set(_LESS):
+        return [(sides[0], sides[2], signs[0] != "<", signs[1] != "<")]
+    if set(signs) <= set(_GREATER):
+        return [(sides[2], sides[0], signs[1] != ">", signs[0] != ">")]
+    return None
+
+
+def _half_line(bound: str, sign: str, variable_first: bool) -> list[Piece]:
+    """Return the numbers on one side of a bound, the bound alone for `=`, or all others for the sign of inequality."""
+    if sign == "=":
+        return [(bound, bound, True, True)]
+    if sign == r"\ne":
+        return [(_LEFT, bound, False, False), (bound, _RIGHT, False, False)]
+    closed = sign not in "<>"
+    if (sign in _LESS) == variable_first:
+        return [(_LEFT, bound, False, closed)]
+    return [(bound, _RIGHT, closed, False)]

@@ -1,0 +1,171 @@
+"""The autopsies of a run: one line each of a file beside the run's store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kvatlas.autopsy.cell_deaths import Lost
+from kvatlas.results.export import replacing
+from kvatlas.results.store import lock
+
+#: Rises with every change of the search: autopsies of another version are made again.
+VERSION = 3
+#: The file of a run's autopsies.
+FILE = "autopsy.jsonl"
+
+
+@dataclass(frozen=True)
+class SavingToken:
+    """A token whose return restores the answer, with others.
+
+    `distance` counts the tokens from it to the compression that evicted it, `rank` the competing tokens with higher
+    scores there, of which `slots` stay; `evicted` is the number of tokens that this compression evicted.
+    """
+
+    position: int
+    text: str
+    distance: int
+    rank: float
+    slots: int
+    evicted: int
+
+
+@dataclass
+class Autopsy:
+    """The autopsy of one lost answer.
+
+    `reproduced` is False if decoding again gave other tokens than the stored ones; then nothing was tried. `tokens` are
+    the smallest set found, empty without one. Of `spans` tried, `saving` restored the answer. `random` has for each
+    random set of as many tokens at like distances whether it does. `full` tells whether the answer is right if no
+    compression takes place until the death; None if nothing was tried.
+
+    `held_out` has for each arm (nothing, cause, random, no_compression) whether the answer is right under each of the
+    held-out random streams, `control` the same for a right answer to another problem (nothing, like): tokens of the
+    same kinds and distances are put back. `random_positions` are the tokens of the arm `random`. `kept_by_others` has
+    for each other setting the shares of the saving and of these random tokens that it keeps at that compression.
+    """
+
+    key: tuple[str, ...]
+    death: str
+    token: int | None
+    reproduced: bool = False
+    tokens: tuple[SavingToken, ...] = ()
+    spans: int = 0
+    saving: int = 0
+    replays: int = 1
+    control_replays: int = 0
+    random: tuple[bool, ...] = ()
+    full: bool | None = None
+    held_out: dict[str, tuple[bool, ...]] = field(default_factory=dict)
+    control: dict[str, tuple[bool, ...]] = field(default_factory=dict)
+    random_positions: tuple[int, ...] = ()
+    kept_by_others: dict[str, tuple[float, float]] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def problem(self) -> str:
+        """The id of the problem."""
+        return self.key[3]
+
+    @property
+    def cause_text(self) -> str:
+        """The tokens that restore the answer, or why there are none."""
+        if not self.reproduced:
+            return "other tokens than the stored ones were decoded"
+        if not self.tokens:
+            return f"no span of {self.spans} restores the answer"
+        return "restored by " + " ".join(repr(token.text) for token in self.tokens)
+
+    @classmethod
+    def from_json(cls, text: str) -> Autopsy:
+        """Return the autopsy of a line of the file."""
+        values = json.loads(text)
+        for name in ("key", "random", "random_positions"):
+            values[name] = tuple(values[name])
+        for name in ("held_out", "control", "kept_by_others"):
+            values[name] = {arm: tuple(items) for arm, items in values[name].items()}
+        values["tokens"] = tuple(SavingToken(**token) for token in values["tokens"])
+        return cls(**values)
+
+
+def key_of(lost: Lost) -> tuple[str, ...]:
+    """Return the key of a lost answer as texts."""
+    return tuple(map(str, lost.key))
+
+
+def read_autopsies(folder: Path) -> dict[tuple[str, ...], Autopsy]:
+    """Return the autopsies of a run by the key of their trace; a line that was not written to its end is left out."""
+    path = folder / FILE
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else ():
+        if line.endswith("\n") and f'"version": {VERSION}' in line:
+            autopsy = Autopsy.from_json(line)
+            found[autopsy.key] = autopsy
+    return found
+
+
+def write_labels(autopsies: Iterable[Autopsy], path: Path) -> None:
+    """Write training data: a line for each token, with the label 1 if it restores the answer and 0 for a random one."""
+    with replacing(path) as partial_file, partial_file.open("w", encoding="utf-8") as file:
+        for autopsy in autopsies:
+            labels = dict.fromkeys(autopsy.random_positions, 0) | {token.position: 1 for token in autopsy.tokens}
+            for position, label in sorted(labels.items()):
+                file.write(json.dumps({"trace": autopsy.key, "position": position, "label": label}) + "\n")
+
+
+class AutopsyFile:
+    """The file of a run's autopsies, open for more."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / FILE
+        _drop_half_line(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def add(self, autopsy: Autopsy) -> None:
+        """Write an autopsy to the disk."""
+        self._file.write(json.dumps(asdict(autopsy)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[AutopsyFile]:
+    """Open the file of a run that no other process changes meanwhile."""
+    held = lock(folder)
+    try:
+        file = AutopsyFile(folder)
+        try:
+            yield file
+        finally:
+            file.close()
+    finally:
+        if held is not None:
+            held.release()
+
+
+def _drop_half_line(path: Path) -> None:
+    """Remove what a killed process wrote behind the last whole line of a file."""
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+
+
+def token_kind(text: str) -> str:
+    """Return the kind of a token by its text: digits, a letter, a word, a sign, or white space."""
+    stripped = text.strip()
+    if not stripped:
+        return "white space"
+    if stripped.isdigit():
+        return "digits"
+    if stripped.isalpha():
+        return "letter" if len(stripped) == 1 else "word"
+    return "sign" if not any(character.isalnum() for character in stripped) else "mixed"

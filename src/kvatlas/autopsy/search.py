@@ -1,0 +1,408 @@
+"""The search of one autopsy: which evicted tokens restore a lost answer, and how often under other random numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, token_kind
+from kvatlas.autopsy.cell_deaths import Lost
+from kvatlas.core import Trace
+from kvatlas.noise import stream_key
+from kvatlas.policies.put_back import PutBack
+
+if TYPE_CHECKING:
+    from kvatlas.engine import Checkpoint, Generation, Request
+    from kvatlas.policies import Policy
+
+#: The share of the competing slots that a span may take.
+SPAN_SHARE = 0.5
+#: The most replays of one search, without those of the held-out test and of the controls.
+MOST_REPLAYS = 200
+#: Random sets for each cause under the stored random numbers.
+RANDOM_SETS = 4
+#: The random streams of the held-out test, which no search uses.
+HELD_OUT_STREAMS = 16
+
+#: Positions of tokens.
+Tokens = tuple[int, ...]
+
+
+class Replay(Protocol):
+    """A decoding that a search asks for, and what it learns from its generation."""
+
+    def request(self) -> Request[Any]:
+        """Return the request to decode."""
+
+    def result(self, generation: Generation[Any]) -> bool:
+        """Return the answer to the question of the search."""
+
+
+#: What searches yield; they get the results in the same order.
+Replays = Sequence[Replay]
+
+
+@dataclass
+class Case:
+    """A stored trace that is decoded again, and the tokens of it as texts.
+
+    `base` has the choices of its policy, and `checkpoints` the rows before its compressions, after the `Trunk`.
+    """
+
+    trace: Trace
+    prompt: tuple[int, ...]
+    stream: int
+    policy: Policy
+    pieces: Sequence[str]
+    restored: Callable[[Generation[Any]], bool]
+    base: PutBack = field(default_factory=PutBack)
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+
+    def request(self, key: object, **values: Any) -> Request[Any]:
+        """Return a request for this prompt."""
+        from kvatlas.engine import Request
+
+        return Request(key, self.prompt, **{"stream": self.stream, "policies": (self.policy,), **values})
+
+    def close(self) -> None:
+        """Give back the pages of the checkpoints."""
+        for checkpoint in self.checkpoints.values():
+            checkpoint.drop()
+        self.checkpoints.clear()
+
+    def text(self, position: int) -> str:
+        """Return the text of a new token; "" for a token of the prompt."""
+        new = position - len(self.prompt)
+        return self.pieces[new] if new >= 0 else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Trunk:
+    """The stored trace decoded again: is it the stored one token for token?"""
+
+    case: Case
+
+    def request(self) -> Request[Any]:
+        """Return the request, which leaves checkpoints."""
+        return self.case.request(self, put_back=self.case.base, checkpoints=self.case.checkpoints)
+
+    def result(self, generation: Generation[Any]) -> bool:
+        """Return whether the tokens are the stored ones."""
+        return generation.tokens == self.case.trace.tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Fork:
+    """A decoding from the compression at `length` tokens on: is the answer right if these tokens are put back?
+
+    Its random numbers are the stored ones, or those of the held-out `stream`, counted from 0.
+    """
+
+    case: Case
+    put_back: PutBack
+    length: int
+    stream: int | None = None
+
+    def request(self) -> Request[Any]:
+        """Return the request, which starts at a checkpoint of the trunk."""
+        stream = self.case.stream
+        if self.stream is not None:
+            stream = stream_key(stream, "held out", self.stream)
+        return self.case.request(self, stream=stream, put_back=self.put_back, start=self.case.checkpoints[self.length])
+
+    def result(self, generation: Generation[Any]) -> bool:
+        """Return whether the answer is right."""
+        return self.case.restored(generation)
+
+
+@dataclass(eq=False)
+class Ranking:
+    """The stored tokens under another policy, up to its first compression with at least `length` tokens.
+
+    `kept` is the share of layers and heads that still have each of the `positions` then.
+    """
+
+    case: Case
+    policy: Policy
+    length: int
+    positions: Tokens
+    choices: PutBack = field(default_factory=PutBack)
+    kept: dict[int, float] = field(default_factory=dict)
+
+    def request(self) -> Request[Any]:
+        """Return the request, whose every token is the stored one."""
+        tokens = self.case.trace.tokens
+        prompt_length = len(self.case.prompt)
+
+        def force(so_far: Sequence[int], logits: Any) -> Any:
+            forced = logits.new_full(logits.shape, float("-inf"))
+            forced[tokens[len(so_far) - prompt_length]] = 0
+            return forced
+
+        def is_over(new_tokens: Sequence[int]) -> bool:
+            return len(new_tokens) == len(tokens) or any(length >= self.length for length in self.choices.choices)
+
+        return self.case.request(
+            self, policies=(self.policy,), put_back=self.choices, logits_processor=force, stopping_criterion=is_over
+        )
+
+    def result(self, generation: Generation[Any]) -> bool:
+        """Return whether the policy compressed there; keep what it kept."""
+        evictions = generation.eviction_trace
+        if not any(length >= self.length for length in self.choices.choices):
+            return False
+        self.kept = {position: evictions.kept_by[position] / evictions.holders for position in self.positions}
+        return True
+
+
+# -- evictions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """The tokens that one compression evicted, in their order; `length` counts all tokens before it."""
+
+    length: int
+    tokens: Tokens
+    slots: int
+    ranks: Mapping[int, float]
+
+    def spans(self) -> list[Tokens]:
+        """Return the tokens in spans of equal sizes, the nearest first."""
+        most = max(1, int(self.slots * SPAN_SHARE))
+        count = -(-len(self.tokens) // most)
+        bounds = [len(self.tokens) * index // count for index in range(count + 1)]
+        spans = [self.tokens[start:stop] for start, stop in pairwise(bounds)]
+        return spans[::-1]
+
+
+def evictions_of(case: Case) -> list[Eviction]:
+    """Return what the compressions of a trace evicted, the latest first."""
+    trace = case.trace
+    assert trace.eviction_trace is not None
+    found = []
+    evicted_at = trace.eviction_trace.evicted_at
+    for length, choice in sorted(case.base.choices.items(), reverse=True):
+        # The newest token of a compression has not been through the model.
+        new_tokens = length - len(case.prompt) + 1
+        tokens = tuple(position for position, step in enumerate(evicted_at) if step == new_tokens)
+        if tokens and choice.slots:
+            ranks = {position: float(choice.ranks[position]) for position in tokens}
+            found.append(Eviction(length, tokens, choice.slots, ranks))
+    return found
+
+
+def similar_tokens(
+    positions: Sequence[int], length: int, eviction: Eviction, rng: random.Random, is_like: Callable[[int, int], bool]
+) -> Tokens:
+    """Return other evicted tokens for tokens evicted at `length`, each at half to twice the distance of its own.
+
+    `is_like` tells whether a token may stand for another one. There are fewer tokens if the eviction has too few. The
+    logarithms of distances are drawn alike, so that tokens are neither nearer nor farther than their own on average.
+    """
+    chosen: list[int] = []
+    for position in positions:
+        distance = length - position
+        free = [token for token in eviction.tokens if token not in chosen and is_like(position, token)]
+        near = [token for token in free if distance / 2 <= eviction.length - token <= 2 * distance]
+        if free:
+            weights = [1 / (eviction.length - token) for token in near or free]
+            chosen += rng.choices(near or free, weights)
+    return tuple(chosen)
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+def shrink(
+    tokens: Tokens, beside: Tokens, left: Callable[[], int], fork: Callable[[Tokens], Replay]
+) -> Generator[Replays, list[bool], Tokens]:
+    """Return a smallest part of `tokens` that restores the answer together with those `beside`, which all of them do.
+
+    It stops halving when fewer than two replays are `left`. `fork` returns the replay with tokens put back.
+    """
+    if len(tokens) == 1 or left() < 2:
+        return tokens
+    half = len(tokens) // 2
+    first = tokens[:half]
+    second = tokens[half:]
+    first_saves, second_saves = yield [fork(beside + first), fork(beside + second)]
+    if first_saves:
+        return (yield from shrink(first, beside, left, fork))
+    if second_saves:
+        return (yield from shrink(second, beside, left, fork))
+    of_second = yield from shrink(second, beside + first, left, fork)
+    of_first = yield from shrink(first, beside + of_second, left, fork)
+    return of_first + of_second
+
+
+@dataclass
+class Search:
+    """The autopsy of a lost answer: its cause, the held-out test of it, and the controls.
+
+    `control` is a right answer of the same setting to another problem, `rivals` are the policies whose ranks are asked
+    for, by the texts of their settings. An answer that `is_greedy`, decoded at temperature 0, has no held-out test.
+    """
+
+    lost: Lost
+    case: Case
+    control: Case | None = None
+    rivals: Mapping[str, Policy] = field(default_factory=dict)
+    is_greedy: bool = False
+    replays: int = 0
+    autopsy: Autopsy = field(init=False)
+
+    def __post_init__(self) -> None:
+        finding = self.lost.finding
+        self.autopsy = Autopsy(key_of(self.lost), finding.death.value, finding.token)
+
+    def left(self) -> int:
+        """Return how many replays the search may still take."""
+        return MOST_REPLAYS - self.replays
+
+    def run(self) -> Generator[Replays, list[bool], Autopsy]:
+        """Look for the smallest set of evicted tokens that restores the answer, test it, and try the controls."""
+        autopsy = self.autopsy
+        (autopsy.reproduced,) = yield [Trunk(self.case)]
+        if autopsy.reproduced:
+            found = yield from self._cause()
+            autopsy.replays = self.replays
+            if found:
+                yield from self._test(*found)
+        # The searches count their replays while they run.
+        autopsy.control_replays = self.replays - autopsy.replays
+        self.close()
+        return autopsy
+
+    def close(self) -> None:
+        """Give back what the search holds."""
+        self.case.close()
+        if self.control is not None:
+            self.control.close()
+
+    def _death(self) -> int:
+        """Return the number of new tokens at the death."""
+        token = self.lost.finding.token
+        return len(self.lost.trace.tokens) if token is None else token
+
+    def _cause(self) -> Generator[Replays, list[bool], tuple[Tokens, Eviction] | None]:
+        """Look for a cause; note the spans, and whether the answer is right without compression until the death."""
+        # A statement begins with its name at the death: its value comes with the next token.
+        last = len(self.case.prompt) + self._death()
+        every = evictions_of(self.case)
+        by_span: dict[Tokens, Eviction] = {}
+        for eviction in every:
+            if eviction.length <= last:
+                by_span |= dict.fromkeys(eviction.spans(), eviction)
+        spans = list(by_span)[: self.left()]
+        if not spans:
+            return None
+        without = PutBack(until=self._death() + 1)
+        forks = [Fork(self.case, PutBack(span), by_span[span].length) for span in spans]
+        self.autopsy.full, *results = yield [Fork(self.case, without, min(self.case.checkpoints)), *forks]
+        saving = [span for span, saves in zip(spans, results, strict=True) if saves]
+        self.autopsy.spans = len(spans)
+        self.autopsy.saving = len(saving)
+        if not saving:
+            return None
+        eviction = by_span[saving[0]]
+        cause = yield from shrink(
+            saving[0], (), self.left, lambda tokens: Fork(self.case, PutBack(tokens), eviction.length)
+        )
+        self.autopsy.tokens = tuple(self._saving_token(position, eviction) for position in sorted(cause))
+        return cause, eviction
+
+    def _saving_token(self, position: int, eviction: Eviction) -> SavingToken:
+        rank = eviction.ranks[position]
+        distance = eviction.length - position
+        return SavingToken(position, self.case.text(position), distance, rank, eviction.slots, len(eviction.tokens))
+
+    def _test(self, cause: Tokens, eviction: Eviction) -> Generator[Replays, list[bool], None]:
+        """Try random sets, the cause under held-out random numbers, like tokens in a right answer, and other ranks."""
+        rng = random.Random(repr(self.autopsy.key))
+        sets = [self._random_set(cause, eviction, rng) for _ in range(RANDOM_SETS)]
+        forks = [Fork(self.case, PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
+        self.autopsy.random = tuple((yield forks))
+        sets = [self._random_set(cause, eviction, rng) for _ in range(HELD_OUT_STREAMS)]
+        if all(len(tokens) == len(cause) for tokens in sets):
+            self.autopsy.random_positions = tuple(sorted({*chain.from_iterable(sets)}))
+            if not self.is_greedy:
+                self.autopsy.held_out = yield from self._held_out(cause, sets, eviction)
+            yield from self._rank(cause, sets, eviction)
+        if self.control is not None:
+            yield from self._harm(self.control, cause, eviction, rng)
+
+    def _held_out(
+        self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction
+    ) -> Generator[Replays, list[bool], dict[str, tuple[bool, ...]]]:
+        """Return the outcomes of each arm under the held-out random numbers, a random set for each stream."""
+        streams = range(HELD_OUT_STREAMS)
+        return (
+            yield from _arms(
+                self.case,
+                eviction.length,
+                streams,
+                nothing=[PutBack() for _ in streams],
+                cause=[PutBack(cause) for _ in streams],
+                random=[PutBack(tokens) for tokens in sets],
+                no_compression=[PutBack(until=self._death() + 1) for _ in streams],
+            )
+        )
+
+    def _random_set(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
+        return similar_tokens(cause, eviction.length, eviction, rng, lambda _, token: token not in cause)
+
+    def _rank(self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction) -> Generator[Replays, list[bool], None]:
+        """Note the shares of the cause and of the random sets that other policies keep at this compression."""
+        drawn = list(chain.from_iterable(sets))
+        positions = tuple(dict.fromkeys([*cause, *drawn]))
+        rankings = [Ranking(self.case, policy, eviction.length, positions) for policy in self.rivals.values()]
+        compressed = yield rankings
+        for name, ranking, is_ranked in zip(self.rivals, rankings, compressed, strict=True):
+            if is_ranked:
+                saving = sum(ranking.kept[position] for position in cause) / len(cause)
+                others = sum(ranking.kept[position] for position in drawn) / len(drawn)
+                self.autopsy.kept_by_others[name] = (saving, others)
+
+    def _harm(
+        self, control: Case, cause: Tokens, eviction: Eviction, rng: random.Random
+    ) -> Generator[Replays, list[bool], None]:
+        """Put tokens of the same kinds and distances back in a right answer, at a compression after as many tokens."""
+        (is_reproduced,) = yield [Trunk(control)]
+        evictions = evictions_of(control)
+        if not is_reproduced or not evictions:
+            return
+        new_tokens = eviction.length - len(self.case.prompt)
+        nearest = min(evictions, key=lambda item: abs(item.length - len(control.prompt) - new_tokens))
+        kinds = {position: token_kind(self.case.text(position)) for position in cause}
+        like = similar_tokens(
+            cause, eviction.length, nearest, rng, lambda own, token: token_kind(control.text(token)) == kinds[own]
+        )
+        if len(like) < len(cause):
+            return
+        streams: Sequence[int | None] = (None,) if self.is_greedy else range(HELD_OUT_STREAMS)
+        self.autopsy.control = yield from _arms(
+            control,
+            nearest.length,
+            streams,
+            nothing=[PutBack() for _ in streams],
+            like=[PutBack(like) for _ in streams],
+        )
+
+
+def _arms(
+    case: Case, length: int, streams: Sequence[int | None], **arms: Sequence[PutBack]
+) -> Generator[Replays, list[bool], dict[str, tuple[bool, ...]]]:
+    """Return for each arm whether the answer is right under each of the random streams."""
+    forks = []
+    for put_backs in arms.values():
+        forks += [Fork(case, put_back, length, stream) for stream, put_back in zip(streams, put_backs, strict=True)]
+    results = yield forks
+    by_arm: dict[str, tuple[bool, ...]] = {}
+    for name, put_backs in arms.items():
+        by_arm[name] = tuple(results[: len(put_backs)])
+        results = results[len(put_backs) :]
+    return by_arm

@@ -1,0 +1,216 @@
+"""Checks that a benchmark holds the right problems: a wrong file would look like a fault of models or settings.
+
+The checks take a few seconds at most, so that they run before every sweep.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from kvatlas.answers import normal
+from kvatlas.benchmarks import problem_files
+from kvatlas.benchmarks.base import Benchmark
+from kvatlas.benchmarks.public import SOURCES, Questions, Source
+from kvatlas.core import Check, Finding, KvatlasError, Problem, canonical, digest
+from kvatlas.text import counted
+
+Problems = Sequence[Problem]
+
+#: The least share of problems for a fault of the whole file.
+MANY = 0.2
+#: A longer reference answer of several sentences is a solution, in characters.
+SOLUTION = 200
+#: Problems of a file that are checked before a sweep that asks for fewer: all of every public set.
+CHECKED = 2000
+#: The search for reference answers that are graded wrong ends after so many.
+ENOUGH = 20
+
+
+def check(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
+    """Yield the findings about a benchmark or its first `limit` problems; KvatlasError for an unreadable file."""
+    problems = benchmark.problems(limit)
+    if isinstance(benchmark, Questions):
+        read = benchmark.read(limit)
+        yield _columns(benchmark, read.first)
+        yield _published(benchmark, read)
+        yield _references(problems)
+        yield _own_answers(benchmark, problems)
+    else:
+        yield Finding("problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_digest(problems)})")
+    yield _duplicates(problems)
+    lengths = [len(benchmark.prompt(problem)) for problem in problems]
+    message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
+    yield Finding("prompts", Check.OK, message)
+    example = problems[0]
+    message = f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
+    yield Finding("example", Check.OK, message)
+
+
+def notes_on(benchmark: Benchmark, limit: int | None = None) -> list[str]:
+    """Return warnings about a problem file before a sweep, as sentences; empty for generated problems.
+
+    Of a sweep of the first `limit` problems as many are checked, at least `CHECKED`. Raises KvatlasError for the file
+    of another benchmark.
+    """
+    if not isinstance(benchmark, Questions):
+        return []
+    findings = list(check(benchmark, None if limit is None else max(limit, CHECKED)))
+    for finding in findings:
+        if finding.status is Check.FAILED:
+            raise KvatlasError(f"{benchmark.name} cannot be measured with {str(benchmark.path)!r}: {finding}.")
+    return [f"{benchmark.name}: {finding}." for finding in findings if finding.status is Check.WARNING]
+
+
+def fingerprint(problems: Problems) -> str:
+    """Return a digest of the reference answers that does not depend on their order and spelling."""
+    texts = [normal.without_unit(normal.tidy(problem.answer)) for problem in problems]
+    return digest(sorted(str(value if (value := normal.rational(text)) is not None else text) for text in texts))[:12]
+
+
+#: LaTeX that copies of one question have or lack.
+_MARKUP = re.compile(
+    r"\\(left|right|displaystyle|text(bf|it|rm)?|math(rm|it|bf)|operatorname|q?quad|[Bb]ig+[lr]?|[,;!:])(?![a-z])"
+)
+_SPELLINGS = ((r"\\[dt]frac", r"\\frac"), (r"\\([lg])eq", r"\\\1e"), ("[\u2010-\u2015\u2212]", "-"))
+
+
+def problem_marks(problems: Problems) -> list[str]:
+    """Return a digest of each question with its answer that does not depend on spaces and markup."""
+    marks = []
+    for problem in problems:
+        text = _MARKUP.sub("", unicodedata.normalize("NFKC", problem.question))
+        for spelling, usual in _SPELLINGS:
+            text = re.sub(spelling, usual, text)
+        words = re.sub(r"[^0-9a-z+\-=<>]", "", text.casefold())
+        marks.append(digest([words, fingerprint([problem])])[:8])
+    return marks
+
+
+def _digest(problems: Problems) -> str:
+    return digest([[p.question, p.answer, p.about.get("choices")] for p in problems])[:12]
+
+
+def _fault(name: str, affected: Problems, problems: Problems, fault: str, advice: str = "") -> Finding:
+    message = f"{len(affected)} of {counted(len(problems), 'problem')} {fault} (first {affected[0].id})"
+    return Finding(name, Check.WARNING, message, advice)
+
+
+def _columns(benchmark: Questions, row: problem_files.Row) -> Finding:
+    named = dict(benchmark.columns)
+    usual = {
+        "question": problem_files.QUESTION,
+        "answer": (problem_files.CORRECT, *problem_files.ANSWER),
+        "options": problem_files.OPTIONS,
+    }
+    found = {content: named.get(content) or problem_files.find(row, *names) for content, names in usual.items()}
+    return Finding("columns", Check.OK, ", ".join(f"{content} in {name!r}" for content, name in found.items() if name))
+
+
+def _published(benchmark: Questions, read: problem_files.ProblemFile) -> Finding:
+    """Report the number of problems; of a published set compare number, answers and questions with it."""
+    name = "problems"
+    message = f"{counted(len(read.problems), 'problem')} with a reference answer (digest {_digest(read.problems)})"
+    if not read.whole:
+        return Finding(name, Check.OK, f"{message}, the first of more")
+    source = SOURCES.get(benchmark.name)
+    mark = fingerprint(read.problems) if source else ""
+    difference = _difference(benchmark.name, source, read, mark) if source else None
+    if difference:
+        return difference
+    if read.rows > len(read.problems):
+        return Finding(name, Check.WARNING, message, _left_out(read))
+    if source and source.answers not in ("", mark):
+        return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
+    return _questions(name, message, source, read.problems) if source else Finding(name, Check.OK, message)
+
+
+def _questions(name: str, message: str, source: Source, problems: Problems) -> Finding:
+    """Compare the questions of a set, whose number and answers are the published ones, with those of public copies."""
+    if not source.answers:
+        return Finding(name, Check.OK, f"{message}, as many as in the published set")
+    marks = problem_marks(problems)
+    unlike = [problem for problem, mark in zip(problems, marks, strict=True) if mark not in source.problems]
+    if not unlike:
+        return Finding(name, Check.OK, f"{message}, as published")
+    if len(unlike) < MANY * len(problems):
+        fault = f"{counted(len(unlike), 'question')} not in the published words (first {unlike[0].id})"
+        return Finding(name, Check.WARNING, f"{message}, answers as published, {fault}", "compare with another copy")
+    return Finding(name, Check.OK, f"{message}, answers as published (questions in other words are not compared)")
+
+
+def _difference(benchmark_name: str, source: Source, read: problem_files.ProblemFile, mark: str) -> Finding | None:
+    """Return a finding if a file with this fingerprint is another published set, or has other problems; else None."""
+    name = "problems"
+    other = next((other for other, published in SOURCES.items() if published.answers == mark), benchmark_name)
+    if other != benchmark_name:
+        return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
+    if source.size != len(read.problems):
+        with_reference = counted(len(read.problems), "problem")
+        message = f"{with_reference} with a reference answer, where the published set has {source.size}"
+        return Finding(name, Check.WARNING, message, _left_out(read) or "the file is not the published set")
+    return None
+
+
+def _left_out(read: problem_files.ProblemFile) -> str:
+    """Return a note on the rows without a reference answer; empty without any."""
+    without = read.rows - len(read.problems)
+    return f"{without} without one are left out" if without else ""
+
+
+def _references(problems: Problems) -> Finding:
+    """Look for solutions in place of answers, and for letters without choices."""
+    name = "references"
+    solutions = [p for p in problems if _is_solution(p.answer)]
+    if solutions:
+        advice = "name the column with the final answer: columns: {answer: NAME}"
+        fault = _fault(name, solutions, problems, "have a whole solution for a reference answer", advice)
+        return replace(fault, status=Check.FAILED) if len(solutions) >= MANY * len(problems) else fault
+    letters = [p for p in problems if re.fullmatch(r"\(?[A-E]\)?", p.answer) and not p.about.get("choices")]
+    if len(letters) >= MANY * len(problems):
+        advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
+        return _fault(name, letters, problems, "have a letter for a reference answer and no choices", advice)
+    return Finding(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
+
+
+def _is_solution(answer: str) -> bool:
+    sentences = len(re.findall(r"[a-z)$][.!?](?:\s|$)", answer))
+    return r"\boxed" in answer or "####" in answer or (len(answer) > SOLUTION and sentences > 1)
+
+
+def _own_answers(benchmark: Questions, problems: Problems) -> Finding:
+    """Look for reference answers that, boxed, are graded wrong."""
+    name = "own answers"
+    # Integers are always graded right.
+    spelled = (p for p in problems if not re.fullmatch(r"-?\d{1,9}", p.answer))
+    refused = (p for p in spelled if not benchmark.grade(p, rf"\boxed{{{p.answer}}}").correct)
+    wrong = list(itertools.islice(refused, ENOUGH))
+    if not wrong:
+        return Finding(name, Check.OK, "every reference answer is graded right")
+    many = "or more " if len(wrong) == ENOUGH else ""
+    first = f"first {wrong[0].id}: {wrong[0].answer[:80]!r}"
+    message = f"{len(wrong)} {many}of {len(problems)} reference answers are graded wrong themselves ({first})"
+    return Finding(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
+
+
+def _duplicates(problems: Problems) -> Finding:
+    groups: dict[str, list[Problem]] = defaultdict(list)
+    for problem in problems:
+        words = re.sub(r"\W+", "", problem.question).casefold() or problem.question
+        groups[canonical([words, sorted(problem.about.get("choices", ()))])].append(problem)
+    repeated = [group for group in groups.values() if len(group) > 1]
+    if not repeated:
+        return Finding("duplicates", Check.OK, "every question is there once")
+    several = sum(_has_several_answers(group) for group in repeated)
+    advice = f"{several} of them with different reference answers" if several else ""
+    later = list(itertools.chain.from_iterable(group[1:] for group in repeated))
+    return _fault("duplicates", later, problems, f"are there before, first {repeated[0][0].id} again", advice)
+
+
+def _has_several_answers(problems: Problems) -> bool:
+    return len({problem.answer for problem in problems}) > 1

@@ -1,0 +1,371 @@
+"""Problem files: JSON lines, a JSON list, CSV, Parquet; columns are found by their usual names.
+
+A cell is read as people mean it, or refused with its row and column: repeated columns, objects, numbers beyond all
+range, and commas that may be decimal commas or separate thousands.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from kvatlas.answers.grading import reference_letter
+from kvatlas.core import KvatlasError, Problem, digest, reason, refusal
+
+Row = Mapping[str, Any]
+
+#: Usual names of columns, the likeliest first; case and underscores do not matter.
+QUESTION = ("problem", "question", "prompt")
+ANSWER = ("answer", "final answer")
+OPTIONS = ("options", "choices")
+CORRECT = "correct answer"
+INCORRECT = tuple(f"incorrect answer {i}" for i in range(1, 10))
+#: The seed of the seeds of all permutations of choices: part of the benchmark, the same for every user.
+CHOICE_SEED = 0
+#: The separators of CSV files; of equally likely ones the first.
+SEPARATORS = (",", ";", "\t")
+#: Rows of a Parquet file that are read at a time.
+_BATCH = 1024
+#: The mark of a choice inside a question.
+_MARK = re.compile(r"\(([A-K])\)|(?:^|\n|\\n)\s*([A-K])[.):]\s")
+#: A number with a decimal comma, also with a unit; one whose comma may as well separate thousands; one with both marks.
+_UNIT = r"(\s*([%°€]|[A-Za-z]{1,5}))?"
+_DECIMAL_COMMA = re.compile(rf"[-+]?\d*,\d+{_UNIT}")
+_UNCLEAR_COMMA = re.compile(rf"[-+]?[1-9]\d{{0,2}},\d{{3}}{_UNIT}")
+_POINTS_AND_COMMA = re.compile(rf"[-+]?\d{{1,3}}(\.\d{{3}})+,\d+{_UNIT}")
+
+
+class _Unclear(str):
+    """The text of a number that cannot be read in one way only; refused where it is an answer."""
+
+
+class _RepeatedKey(dict[str, Any]):
+    """A JSON object that has a key twice; refused where it is a row."""
+
+    key = ""
+
+
+def read_rows(path: Path, noun: str = "problem file") -> Iterator[Row]:
+    """Yield the rows of a file, read as they are asked for. Raises KvatlasError for a missing or unreadable file.
+
+    `noun` is what the sentences call it.
+    """
+    where = f"The {noun} {str(path)!r}"
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if suffix not in SUFFIXES:
+        raise KvatlasError(f"{where} has an unknown suffix; expected {', '.join(SUFFIXES)} (also with .gz).")
+    if not path.is_file():
+        raise KvatlasError(f"{where} is not there.")
+    with refusal(f"{where} cannot be read"):
+        rows = _parquet(path) if suffix == ".parquet" else _text_rows(path, _READERS[suffix])
+        for row_number, row in enumerate(rows, 1):
+            if not isinstance(row, dict):
+                raise KvatlasError(f"{where} must hold one object with named fields for each problem.")
+            if isinstance(row, _RepeatedKey):
+                raise KvatlasError(f"{where}, row {row_number}, has the column {row.key!r} twice; expected it once.")
+            yield row
+
+
+def _text_rows(path: Path, read: Callable[[TextIOWrapper], Iterator[Any]]) -> Iterator[Any]:
+    with path.open("rb") as file:
+        is_compressed = file.read(2) == b"\x1f\x8b"
+    opened: Callable[..., Any] = gzip.open if is_compressed else open
+    with opened(path, "rt", encoding="utf-8-sig", newline="") as text:
+        yield from read(text)
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise KvatlasError(f"Reading {path.name} needs the extra: pip install 'kvatlas[parquet]'.") from error
+
+    file = ParquetFile(path)
+    _refuse_repeated(file.schema_arrow.names)
+    for batch in file.iter_batches(batch_size=_BATCH):
+        for row in batch.to_pylist():
+            # NaN is a missing cell, which would be graded as the text "nan".
+            yield {name: None if _is_nan(value) else value for name, value in row.items()}
+
+
+def _refuse_repeated(columns: Sequence[str]) -> None:
+    """Raise ValueError for a column that a table has twice; columns without a name are never read."""
+    for name in columns:
+        if name and columns.count(name) > 1:
+            raise ValueError(f"it has the column {name!r} twice; expected it once")
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _json(text: str) -> Any:
+    def refuse(word: str) -> None:
+        # A missing answer in a table that pandas wrote; it would be graded as the text "nan".
+        raise ValueError(f"{word} is no number of JSON")
+
+    return json.loads(text, parse_constant=refuse, parse_float=_json_float, object_pairs_hook=_json_object)
+
+
+def _json_float(text: str) -> float | _Unclear:
+    """Return a number; one that Python's numbers cannot hold (1e999, 1e-999) stays a text that is no answer."""
+    value = float(text)
+    is_lost = value == 0 and re.search("[1-9]", text.lower().partition("e")[0])
+    return _Unclear(text) if math.isinf(value) or is_lost else value
+
+
+def _json_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    names = [name for name, _ in pairs]
+    repeated = _RepeatedKey(values)
+    repeated.key = next(name for name in names if names.count(name) > 1)
+    return repeated
+
+
+def _json_list(file: TextIOWrapper) -> Iterator[Any]:
+    values = _json(file.read())
+    if not isinstance(values, list):
+        raise ValueError("expected a list of objects")
+    yield from values
+
+
+def _json_lines(file: TextIOWrapper) -> Iterator[Any]:
+    file.reconfigure(newline="\n")
+    for line_number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield _json(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"line {line_number}, column {error.colno}: {error.msg}") from error
+            except ValueError as error:
+                raise ValueError(f"line {line_number}: {error}") from error
+
+
+def _csv(file: TextIOWrapper) -> Iterator[Row]:
+    header = file.readline()
+    file.seek(0)
+    separator = max(SEPARATORS, key=lambda mark: len(next(csv.reader([header], delimiter=mark), [])))
+    reader = csv.DictReader(file, delimiter=separator)
+    _refuse_repeated([name.strip() for name in reader.fieldnames or ()])
+    for row in reader:
+        if None in row or None in row.values():
+            raise ValueError(
+                f"line {reader.line_num} and the header have unlike numbers of fields; a text with {separator!r} or "
+                "the end of a line in it needs quotes"
+            )
+        # Spreadsheets write semicolons where the comma is the decimal point.
+        yield {name: _with_point(text) for name, text in row.items()} if separator == ";" else row
+
+
+def _with_point(text: str) -> str:
+    """Return a number with a decimal comma in the usual form; another text as it is."""
+    if _UNCLEAR_COMMA.fullmatch(text.strip()):
+        return _Unclear(text)
+    if _POINTS_AND_COMMA.fullmatch(text.strip()):
+        text = text.replace(".", "")
+    return text.replace(",", ".") if _DECIMAL_COMMA.fullmatch(text.strip()) else text
+
+
+_READERS: dict[str, Callable[[TextIOWrapper], Iterator[Any]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json_list,
+    ".csv": _csv,
+}
+SUFFIXES = (*_READERS, ".parquet")
+
+
+def find(row: Row, *names: str, where: str = "The file") -> str | None:
+    """Return the row's column with the first of these names that exists; KvatlasError if two columns have it."""
+    columns: dict[str, list[str]] = {}
+    for key in row:
+        columns.setdefault(str(key).strip().casefold().replace("_", " "), []).append(key)
+    found = next((columns[name] for name in names if name in columns), None)
+    if found is None:
+        return None
+    if len(found) > 1:
+        raise KvatlasError(
+            f"{where} has the columns {' and '.join(map(repr, found))}; leave one out, or name the right one "
+            "(--column answer=NAME, in a spec columns: {answer: NAME})."
+        )
+    return found[0]
+
+
+def _text(value: Any) -> str:
+    """Return a text, UTF-8 bytes or a finite number as text; None is empty. Raises ValueError for other values."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if isinstance(value, _Unclear):
+        raise ValueError(f"holds {str(value)!r}; expected a number in one reading, such as 1234.5")
+    is_number = isinstance(value, int) or (isinstance(value, float | Decimal) and math.isfinite(value))
+    if not (value is None or isinstance(value, str) or is_number):
+        raise ValueError(f"holds {value!r}; expected a text or a number")
+    text = "" if value is None else str(value).strip()
+    # Half a character cannot be asked nor stored: UnicodeEncodeError is a ValueError.
+    text.encode()
+    return text
+
+
+def as_text(value: Any) -> str:
+    """Return an answer as text: 27.0 is 27, a list its texts and numbers; ValueError for other values."""
+    if isinstance(value, list | tuple):
+        if any(isinstance(item, list | tuple | None) for item in value):
+            raise ValueError(f"holds {value!r}; expected texts or numbers in a list")
+        return ", ".join(as_text(item) for item in value)
+    # CSV files hold texts: 27.0 there is the same float.
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", _text(value))
+
+
+@dataclass(frozen=True)
+class ProblemFile:
+    """The problems of a file that have a reference answer: the first ones, or all if the file is `whole`.
+
+    `rows` counts the rows that were read, `first` is the first of them.
+    """
+
+    problems: tuple[Problem, ...]
+    rows: int
+    first: Row
+    whole: bool
+
+    def reaches(self, limit: int | None) -> bool:
+        """Return whether these are the first `limit` problems at least, or all for None."""
+        return self.whole or (limit is not None and len(self.problems) >= limit)
+
+
+def read_problems(path: Path, name: str, named: Mapping[str, str], limit: int | None = None) -> ProblemFile:
+    """Read the first `limit` problems of a file, and no more of it. `name` begins their ids.
+
+    Raises KvatlasError for an unreadable file, a wrong row, and a file without problems.
+    """
+    where = f"The problem file {str(path)!r}"
+    problems: list[Problem] = []
+    rows = 0
+    first: Row = {}
+    whole = False
+    for rows, row in enumerate(read_rows(path), 1):
+        first = first or row
+        found = problem(f"{name}-{rows:03d}", row, named, f"{where}, row {rows},")
+        # A question without a reference answer could only be counted wrong.
+        if found.answer:
+            problems.append(found)
+        if len(problems) == limit:
+            break
+    else:
+        whole = True
+    if not rows:
+        raise KvatlasError(f"{where} holds no problems.")
+    if not problems:
+        raise KvatlasError(f"{where} holds no problem with an answer.")
+    return ProblemFile(tuple(problems), rows, first, whole)
+
+
+def problem(id_: str, row: Row, named: Mapping[str, str], where: str) -> Problem:
+    """Return the problem in a row; `named` are the user's columns. Raises KvatlasError for a missing or wrong field."""
+    question_column = _column(row, "question", QUESTION, named, where)
+    question = _cell(row, question_column, where)
+    if not question:
+        raise KvatlasError(f"{where} has an empty question ({id_}).")
+    correct_at = find(row, CORRECT, where=where)
+    wrong = [text for name in INCORRECT if (at := find(row, name, where=where)) and (text := _cell(row, at, where))]
+    if correct_at and wrong:
+        return _with_shuffled_choices(id_, question, _cell(row, correct_at, where), wrong)
+    answer_column = _column(row, "answer", ANSWER, named, where)
+    value = row[answer_column]
+    # GSM8K's references are whole solutions with this end.
+    answer = _cell(row, answer_column, where, as_text).rpartition("\n#### ")[2].strip()
+    # Not "" for a column that is missing: pandas writes an index under this name.
+    options_at = named.get("options") or find(row, *OPTIONS, where=where)
+    options = None if options_at is None else row.get(options_at)
+    if options:
+        by_index = isinstance(value, int | float) and not isinstance(value, bool)
+        choices, letter = _options(options, answer, where, by_index)
+        return Problem(id_, question, letter, {"choices": choices})
+    inside = _choices_inside(question)
+    letter = _chosen(answer, inside)
+    if letter:
+        return Problem(id_, question, letter, {"choices": inside, "choices_in_question": True})
+    return Problem(id_, question, answer)
+
+
+def _cell(row: Row, column: str, where: str, read: Callable[[Any], str] = _text) -> str:
+    """Return the text in a cell; KvatlasError with its column for a value that is no text."""
+    try:
+        return read(row[column])
+    except ValueError as error:
+        # Bytes that are not UTF-8 raise ValueError, too.
+        raise KvatlasError(f"{where} column {column!r}, {reason(error)}.") from error
+
+
+def _with_shuffled_choices(id_: str, question: str, correct: str, wrong: Sequence[str]) -> Problem:
+    # The order of the choices depends on the texts alone: neither on the row's number nor on the set's name.
+    seed = int(digest(["choices", CHOICE_SEED, question])[:8], 16)
+    choices = sorted([correct, *wrong])
+    random.Random(seed).shuffle(choices)
+    about = {"choices": choices, "choice_seed": seed}
+    return Problem(id_, question, _letter(choices.index(correct)), about)
+
+
+def _column(row: Row, content: str, usual: Sequence[str], named: Mapping[str, str], where: str) -> str:
+    """Return the row's column with this content: the user's, else the first usual one."""
+    name = named.get(content) or find(row, *usual, where=where)
+    if name is None or name not in row:
+        expected = f"column {name!r} for the {content}" if name else f"column for the {content}"
+        raise KvatlasError(
+            f"{where} has no {expected}; there are: {', '.join(map(str, row))}; usual names are {', '.join(usual)}; "
+            f"name another with columns: {{{content}: NAME}} in a spec, or --column {content}=NAME."
+        )
+    return name
+
+
+def _letter(index: int) -> str:
+    return chr(ord("A") + index)
+
+
+def _choices_inside(question: str) -> list[str]:
+    """Return the texts behind the last (A), (B), ... of a question, or behind A), B), ... at the beginning of lines."""
+    marks = list(_MARK.finditer(question))
+    starts = [i for i, mark in enumerate(marks) if "A" in mark.groups()]
+    run = marks[starts[-1] :] if starts else []
+    letters = [mark[1] or mark[2] for mark in run]
+    if len(run) < 2 or letters != [_letter(i) for i in range(len(run))]:
+        return []
+    ends = [*(mark.start() for mark in run[1:]), len(question)]
+    return [question[mark.end() : end].removesuffix("\\n").strip() for mark, end in zip(run, ends, strict=True)]
+
+
+def _chosen(answer: str, choices: Sequence[str]) -> str:
+    """Return the letter of an answer that is a letter or the text of exactly one choice; "" for another answer."""
+    letter = reference_letter(answer)
+    if letter:
+        return letter if ord(letter) - ord("A") < len(choices) else ""
+    return _letter(choices.index(answer)) if choices.count(answer) == 1 else ""
+
+
+def _options(value: Any, answer: str, where: str, by_index: bool) -> tuple[list[str], str]:
+    """Return choices as texts without their letters, and the answer as a letter; a number counts from 0."""
+    if not isinstance(value, list | tuple):
+        raise KvatlasError(f"{where} has the options {value!r}; expected a list.")
+    try:
+        texts = [_text(option) for option in value]
+        if "" in texts:
+            raise ValueError("is empty")
+    except ValueError as error:
+        raise KvatlasError(f"{where} has the options {value!r}, of which one {reason(error)}.") from error
+    choices = [re.sub(r"^\s*\(?[A-Z][).:]\s+", "", text).strip() for text in texts]
+    is_index = answer.isdecimal() and int(answer) < len(choices) and (by_index or answer not in choices)
+    letter = _letter(int(answer)) if is_index else _chosen(answer, choices)
+    if not letter:
+        raise KvatlasError(f"{where} has the answer {answer!r}; expected one of its options.")
+    return choices, letter

@@ -1,0 +1,204 @@
+"""Commands that draw: map, compare, draw."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvatlas.cli import options
+from kvatlas.core import KvatlasError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvatlas.core import Note
+    from kvatlas.stats.systems import ModelSetting
+
+app = options.Commands()
+
+
+@app.command("map")
+def map_(
+    inputs: options.Inputs,
+    out: options.FigureFile,
+    mean: Annotated[bool, typer.Option("--mean", help="Means over benchmarks, models side by side.")] = False,
+    shared: Annotated[
+        bool | None, typer.Option("--shared/--own", help="One colour scale, or the range of each panel's own cells.")
+    ] = None,
+    policy: options.OnlyPolicy = None,
+    metric: Annotated[
+        str | None, typer.Option(help="pass@1 (default), progress, ..., or a cost: mean_kv_tokens, seconds, ...")
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="NAME|RUN|CSV", help="Paired differences to a policy, model, run or map.")
+    ] = None,
+    loss_by_memory: Annotated[
+        bool | None, typer.Option("--loss-by-memory/--heatmaps", help="Points lost against memory saved, or maps.")
+    ] = None,
+    by_memory: Annotated[
+        bool, typer.Option("--by-memory", help="The metric by the tokens that stay, a line for each local window.")
+    ] = False,
+    lose_at_most: options.LoseAtMost = None,
+    claim: options.ClaimOption = None,
+    partial: options.Partial = False,
+    fix: options.Fix = None,
+    look: options.LookOption = None,
+) -> None:
+    """Draw heatmaps over local window and ratio: a panel for each benchmark, or means side by side.
+
+    Runs that vary one parameter, or only the policy, become line charts, those of equal bytes losses by memory. The
+    data is written next to the figure.
+    """
+    from kvatlas.report.map_figure import MapOptions, plot_sources
+    from kvatlas.report.view_options import ReadOptions
+
+    read = ReadOptions(metric, partial, options.assignments("--fix", fix), policy, lose_at_most, claim=claim)
+    show = MapOptions(mean, shared, against, options.figure_options(look), loss_by_memory, by_memory)
+    written = plot_sources(inputs, out, read, show)
+    for path in written:
+        typer.echo(path)
+
+
+@app.command()
+def compare(
+    inputs: options.Inputs,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw pairs of systems: PNG, SVG or PDF.")] = None,
+    metric: options.Metric = "pass@1",
+    policy: options.Systems = None,
+    benchmark: Annotated[list[str] | None, typer.Option(help="Only this benchmark. Repeat it for more.")] = None,
+    published: Annotated[str | None, typer.Option(metavar="M.csv", help="Published mean of two CSV maps.")] = None,
+    partial: options.Partial = False,
+    as_json: options.Json = False,
+    look: options.LookOption = None,
+) -> None:
+    """Compare systems problem by problem, two maps cell by cell, or two runs token by token.
+
+    With --out every two systems of the runs are drawn against each other. Without it two maps are compared with each
+    other and with a published mean; exit code 1 if two runs do not hold the same tokens.
+    """
+    of_figure = {"--metric": metric != "pass@1", "--policy": policy, "--benchmark": benchmark, "--look": look}
+    for option, is_given in of_figure.items():
+        if is_given and out is None:
+            raise KvatlasError(f"{option} is for a figure of systems, and none is asked for; name it with --out.")
+    if out is None:
+        _check(inputs, published, partial, as_json)
+        return
+    _check_no_mean(published, "a figure of systems")
+    from kvatlas.figures.pairwise import check_panels, names_of, pair_text, pairwise_figure, save_pairwise
+    from kvatlas.figures.style import check_figure
+    from kvatlas.stats.systems import pairs_of
+
+    check_figure(out)
+    systems, notes = _systems([Path(name) for name in inputs], metric, policy, partial, benchmark)
+    check_panels(systems)
+    pairs = pairs_of(systems)
+    names = names_of(systems)
+    figure = pairwise_figure(systems, pairs, metric, notes, options=options.figure_options(look))
+    written = save_pairwise(figure, out, systems, metric)
+    documents = [compared.to_json(names[i], names[j]) for i, j, compared in pairs]
+    if as_json:
+        typer.echo(json.dumps({"metric": metric, "pairs": documents, "files": list(map(str, written))}, indent=2))
+        return
+    for path in written:
+        typer.echo(path)
+    for i, j, compared in pairs:
+        typer.echo(pair_text(compared, names[i], names[j]))
+
+
+def _check(inputs: list[str], published: str | None, partial: bool, as_json: bool) -> None:
+    from kvatlas.report.agreement import compare_maps, compare_runs, maps_as_text, runs_as_text
+    from kvatlas.report.view_options import ReadOptions, bare_maps
+
+    if len(inputs) != 2:
+        raise KvatlasError(f"compare: expected two runs or maps, or --out for a figure of systems, got {len(inputs)}.")
+    first, second = inputs
+    if Path(first).is_dir() and Path(second).is_dir():
+        _check_no_mean(published, "a comparison of the tokens of two runs")
+        compared = compare_runs(Path(first), Path(second))
+        typer.echo(json.dumps(compared, indent=2) if as_json else runs_as_text(compared), nl=as_json)
+        raise typer.Exit(0 if compared["same"] else 1)
+    read = ReadOptions(metric=None, partial=partial)
+    maps = {name: bare_maps(read.open_source(name)) for name in inputs}
+    if len(maps) < 2:
+        maps = {"A": maps[first], "B": maps[first]}
+    means = bare_maps(ReadOptions(partial=True).open_source(published)) if published else None
+    compared = compare_maps(maps, means)
+    typer.echo(json.dumps(compared, indent=2, allow_nan=False) if as_json else maps_as_text(compared), nl=as_json)
+
+
+def _check_no_mean(published: str | None, output: str) -> None:
+    """Raise KvatlasError for a published mean beside an output that does not read it."""
+    if published is not None:
+        raise KvatlasError(f"--published {published} is for a comparison of two maps, and this is {output}.")
+
+
+def _systems(
+    runs: list[Path], metric: str, names: list[str] | None, partial: bool, benchmarks: list[str] | None = None
+) -> tuple[list[ModelSetting], list[Note]]:
+    from kvatlas.stats.maps import check_complete, partial_note
+    from kvatlas.stats.run_data import RunData
+    from kvatlas.stats.systems import choose, systems_of
+
+    systems = systems_of([RunData.open(run) for run in runs], metric, benchmarks)
+    chosen = choose(systems, names or [], best=True)
+    cells = list(chain.from_iterable(system.cells for system in chosen))
+    check_complete(cells, partial, "figure")
+    return chosen, [*partial_note(cells), *_best_note(systems, chosen)]
+
+
+def _best_note(systems: Sequence[ModelSetting], chosen: Sequence[ModelSetting]) -> list[Note]:
+    """Return a note if settings were chosen by their values."""
+    from kvatlas.core import Note, NoteKind
+
+    settings = Counter((system.model, system.setting.policy) for system in systems)
+    count = max(settings[system.model, system.setting.policy] for system in chosen)
+    if count == 1 or len(chosen) == len(systems):
+        return []
+    text = f"each system is one setting of a policy, of up to {count}; where parameters do not say which, the highest"
+    return [Note(NoteKind.LEFT_OUT, text)]
+
+
+@app.command()
+def draw(
+    kind: Annotated[str, typer.Argument(metavar="curves", help="Decay with depth.")],
+    runs: options.Runs,
+    out: options.FigureFile,
+    by: Annotated[
+        str | None, typer.Option(help="L (depth), B (locked doors), N, S, n (CHAIN); default: what most problems tell.")
+    ] = None,
+    policy: options.Systems = None,
+    partial: options.Partial = False,
+    as_json: options.Json = False,
+    look: options.LookOption = None,
+) -> None:
+    """Draw success and progress against difficulty.
+
+    Curves against L have the fitted decay exp(-L / L0) and published decays as grey lines.
+    """
+    from kvatlas.figures.difficulty import decay_text, depth_figure, told_difficulty
+    from kvatlas.figures.pairwise import names_of
+    from kvatlas.figures.style import check_figure, save
+
+    if kind != "curves":
+        raise KvatlasError(f"draw: expected curves RUN..., got {kind!r}.")
+    check_figure(out)
+    success, notes = _systems(runs, "pass@1", policy, partial)
+    progress, _ = _systems(runs, "progress", policy, partial)
+    titles = names_of(success)
+    by = by or told_difficulty(success)
+    figure, fits = depth_figure(success, progress, titles, by=by, notes=notes, options=options.figure_options(look))
+    written = save(figure, out)
+    if as_json:
+        data = [{"entrant": name, **curve.to_json(by)} for name, curve in zip(titles, fits, strict=True)]
+        typer.echo(json.dumps({"by": by, "curves": data, "files": list(map(str, written))}, indent=2))
+        return
+    for path in written:
+        typer.echo(path)
+    for name, curve in zip(titles, fits, strict=True):
+        if curve.decay:
+            typer.echo(f"{name}: L0 {decay_text(curve)}")

@@ -1,0 +1,128 @@
+"""Errors as sentences, values that can be stored, canonical text, and grouping: what every room uses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+T = TypeVar("T")
+
+
+class KvatlasError(Exception):
+    """An error of a spec, file, model or setting in one sentence: the field, the expected value, the given one."""
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of an error's message, cut to the length of a clause."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    if isinstance(error, OSError) and error.strerror:
+        # Without the number of the error.
+        return f"{error.strerror}: {error.filename!r}" if error.filename is not None else error.strerror
+    try:
+        text = str(error)
+    except Exception:  # an error of foreign code may have no text
+        text = ""
+    line = (text.splitlines() or [""])[0].strip() or type(error).__name__
+    return line if len(line) <= 300 else f"{line[:300]} ..."
+
+
+def described(error: BaseException) -> str:
+    """Return the type and the reason of an error of foreign code."""
+    name = type(error).__name__
+    sentence = reason(error)
+    return name if sentence == name else f"{name}: {sentence}"
+
+
+@contextmanager
+def refusal(sentence: str) -> Iterator[None]:
+    """Turn every error of foreign code, and its calls of sys.exit, into `sentence` with the reason.
+
+    Panics of libraries written in Rust derive from BaseException only.
+    """
+    try:
+        yield
+    except (KvatlasError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise KvatlasError(f"{sentence} ({reason(error)}).") from error
+
+
+#: The largest integer of 64 bits with a sign, as tables and files have them.
+LARGEST_INTEGER = 2**63 - 1
+
+
+def is_storable_number(value: object) -> bool:
+    """Return whether a value is a finite number that every file format holds."""
+    if isinstance(value, int):
+        return abs(value) <= LARGEST_INTEGER
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def is_storable_text(value: object) -> bool:
+    """Return whether a value is a text without half surrogate pairs, which no file holds."""
+    return isinstance(value, str) and re.search("[\ud800-\udfff]", value) is None
+
+
+def percent(share: float | None) -> float | None:
+    """Return a share in percent with four decimals, the form of JSON and CSV files."""
+    return None if share is None else round(100 * share, 4)
+
+
+def rounded(value: float | None, places: int) -> float | None:
+    """Return the value with so many decimals."""
+    return None if value is None else round(value, places)
+
+
+def canonical(value: Any) -> str:
+    """Return JSON with sorted keys and no spaces: equal values have equal texts on every machine."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of the canonical text in hexadecimal."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return the items by their keys, groups and items in their order."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """Return the index of the first items that differ, or None for equal sequences.
+
+    If one sequence begins with the whole other one, this is the length of the shorter one.
+    """
+    for index, (item, counterpart) in enumerate(zip(one, other, strict=False)):
+        if item != counterpart:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def differing(values: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names whose values are not the same in all of these, in their order."""
+    every = list(values)
+    names: dict[str, None] = {}
+    for mapping in every:
+        names.update(dict.fromkeys(mapping))
+    found = []
+    for name in names:
+        # Values may be unhashable; equal ones have equal texts.
+        texts = {repr(mapping.get(name)) for mapping in every}
+        if len(texts) > 1:
+            found.append(name)
+    return found

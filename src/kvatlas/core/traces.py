@@ -1,0 +1,288 @@
+"""The terms of one generation: problem, sampling, setting, trace, grade, and what they cost.
+
+Lengths are in tokens, shares and grades in [0, 1].
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from kvatlas.core.basics import (
+    canonical,
+    digest,
+)
+from kvatlas.former_names import warn_of_former_name
+
+
+class Status(StrEnum):
+    """The status of a grade. Every status except `ok` counts as wrong.
+
+    `unknown` is only read, never stored: a later version wrote a status that this one does not know.
+    """
+
+    OK = "ok"
+    TRUNCATED = "truncated"
+    NO_ANSWER = "no_answer"
+    GRADER_TIMEOUT = "grader_timeout"
+    UNKNOWN = "unknown_to_this_version"
+
+    @property
+    def answered(self) -> bool:
+        """Return True if the trace is known to have ended by itself and to hold an answer."""
+        return self not in (Status.TRUNCATED, Status.NO_ANSWER, Status.UNKNOWN)
+
+
+class Outcome(StrEnum):
+    """The outcome of a trace, as readers see it."""
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    TRUNCATED = "truncated"
+    NO_ANSWER = "no answer"
+    GRADER_TIMEOUT = "grader timeout"
+    UNKNOWN = "unknown to this version"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with its reference answer. `id` is unique within its benchmark and stable across versions."""
+
+    id: str
+    question: str
+    answer: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def content_digest(self) -> str:
+        """Return a digest of question, answer and `about`: equal problems have equal ones, whatever their ids."""
+        about = json.dumps(dict(self.about), sort_keys=True, default=lambda value: type(value).__qualname__)
+        return digest([self.question, self.answer, about])[:16]
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer and the status.
+
+    `metrics` holds further measurements of a benchmark by name: numbers (those in [0, 1] can be mapped and compared)
+    and texts.
+    """
+
+    correct: bool
+    progress: float
+    answer: str | None
+    status: Status
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Outcome:
+        """The outcome of the trace."""
+        if self.status is Status.OK:
+            return Outcome.CORRECT if self.correct else Outcome.WRONG
+        return Outcome[self.status.name]
+
+
+#: The limit of new tokens of published experiments, and the default of models with room for it.
+MAX_NEW_TOKENS = 16_384
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The sampling of the next token: temperature, then top-k, then top-p (the published order).
+
+    Temperature 0 is greedy. `top_k` 0 and `top_p` 1.0 switch those steps off.
+    """
+
+    temperature: float = 0.6
+    top_k: int = 20
+    top_p: float = 0.95
+    max_new_tokens: int = MAX_NEW_TOKENS
+
+
+def policy_name(policy: str) -> str:
+    """Return a policy as readers see it: `mine.py:Sinks` is `Sinks`."""
+    file, _, name = policy.rpartition(":")
+    return name if file.endswith(".py") else policy
+
+
+def is_of_policy(label: str, policy: str) -> bool:
+    """Return whether the label of a map, a line or a setting is one of a policy: `rkv(ratio=0.3)` is one of `rkv`."""
+    return policy in (label, label.partition("(")[0])
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One policy with one value of each of its parameters: a cell of the grid."""
+
+    policy: str
+    parameters: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def from_parameters(cls, policy: str, **parameters: Any) -> Setting:
+        """Return the setting of a policy, with its parameters in the order of their names."""
+        return cls(policy, tuple(sorted(parameters.items())))
+
+    @classmethod
+    def of(cls, policy: str, **parameters: Any) -> Setting:
+        """Return the setting of a policy: the former name of `from_parameters`."""
+        warn_of_former_name("Setting.of", "Setting.from_parameters")
+        return cls.from_parameters(policy, **parameters)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The parameters as a dictionary."""
+        return dict(self.parameters)
+
+    @property
+    def policy_name(self) -> str:
+        """The policy as readers see it."""
+        return policy_name(self.policy)
+
+    def is_of(self, policy: str) -> bool:
+        """Return whether the setting is one of a policy, which may be named as readers see it."""
+        return policy in (self.policy, self.policy_name)
+
+    @cached_property
+    def id(self) -> str:
+        """The canonical text of the setting: equal settings have equal ids."""
+        return canonical({"policy": self.policy, **self.values})
+
+    def __str__(self) -> str:
+        return self.shown_as(self.policy_name)
+
+    def shown_as(self, name: str) -> str:
+        """Return the setting with a name in place of its policy."""
+        inner = ", ".join(f"{parameter}={value}" for parameter, value in self.parameters)
+        return f"{name}({inner})" if inner else name
+
+
+#: The setting of a model behind an API, whose cache is unknown.
+SERVED = Setting("served")
+
+
+def _ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-dividend // divisor)
+
+
+#: Numbers that are packed together.
+CODES = 16
+
+
+#: Bytes of the position beside a packed key of a model with key biases.
+POSITION_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The form of cached keys and values: their bits, 16 for the type of the model.
+
+    Packed ones have a scale and a zero point for each `group` of channels of a token; the newest `residual` tokens of a
+    sequence are read unpacked.
+    """
+
+    key_bits: int = 16
+    value_bits: int = 16
+    group: int = 32
+    residual: int = 32
+
+    @property
+    def packed(self) -> bool:
+        """True if keys or values are packed."""
+        return self != Storage()
+
+    def row_bytes(self, bits: int, size: int) -> int:
+        """Return the bytes of a packed key or value of one head: words of codes, and two of fp16 for each group."""
+        blocks = _ceil_div(size, CODES)
+        groups = _ceil_div(size, self.group)
+        # A block of 16 codes of `bits` bits takes bits / 2 words of 32 bits.
+        words = _ceil_div(blocks * bits, 2)
+        return 4 * (words + groups)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The cost of a trace. A cost is None if it is unknown, as for traces that another program decoded.
+
+    `peak_kv_tokens` and `mean_kv_tokens` count the cached tokens of a sequence after each step and before compression,
+    prompt included. `thinking_tokens` is 0 if no tag opens thinking. `seconds` is the trace's share of the wall time of
+    its batches.
+    """
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+    thinking_tokens: int | None
+    peak_kv_tokens: int | None
+    mean_kv_tokens: float | None
+    compressions: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Usage(Costs):
+    """The cost of a generation of kvatlas's engine, which knows every count."""
+
+    prompt_tokens: int
+    output_tokens: int
+    thinking_tokens: int
+    peak_kv_tokens: int
+    mean_kv_tokens: float
+    compressions: int
+
+
+@dataclass(frozen=True)
+class EvictionTrace:
+    """The evictions of the cached tokens: prompt first, then the new tokens except the last, which is never cached.
+
+    A policy makes `holders` independent choices: one for the model, or one for each layer or KV head. `evicted_at[i]`
+    is the number of new tokens when the last holder evicted token i, or 0 if a holder kept it to the end. `kept_by[i]`
+    is the number of holders that kept it to the end.
+    """
+
+    holders: int
+    evicted_at: tuple[int, ...]
+    kept_by: tuple[int, ...]
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The former name of `evicted_at`."""
+        warn_of_former_name("EvictionTrace.left", "EvictionTrace.evicted_at")
+        return self.evicted_at
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The former name of `kept_by`."""
+        warn_of_former_name("EvictionTrace.held", "EvictionTrace.kept_by")
+        return self.kept_by
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One generation: its new tokens (prompt excluded, end token included), text, grade and cost.
+
+    `eviction_trace` is None for traces of remote models and for traces that were read without their tokens.
+    `token_digest` is a digest of the tokens; a store also gives it for traces without tokens. `made_with` names the
+    versions that decoded the trace, as JSON; it is empty if they are unknown.
+    """
+
+    model: str
+    benchmark: str
+    problem: str
+    sample: int
+    setting: Setting
+    tokens: tuple[int, ...]
+    text: str
+    grade: Grade
+    usage: Costs
+    eviction_trace: EvictionTrace | None = None
+    token_digest: str = field(default="", compare=False)
+    made_with: str = field(default="", compare=False)
+
+    @property
+    def written(self) -> str:
+        """The former name of `token_digest`."""
+        warn_of_former_name("Trace.written", "Trace.token_digest")
+        return self.token_digest

@@ -1,0 +1,1 @@
+"""Layers on native CPU kernels: kernels, packed weights, weights that processes share."""

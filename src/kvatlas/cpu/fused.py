@@ -1,0 +1,151 @@
+"""Decoders of Llama's form in few calls: the `forward` of the whole decoder, and its layers on native code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor
+
+from kvatlas.cpu.native import Native
+from kvatlas.cpu.native.decoder import DecoderLayer, DecoderPass, Products
+from kvatlas.forward import ATTENTION, attend, layer_attention
+
+
+class FusedLayer:
+    """A decoder layer of Llama's form in two calls of native code, with any attention between them.
+
+    Its linear layers are packed, queries, keys and values side by side, gate and up, too.
+    """
+
+    def __init__(self, native: Native, layer: Any) -> None:
+        self.attention = layer.self_attn
+        gate = layer.mlp.layer
+        products = Products(
+            self.attention.q_proj.packed.whole,
+            self.attention.o_proj.packed,
+            gate.gate_proj.packed.whole,
+            gate.down_proj.packed,
+        )
+        self.number: int = self.attention.layer_idx
+        self.size = self.attention.head_dim
+        self.scaling: float = self.attention.scaling
+        projections = (self.attention.q_proj, self.attention.k_proj, self.attention.v_proj)
+        self.heads = [projection.out_features // self.size for projection in projections]
+        self.window = window_of(self.attention)
+        rotary_heads = sum(self.heads[:2]) if getattr(self.attention, "use_rope", True) else 0
+        norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        first, second = ((norm.weight, norm.eps) for norm in norms)
+        self.native_layer = DecoderLayer(native, (first, second), products, rotary_heads, self.size)
+
+    def __call__(self, tokens: DecoderPass) -> None:
+        """Replace the states of `tokens` by the output of this layer."""
+        self.native_layer.project(tokens)
+        heads = tokens.heads.view(1, len(tokens.heads), -1, self.size).transpose(1, 2)
+        query, key, value = torch.split(heads, self.heads, 1)
+        seen, _ = attend(self.attention, query, key, value, None, scaling=self.scaling, sliding_window=self.window)
+        tokens.seen.copy_(seen.reshape(tokens.seen.shape))
+        self.native_layer.feed_forward(tokens)
+
+
+def window_of(attention: Any) -> int | None:
+    """Return the sliding window that a layer of one of `packing.ATTENTIONS` passes to its attention function."""
+    window: int | None = getattr(attention.config, "sliding_window", None)
+    # Mistral's layers have none of their own.
+    return getattr(attention, "sliding_window", window)
+
+
+class FusedLayers:
+    """All layers of a decoder, in one call of native code if attention is native.
+
+    They share working memory: their products have the same sizes.
+    """
+
+    def __init__(self, layers: Sequence[FusedLayer]) -> None:
+        self.layers = layers
+        self.size = layers[0].size
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        tokens = DecoderPass(x, cos, sin, self.layers[0].native_layer.products)
+        attention = layer_attention()
+        if attention is not None:
+            attention.compute_layers(self.layers, tokens)
+            return tokens.states
+        for layer in self.layers:
+            layer(tokens)
+        return tokens.states
+
+
+class ShortLayer(Protocol):
+    """One or several decoder layers of few calls, with heads of `size`."""
+
+    size: int
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the last layer's output for x [tokens, hidden size]; cos and sin [1, tokens, head size]."""
+        ...
+
+
+class DecoderOutput(NamedTuple):
+    """The output of a decoder, with the names of transformers."""
+
+    last_hidden_state: Tensor
+    past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+
+
+class FusedDecoder:
+    """The `forward` of a decoder of fused layers, for one row of tokens under `own_attention`; otherwise its own."""
+
+    def __init__(self, decoder: Any, layers: Sequence[ShortLayer]) -> None:
+        self.unfused: Any = WeakMethod(decoder.forward)
+        self.layers = layers
+        self.embedding = decoder.embed_tokens
+        self.rotary = decoder.rotary_emb
+        self.norm = decoder.norm
+        self.config = decoder.config
+
+    def __call__(self, input_ids: Tensor | None = None, **others: Any) -> Any:
+        positions = others.get("position_ids")
+        if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
+            return self.unfused()(input_ids, **others)
+        # Layers of a fused decoder have no hooks.
+        x = self.embedding.forward(input_ids)
+        cos, sin = self.rotary(x, position_ids=positions)
+        if cos.shape != (1, x.shape[1], self.layers[0].size):
+            raise ValueError(f"The rotary embedding is {list(cos.shape)}, which does not turn whole heads.")
+        x = x[0]
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return DecoderOutput(self.norm.forward(x[None]))
+
+
+class ModelOutput(NamedTuple):
+    """The output of a causal model, with the name of transformers."""
+
+    logits: Tensor
+
+
+class FusedModel:
+    """The `forward` of a causal model with a fused decoder: logits as Llama computes them, in fewer steps."""
+
+    def __init__(self, model: Any) -> None:
+        self.unfused: Any = WeakMethod(model.forward)
+        self.decoder = model.get_decoder()
+        self.head = model.lm_head
+        self.config = model.config
+
+    def __call__(self, input_ids: Tensor | None = None, **others: Any) -> Any:
+        positions = others.get("position_ids")
+        if input_ids is None or positions is None or self.config._attn_implementation != ATTENTION:
+            return self.unfused()(input_ids, **others)
+        states = self.decoder(input_ids, position_ids=positions).last_hidden_state
+        needed = others.get("logits_to_keep", 0)
+        if isinstance(needed, Tensor):
+            states = states[:, needed]
+        elif needed:
+            states = states[:, -needed:]
+        return ModelOutput(self.head(states))

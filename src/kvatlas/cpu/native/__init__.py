@@ -1,0 +1,497 @@
+"""The CPU kernels (`kernels.c`) over ctypes: linear layers, attention over a paged cache, normalisation, noise.
+
+`hatch_build.py` compiles the libraries in `lib/`, one for each target, when the package is built or installed; the best
+one for this processor is loaded. Without one `load` returns None, `why_not` the reason, and callers fall back to torch.
+The environment variable KVATLAS_NATIVE=off switches them off.
+
+Numbers never depend on the target, the number of rows or their neighbours: see the contract in `kernels.c`.
+All tensors are fp32 on the CPU unless otherwise stated, contiguous in their last dimension. Layers check the widths of
+their inputs; `engine.attention.attend` checks the shapes of attention. Weights of linear layers may be bfloat16: what
+is multiplied by them is rounded to bfloat16, too, and sums stay fp32.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+from collections.abc import Sequence
+from ctypes import c_double, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+#: Outputs in a panel of packed weights, tokens in the smallest page.
+LANES = 16
+VARIABLE = "KVATLAS_NATIVE"
+_FOLDER = Path(__file__).parent / "lib"
+_SUFFIXES = {"linux": ".so", "darwin": ".dylib", "windows": ".dll"}
+_MACHINES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
+
+
+def load() -> Native | None:
+    """Return the kernels, or None if they cannot be loaded or are switched off."""
+    return _loaded()[0]
+
+
+def why_not() -> str | None:
+    """Return the reason of `load` for None, as a sentence."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[Native | None, str | None]:
+    if os.environ.get(VARIABLE) == "off":
+        return None, f"The native CPU kernels are switched off ({VARIABLE}=off)."
+    system = platform.system().lower()
+    machine = platform.machine().lower()
+    family = _MACHINES.get(machine)
+    files = sorted(_FOLDER.glob(f"{system}-{family}*{_SUFFIXES.get(system, '.so')}"))
+    if not files:
+        return None, f"The native CPU kernels were not built for {system} on {machine}."
+    targets = {file.stem.removeprefix(f"{system}-"): file for file in files}
+    try:
+        usable = list(targets)
+        if "aarch64" not in targets:
+            # To load a library runs nothing of it, and its test of the processor is compiled for any.
+            level = ctypes.CDLL(str(files[0])).kvatlas_x86_level()
+            usable = [target for target in targets if int(target[-1]) <= level]
+        if not usable:
+            return None, f"The native CPU kernels need a processor with AVX2 and FMA ({', '.join(targets)})."
+        return Native(targets[usable[-1]], usable[-1]), None
+    except (OSError, AttributeError) as error:
+        return None, f"The native CPU kernels could not be loaded: {error}."
+
+
+def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weights [outputs, inputs] as panels [ceil(outputs / 16), inputs, 16], zeros behind the last output.
+
+    In bfloat16 the two inputs of a pair lie side by side, [ceil(outputs / 16), inputs / 2, 16, 2] in the same memory.
+    An odd number of inputs has no pairs, so such weights stay fp32.
+    """
+    import torch
+    from torch.nn.functional import pad
+
+    outputs, inputs = weight.shape
+    numbers = 2 if dtype is torch.bfloat16 and inputs % 2 == 0 else 1
+    rows = pad(weight.detach().to(dtype if numbers == 2 else torch.float32), (0, 0, 0, -outputs % LANES))
+    words = rows.view(-1, LANES, inputs // numbers, numbers).transpose(1, 2)
+    return words.reshape(-1, inputs, LANES).contiguous()
+
+
+def unpack(packed: Tensor, outputs: int) -> Tensor:
+    """Return the weights [outputs, inputs] of `pack`, in their type."""
+    panels, inputs, _ = packed.shape
+    numbers = 4 // packed.element_size()
+    words = packed.view(panels, inputs // numbers, LANES, numbers).transpose(1, 2)
+    return words.reshape(-1, inputs)[:outputs].contiguous()
+
+
+def _check(fits: bool, tensor: Tensor, width: int) -> None:
+    # A kernel would read beyond the tensor.
+    if not fits:
+        raise ValueError(f"a tensor {tuple(tensor.shape)} does not fit a width of {width}")
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("sequences", "page_size", "table_width", "watched_width")),
+        *((name, c_void_p) for name in ("table", "starts", "lengths", "watched", "rows", "first", "scratch")),
+        *((name, c_int64) for name in ("layers", "parts_width")),
+        *((name, c_void_p) for name in ("parts", "missing")),
+    ]
+
+
+_SIDE: dict[str, Any] = {
+    **dict.fromkeys(("size", "stride"), c_int64),
+    **dict.fromkeys(("fresh", "pool"), c_void_p),
+    **dict.fromkeys(("bits", "bytes", "group", "residual"), c_int64),
+    "recent": c_void_p,
+}
+#: Values of `kind` in `kernels.c`.
+FLOATS, PAIRS, PAIRS_AT_ONCE = range(3)
+#: `bits` and what follows it of keys or values that are not packed.
+_UNPACKED: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
+
+
+class PagedLayer(ctypes.Structure):
+    """A layer's pages and its rule of attention, made by `Native.paged_layer`; a call adds the new tokens."""
+
+    # Both sides are in it as single fields: a structure for each would take the interpreter as long as the rest.
+    _fields_ = [
+        *((name, c_int64) for name in ("heads", "kv_heads", "slots")),
+        ("query", c_void_p),
+        ("query_stride", c_int64),
+        *((f"key_{name}", kind) for name, kind in _SIDE.items()),
+        *((f"value_{name}", kind) for name, kind in _SIDE.items()),
+        *((name, c_void_p) for name in ("out", "places", "positions", "mass", "sinks")),
+        ("window", c_int64),
+        *((name, c_double) for name in ("scaling", "softcap")),
+        *((name, c_void_p) for name in ("bias", "angles")),
+        ("positions_known", c_int64),
+        ("place", c_int64),
+        *((name, c_void_p) for name in ("key_pools", "value_pools")),
+    ]
+
+
+class _KeptPool(ctypes.Structure):
+    _fields_ = [
+        ("rows", c_void_p),
+        *((name, c_int64) for name in ("bytes", "slots")),
+        ("kept", c_void_p),
+        ("head_stride", c_int64),
+    ]
+
+
+class PagedBatch:
+    """A ragged batch of sequences on pages for attention, the same for every layer.
+
+    `table` [sequences, width] int32: the pages of each sequence, of `page_size` slots (a multiple of 16);
+    `starts` [sequences + 1] int32: the first of each sequence's new tokens; `lengths` [sequences] int32: tokens cached
+    before. `longest` is the largest length, new tokens included. `watched` [sequences] int32: the row of `mass` for a
+    sequence's attention, -1 for no row; `watched_width`: its last dimension. `rows` [sequences] int32 are their rows in
+    the tensors of recent tokens, `first` [sequences] int32 the positions of their first new tokens; only packed pools
+    need them. `parts` [sequences, layers, KV heads, width] int32 and `missing` [sequences, layers, KV heads] int32 are
+    those of `engine.parts.PartTables`, for sequences whose heads have unlike numbers of tokens.
+    """
+
+    def __init__(
+        self,
+        table: Tensor,
+        starts: Tensor,
+        lengths: Tensor,
+        *,
+        page_size: int,
+        longest: int,
+        watched: Tensor | None = None,
+        watched_width: int = 0,
+        rows: Tensor | None = None,
+        first: Tensor | None = None,
+        parts: Tensor | None = None,
+        missing: Tensor | None = None,
+    ) -> None:
+        self.tensors = (table, starts, lengths, watched, rows, first)
+        self.part_tensors = (parts, missing)
+        self.longest = longest
+        self.scratch: Tensor | None = None
+        self.scratch_size = 0
+        pointers = map(_pointer, self.tensors)
+        self.struct = _Batch(len(lengths), page_size, table.shape[1], watched_width, *pointers)
+        if parts is not None:
+            self.struct.layers = parts.shape[1]
+            self.struct.parts_width = parts.shape[3]
+            self.struct.parts = _pointer(parts)
+            self.struct.missing = _pointer(missing)
+        self.address = ctypes.addressof(self.struct)
+
+
+class Linear:
+    """A linear layer over weights in the form of `pack`; the originals are no longer needed."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None, outputs: int, whole: Linear | None = None
+    ) -> None:
+        import torch
+
+        self.library = library
+        self.weight = weight
+        self.bias = bias
+        #: The layer of which this one is a part.
+        self.whole = whole
+        self.inputs = weight.shape[1]
+        self.outputs = outputs
+        #: Words of weights and inputs are floats, or pairs of bfloat16 numbers.
+        self.kind = FLOATS
+        if weight.element_size() == 2:
+            self.kind = PAIRS_AT_ONCE if library.kvatlas_multiplies_pairs() else PAIRS
+        #: Words of a row.
+        self.words = self.inputs * weight.element_size() // 4
+        #: Of the weights and the bias.
+        self.addresses = (weight.data_ptr(), _pointer(bias))
+        # Looked up once: a small layer takes less time than the interpreter around it.
+        self._call = library.kvatlas_linear
+        self._empty = torch.empty
+        self._unpack = library.kvatlas_unpack
+
+    def part(self, first: int, outputs: int) -> Linear:
+        """Return so many outputs from `first` (a multiple of 16) on as a layer on the same memory."""
+        weight = self.weight[first // LANES : -(-(first + outputs) // LANES)]
+        bias = None if self.bias is None else self.bias[first : first + outputs]
+        return Linear(self.library, weight, bias, outputs, self)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x [..., inputs] W^T + bias, [..., outputs]; x may be columns of a wider table [rows, columns].
+
+        It is rounded to bfloat16 if the weights are.
+        """
+        inputs = self.inputs
+        outputs = self.outputs
+        _check(x.shape[-1] == inputs, x, inputs)
+        if x.dim() != 2 and not x.is_contiguous():
+            x = x.contiguous()
+        y = x.new_empty((*x.shape[:-1], outputs))
+        rows = x.numel() // inputs
+        x_stride = x.stride(-2)
+        if self.kind != FLOATS:
+            x = x.to(self.weight.dtype).contiguous()
+            x_stride = self.words
+        y_stride = y.stride(-2)
+        pointers = (x.data_ptr(), x_stride, *self.addresses, y.data_ptr(), y_stride)
+        self._call(*pointers, rows, self.words, outputs, self.kind)
+        return y
+
+    def rows(self, chosen: Tensor) -> Tensor:
+        """Return the weights [..., inputs] of the outputs `chosen` [...], int64."""
+        chosen = chosen.contiguous()
+        rows = self._empty((*chosen.shape, self.inputs))
+        weight, _ = self.addresses
+        pointers = (chosen.data_ptr(), rows.data_ptr())
+        if not self._unpack(weight, self.outputs, *pointers, chosen.numel(), self.words, self.kind):
+            raise IndexError(f"an output is not one of {self.outputs}")
+        return rows
+
+
+def _packed_side(bits: int, pool: Tensor, group: int, recent: Tensor | None) -> tuple[int, int, int, int, int | None]:
+    """Return bits, bytes of a row, group, residual and recent tokens of keys or values for `PagedLayer`."""
+    if bits == 16:
+        return _UNPACKED
+    residual = 0 if recent is None else recent.shape[2]
+    return bits, pool.shape[2], group, residual, _pointer(recent)
+
+
+class Native:
+    """The loaded library."""
+
+    def __init__(self, file: Path, target: str) -> None:
+        import torch
+
+        self.target = target
+        self._empty = torch.empty
+        self._int64 = torch.int64
+        self._float32 = torch.float32
+        self.library = library = ctypes.CDLL(str(file))
+        pointer = c_void_p
+        integer = c_int64
+        for name, arguments in {
+            "linear": [pointer, integer, pointer, pointer, pointer, *[integer] * 5],
+            "multiplies_pairs": [],
+            "shorten": [pointer, integer, integer],
+            "unpack": [pointer, integer, pointer, pointer, *[integer] * 3],
+            "attend": [pointer, pointer],
+            "attention_scratch": [integer] * 3,
+            "project": [pointer] * 2,
+            "feed_forward": [pointer] * 2,
+            "decoder_layers": [pointer, pointer, integer, pointer, pointer],
+            "compact": [pointer, integer, integer, integer, pointer, pointer, integer, pointer],
+            "rms_norm": [pointer, pointer, pointer, integer, integer, c_double],
+            "silu_mul": [pointer, integer, pointer, integer, pointer, integer, integer],
+            "rotate": [pointer, integer, pointer, pointer, integer, integer, integer],
+            "largest": [pointer, *[integer] * 4, pointer, pointer],
+            "uniform": [*[pointer] * 4, integer, pointer, integer, integer],
+        }.items():
+            function = getattr(library, f"kvatlas_{name}")
+            function.argtypes = arguments
+            function.restype = None
+        library.kvatlas_attention_scratch.restype = c_int64
+        library.kvatlas_multiplies_pairs.restype = ctypes.c_int
+        library.kvatlas_unpack.restype = c_int64
+        library.kvatlas_largest.restype = c_int64
+        self._attend = library.kvatlas_attend
+        self._scratch = library.kvatlas_attention_scratch
+        self._compact = library.kvatlas_compact
+        self._rms_norm = library.kvatlas_rms_norm
+        self._silu_mul = library.kvatlas_silu_mul
+        self._rotate = library.kvatlas_rotate
+        self._largest = library.kvatlas_largest
+        self._uniform = library.kvatlas_uniform
+
+    @property
+    def multiplies_pairs(self) -> bool:
+        """True if this processor multiplies pairs of bfloat16 numbers at once."""
+        return bool(self.library.kvatlas_multiplies_pairs())
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Linear:
+        """Return a layer with a packed copy of `weight` [outputs, inputs] in `dtype`: fp32 (None) or bfloat16."""
+        return self.packed_linear(pack(weight, dtype or self._float32), bias, weight.shape[0])
+
+    def packed_linear(self, weight: Tensor, bias: Tensor | None, outputs: int) -> Linear:
+        """Return a layer over weights in the form of `pack`."""
+        bias = bias.detach().float().contiguous() if bias is not None else None
+        return Linear(self.library, weight, bias, outputs)
+
+    def paged_layer(
+        self,
+        batch: PagedBatch,
+        heads: int,
+        sizes: tuple[int, int],
+        keys: Tensor,
+        values: Tensor,
+        scaling: float,
+        *,
+        window: int = 0,
+        positions: Tensor | None = None,
+        places: Tensor | None = None,
+        mass: Tensor | None = None,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        bits: tuple[int, int] = (16, 16),
+        group: int = 0,
+        recent: Sequence[Tensor | None] = (None, None),
+        bias: Tensor | None = None,
+        angles: Tensor | None = None,
+        place: int = 0,
+        pools: tuple[int | None, int | None] = (None, None),
+    ) -> PagedLayer:
+        """Return a layer with so many query heads over its pools, for a call with this batch.
+
+        `keys` [kv_heads, slots, size] and `values` [kv_heads, slots, value size] are the pools, `sizes` those of a key
+        and a value. Scores become softcap tanh(score / softcap) if it is not 0; `sinks` [heads] are logits that take a
+        share of the softmax and have no value.
+        With a `window`, a token sees those slots with position > own - window: `positions` [tokens] int32 of the new
+        tokens are written into `places` [kv_heads, slots] int32. The attention of watched sequences to each slot, the
+        mean of a group's heads, is added to `mass` [watched, kv_heads, watched_width].
+        Pools of fewer `bits` than 16 (of keys, of values) hold rows of `engine.storage.pack`; `recent` [rows, kv_heads,
+        residual, size] has the newest tokens before the new ones unpacked. With a `bias` [kv_heads, size], rows of keys
+        are those of `engine.storage.pack_keys`, and `angles` [positions, size] has a row for each position. For
+        sequences in parts, `place` is the index of this layer and `pools` are the addresses of two arrays: of the pools
+        of keys and of values of all layers.
+        """
+        kv_heads, slots, _ = keys.shape
+        size, value_size = sizes
+        self.make_scratch(batch, max(sizes))
+        packed_keys = packed_values = _UNPACKED
+        if bits != (16, 16):
+            packed_keys = _packed_side(bits[0], keys, group, recent[0])
+            packed_values = _packed_side(bits[1], values, group, recent[1])
+        return PagedLayer(
+            *(heads, kv_heads, slots, None, 0),
+            *(size, 0, None, keys.data_ptr(), *packed_keys),
+            *(value_size, 0, None, values.data_ptr(), *packed_values),
+            *(None, _pointer(places), _pointer(positions), _pointer(mass), _pointer(sinks)),
+            *(window, scaling, softcap),
+            *(_pointer(bias), _pointer(angles), 0 if angles is None else len(angles)),
+            *(place, *pools),
+        )
+
+    def make_scratch(self, batch: PagedBatch, largest: int) -> None:
+        """Give a batch the working memory of its layers, whose keys and values have at most so many numbers."""
+        if batch.scratch is None or batch.scratch_size < largest:
+            floats = self._scratch(largest, batch.longest, batch.tensors[3] is not None)
+            batch.scratch = self._empty(floats)
+            batch.scratch_size = largest
+            batch.struct.scratch = batch.scratch.data_ptr()
+
+    def attention(self, batch: PagedBatch, layer: PagedLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write new keys and values into the pages of a layer, then return the attention [tokens, heads, value size].
+
+        `query` [tokens, heads, size], `key` [tokens, kv_heads, size], `value` [tokens, kv_heads, value size], heads
+        side by side. Every new token sees its sequence up to its own slot.
+        """
+        tokens, heads, _ = query.shape
+        out = self._empty(tokens, heads, value.shape[2])
+        layer.query = query.data_ptr()
+        layer.query_stride = query.stride(0)
+        layer.key_fresh = key.data_ptr()
+        layer.key_stride = key.stride(0)
+        layer.value_fresh = value.data_ptr()
+        layer.value_stride = value.stride(0)
+        layer.out = out.data_ptr()
+        self._attend(batch.address, ctypes.addressof(layer))
+        return out
+
+    def compact(
+        self,
+        pools: Sequence[Tensor],
+        kept: Sequence[Tensor],
+        kv_heads: int,
+        before: Sequence[int],
+        after: Sequence[int],
+        page_size: int,
+    ) -> None:
+        """Move the tokens of a sequence that are `kept` from its pages `before` to the pages `after`, of `page_size`.
+
+        `pools` [kv_heads, slots, ...] are contiguous, of any type; `kept` [kv_heads or 1, tokens] int64 is for the pool
+        at the same index. The pages may be the same.
+        """
+        count = kept[0].shape[1]
+        structs = (_KeptPool * len(pools))()
+        widest = 0
+        for struct, pool, chosen in zip(structs, pools, kept, strict=True):
+            struct.rows = pool.data_ptr()
+            struct.slots = pool.shape[1]
+            struct.bytes = pool.stride(1) * pool.element_size()
+            struct.kept = chosen.data_ptr()
+            struct.head_stride = chosen.stride(0) if len(chosen) > 1 else 0
+            widest = max(widest, struct.bytes)
+        scratch = self._empty(-(-count * widest // 4))
+        self._compact(
+            ctypes.addressof(structs),
+            len(pools),
+            kv_heads,
+            count,
+            (c_int32 * len(before))(*before),
+            (c_int32 * len(after))(*after),
+            page_size,
+            scratch.data_ptr(),
+        )
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, contiguous."""
+        y = self._empty(x.shape)
+        width = weight.shape[0]
+        _check(x.shape[-1] == width, x, width)
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
+        return y
+
+    def silu_mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return silu(a) * b for [rows, width]; a and b may be the halves of one table."""
+        rows, width = a.shape
+        _check(a.shape == b.shape, b, width)
+        y = self._empty(rows, width)
+        self._silu_mul(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), y.data_ptr(), rows, width)
+        return y
+
+    def rotate(self, table: Tensor, cos: Tensor, sin: Tensor, heads: int, size: int) -> None:
+        """Apply rotary positions in place: the first `heads` of `size` in each row of `table` [rows, columns] become
+        x cos + rotate_half(x) sin; cos and sin [rows, size], contiguous."""
+        rows = table.shape[0]
+        _check(cos.shape[-1] == size and cos.numel() == sin.numel() == rows * size, cos, size)
+        self._rotate(table.data_ptr(), table.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, size)
+
+    def largest(self, x: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
+        """Return the largest numbers of each row of x [rows, width], falling, and their places, both [rows, most].
+
+        Returns None if two of a row's are equal, because their order is open, or if one is not a number.
+        """
+        rows, width = x.shape
+        _check(most <= width and x.stride(1) == 1, x, most)
+        values = self._empty(rows, most)
+        places = self._empty(rows, most, dtype=self._int64)
+        pointers = (values.data_ptr(), places.data_ptr())
+        found = self._largest(x.data_ptr(), x.stride(0), rows, width, most, *pointers)
+        return (values, places) if found else None
+
+    def uniform(self, streams: Tensor, positions: Tensor, tokens: Tensor, choices: Tensor | None = None) -> Tensor:
+        """Return numbers in (0, 1), float64 [rows, width]: first words of `noise.philox` of (position, token, choice).
+
+        `streams`, `positions` and `choices` (0 if None) [rows] int64; `tokens` [rows, width] int64, rows side by side.
+        """
+        import torch
+
+        rows, width = tokens.shape
+        out = torch.empty((rows, width), dtype=torch.float64)
+        # The kernel reads the numbers of rows one after the other.
+        streams = streams.contiguous()
+        positions = positions.contiguous()
+        choices = None if choices is None else choices.contiguous()
+        pointers = (streams.data_ptr(), positions.data_ptr(), _pointer(choices), tokens.data_ptr())
+        self._uniform(*pointers, tokens.stride(0), out.data_ptr(), rows, width)
+        return out

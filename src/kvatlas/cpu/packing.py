@@ -1,0 +1,475 @@
+"""Layers of a model on native CPU kernels: the numbers of a token never depend on the other tokens of a batch.
+
+torch's own linear layers sum in another order for one row than for eight. Here weights are packed once, the originals
+dropped, and every row is summed in its own order. Layers with the same input (queries, keys and values; gate and up)
+lie side by side in one table, and usual forms take fewer calls: normalisations, gated feed-forward layers, whole
+decoders of Llama's form, and mixtures of experts. Weights may be packed in bfloat16: half the memory, and up to twice
+as fast where processors multiply pairs of such numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from inspect import unwrap
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from kvatlas.core import KvatlasError
+from kvatlas.cpu.fused import FusedDecoder, FusedLayer, FusedLayers, FusedModel
+from kvatlas.cpu.native import LANES, Linear, Native, load, unpack
+from kvatlas.cpu.shared_weights import Tables
+from kvatlas.forward import attention_function, own_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: A step of packing a model, which can be undone.
+Step = Callable[[Tables, "PreTrainedModel", ExitStack], None]
+#: Linear layers that read the same input.
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+#: Layers with a packed form, by transformers' module and class. Copies of these classes in other models are recognised
+#: by their code.
+NORMS = ("llama.LlamaRMSNorm", "olmo2.Olmo2RMSNorm")
+GATES = ("llama.LlamaMLP", "seed_oss.SeedOssMLP")
+LAYERS = ("llama.LlamaDecoderLayer",)
+MODELS = (
+    *("llama.LlamaForCausalLM", "mistral.MistralForCausalLM", "qwen2.Qwen2ForCausalLM", "seed_oss.SeedOssForCausalLM"),
+    "smollm3.SmolLM3ForCausalLM",
+)
+ATTENTIONS = (
+    *("llama.LlamaAttention", "mistral.MistralAttention", "qwen2.Qwen2Attention", "seed_oss.SeedOssAttention"),
+    "smollm3.SmolLM3Attention",
+)
+#: Functions that turn queries and keys.
+ROTATION = ("apply_rotary_pos_emb", "rotate_half")
+#: Children of a decoder of Llama's form.
+DECODER = {"embed_tokens", "layers", "norm", "rotary_emb"}
+#: Functions that torch computes in vectors of numbers, and by another formula for the remaining ones.
+CURVES = ("sigmoid", "exp", "tanh", "softplus", "silu", "gelu")
+#: A multiple of every vector's length.
+VECTOR = 64
+#: The largest distance of numbers that differ by rounding alone, relative to their norm: of fp32, and of numbers that
+#: every layer rounds to bfloat16.
+ROUNDING = 1e-3
+ROUNDING_SHORT = 5e-2
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with packed weights; in other types than fp32 it computes as torch does."""
+
+    def __init__(self, packed: Linear) -> None:
+        super().__init__()
+        self.in_features = packed.inputs
+        self.out_features = packed.outputs
+        self.packed = packed
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the original weights [outputs, inputs], fp32."""
+        return unpack(self.packed.weight, self.out_features).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            bias = self.packed.bias
+            return F.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        return self.packed(x)
+
+
+class PackedEmbedding(nn.Module):
+    """The embedding that shares its weights with a packed layer."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        # Not a child of this module: the layer belongs to another.
+        self.linear = (linear,)
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy of the original weights [tokens, hidden size]."""
+        return self.linear[0].weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.linear[0].packed.rows(tokens)
+
+
+class PackedNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+
+    def __init__(self, native: Native, norm: Any) -> None:
+        super().__init__()
+        self.native = native
+        self.norm = norm
+        self.eps = norm.variance_epsilon
+
+    @property
+    def weight(self) -> Any:
+        """The weight [hidden size] of the original layer."""
+        return self.norm.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if x.dtype is not torch.float32 or weight.dtype is not torch.float32:
+            return self.norm(x)  # type: ignore[no-any-return]
+        return self.native.rms_norm(x.contiguous(), weight, self.eps)
+
+
+class PackedGate(nn.Module):
+    """down(silu(gate(x)) * up(x)), the gated feed-forward layer of Llama and its kin, over packed layers."""
+
+    def __init__(self, native: Native, layer: Any) -> None:
+        super().__init__()
+        self.native = native
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not torch.float32:
+            return self.layer(x)  # type: ignore[no-any-return]
+        layer = self.layer
+        inner = self.native.silu_mul(layer.gate_proj(x).flatten(0, -2), layer.up_proj(x).flatten(0, -2))
+        return layer.down_proj(inner.view(*x.shape[:-1], -1))  # type: ignore[no-any-return]
+
+
+class PackedCurve(nn.Module):
+    """An activation over whole vectors: what is left of a row would be computed by another formula."""
+
+    def __init__(self, curve: nn.Module) -> None:
+        super().__init__()
+        self.curve = curve
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        if width % VECTOR:
+            x = F.pad(x, (0, -width % VECTOR))
+        return self.curve(x)[..., :width]  # type: ignore[no-any-return]
+
+
+class PackedExperts(nn.Module):
+    """Experts in the form of `transformers.integrations.moe`, one table for all, each packed by itself."""
+
+    def __init__(self, tables: Tables, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.names = ("gate_up_proj" if layer.has_gate else "up_proj", "down_proj")
+        self.first, self.second = (self._packed(tables, name) for name in self.names)
+        for name in self.names:
+            getattr(layer, name).data = torch.empty(0)
+
+    def _packed(self, tables: Tables, name: str) -> list[PackedLinear]:
+        """Return the packed linear layer of each expert in the table `name`."""
+        weights = getattr(self.layer, name)
+        biases: Sequence[Tensor | None] = [None for _ in weights]
+        if self.layer.has_bias:
+            biases = getattr(self.layer, f"{name}_bias")
+        if self.layer.is_transposed:
+            weights = weights.transpose(1, 2)
+        pairs = zip(weights, biases, strict=True)
+        return [PackedLinear(tables.linear([weight], bias)) for weight, bias in pairs]
+
+    def unpack(self) -> None:
+        for name, experts in zip(self.names, (self.first, self.second), strict=True):
+            weights = torch.stack([expert.weight for expert in experts])
+            getattr(self.layer, name).data = weights.mT.contiguous() if self.layer.is_transposed else weights
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Pass x [tokens, hidden size] through the experts `chosen` [tokens, experts of each], summed in that order."""
+        layer = self.layer
+        flat = chosen.flatten()
+        experts_per_token = chosen.shape[1]
+        out = x.new_zeros(len(flat), x.shape[1])
+        for expert in flat[flat < len(self.first)].unique().tolist():  # type: ignore[no-untyped-call]
+            places = (flat == expert).nonzero()[:, 0]
+            inner = self.first[expert](x[places // experts_per_token])
+            out[places] = self.second[expert](layer._apply_gate(inner) if layer.has_gate else layer.act_fn(inner))
+        if layer.has_post_expert_norm:
+            out = layer.post_expert_norm(out)
+        first, *others = (out * weights.reshape(-1, 1)).view(*chosen.shape, -1).unbind(1)
+        return sum(others, first)
+
+
+class RowExact(TorchFunctionMode):
+    """The `forward` of a layer of experts and its router, with tables and curves computed row by row."""
+
+    def __init__(self, tables: Tables, layer: nn.Module) -> None:
+        super().__init__()
+        self.inexact = layer.forward
+        weights = [weight for weight in layer.parameters() if weight.dim() == 2 and weight.numel()]
+        self.tables = {id(weight): PackedLinear(tables.linear([weight])) for weight in weights}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self:
+            return self.inexact(*args, **kwargs)
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if function is F.linear and len(args) > 1 and id(args[1]) in self.tables:
+            bias = kwargs.get("bias", args[2] if len(args) > 2 else None)
+            return self.tables[id(args[1])](args[0]) + (0 if bias is None else bias)
+        if name in CURVES and (width := args[0].shape[-1]) % VECTOR:
+            return function(F.pad(args[0], (0, -width % VECTOR)), *args[1:], **kwargs)[..., :width]
+        return function(*args, **kwargs)
+
+
+def pack(model: PreTrainedModel, tables: Tables | None = None) -> ExitStack:
+    """Replace a model's layers by packed ones if native kernels support it: fp32 on the CPU.
+
+    The weights of replaced linear layers are dropped; closing the returned stack restores every weight, bit for bit (as
+    far as bfloat16 holds it, if the `tables` are in that type): `with pack(model): ...`. A step that changes the
+    numbers of a few tokens is undone. A model with hooks is not run: only its linear layers are packed. Hooks
+    registered later inside a fused decoder see no call of the engine's.
+
+    `tables` note the packed weights and the steps that were done; with stored ones the same steps are done again,
+    without a look at the original weights. Raises KvatlasError if weights in bfloat16 change more than rounding does.
+    """
+    native = load()
+    undo = ExitStack()
+    if native is None or model.device.type != "cpu" or model.dtype is not torch.float32:
+        return undo
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
+        return undo
+    tables = tables or Tables()
+    if any(map(has_hooks, model.modules())):
+        _pack_linear(tables, model, undo)
+        return undo
+    steps = (_pack_linear, _pack_experts, _pack_forms, _fuse)
+    if tables.steps is not None:
+        for step in itertools.compress(steps, tables.steps):
+            step(tables, model, undo)
+        return undo
+    tables.steps = _try_steps(steps, tables, model, undo)
+    return undo
+
+
+def _try_steps(steps: Sequence[Step], tables: Tables, model: PreTrainedModel, undo: ExitStack) -> list[bool]:
+    """Do the steps that leave the numbers of a few tokens as they are; return which were done.
+
+    Raises KvatlasError for a step that changes them with weights in bfloat16: undoing it would leave them rounded.
+    """
+    tolerance = ROUNDING if tables.dtype is torch.float32 else ROUNDING_SHORT
+    before = _numbers(model)
+    done = []
+    for step in steps:
+        noted = len(tables.used)
+        # Leaving the block undoes the step, unless its callbacks were moved to `undo`.
+        with ExitStack() as undo_step:
+            step(tables, model, undo_step)
+            is_close = bool(before) and _close(_numbers(model), before, tolerance)
+            if is_close:
+                undo.push(undo_step.pop_all())
+            elif tables.dtype is not torch.float32 and len(tables.used) > noted:
+                raise KvatlasError(
+                    "The model option weights is 'bfloat16', which does not suit this model: queries, keys, values or "
+                    f"logits of three tokens differ by more than {ROUNDING_SHORT:.0%}, or cannot be compared; expected "
+                    "auto."
+                )
+            else:
+                del tables.used[noted:]
+        done.append(is_close)
+    return done
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if calls of a module are observed, or its `forward` is replaced."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+@torch.inference_mode()
+def _numbers(model: PreTrainedModel) -> list[Tensor]:
+    """Return the inputs of attention in each layer, and logits, for a few tokens; empty if the model raises."""
+    numbers: list[Tensor] = []
+
+    def probe(_layer: object, *tensors: Any, scaling: float, sliding_window: int = 0, **_: Any) -> tuple[Tensor, None]:
+        query, key, value = tensors[:3]
+        # Layers may share the memory of these.
+        numbers.extend((query.clone(), key.clone(), value.clone(), torch.tensor([scaling, sliding_window or 0])))
+        grouped = query.shape[1] != key.shape[1]
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        return seen.transpose(1, 2), None
+
+    tokens = torch.arange(3)[None]
+    positions = torch.tensor([[0, 2, 5]])
+    try:
+        with own_attention(model), attention_function(probe):
+            logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+    except Exception:
+        return []
+    return [*numbers, logits]
+
+
+def _close(numbers: list[Tensor], others: list[Tensor], tolerance: float) -> bool:
+    same = [each.shape for each in numbers] == [each.shape for each in others]
+    return same and all(torch.dist(a, b) <= tolerance * b.norm() for a, b in zip(numbers, others, strict=True))
+
+
+def _pack_linear(tables: Tables, model: PreTrainedModel, undo: ExitStack) -> None:
+    """Replace the linear layers by packed ones, and drop weights that no other layer shares."""
+    children = {parent: _weighted_children(parent) for parent in model.modules()}
+    users: Counter[int] = Counter()
+    embeddings: dict[int, tuple[nn.Module, str]] = {}
+    for parent, layers in children.items():
+        for name, child in layers:
+            users[id(child.weight)] += 1
+            if type(child) is nn.Embedding:
+                embeddings[id(child.weight)] = (parent, name)
+    for parent, layers in children.items():
+        joined = _join(tables, parent)
+        for name, child in layers:
+            if _plain(child):
+                packed = PackedLinear(joined.get(id(child)) or tables.linear([child.weight], child.bias))
+                _replace(parent, name, packed, undo)
+                _drop_weight(child, packed, users[id(child.weight)], embeddings.get(id(child.weight)), undo)
+                _keep_untied(model, undo)
+
+
+def _weighted_children(parent: nn.Module) -> list[tuple[str, Any]]:
+    """Return the children with a weight of torch's own type, by name."""
+    return [(name, child) for name, child in parent.named_children() if _weighted(child)]
+
+
+def _drop_weight(
+    layer: Any, packed: PackedLinear, users: int, embedding: tuple[nn.Module, str] | None, undo: ExitStack
+) -> None:
+    """Let the embedding that shares a layer's weight read the packed one; drop the weight if nothing else uses it."""
+    replaced = 1
+    if embedding is not None:
+        _replace(*embedding, PackedEmbedding(packed), undo)
+        replaced = 2
+    if users == replaced:
+        undo.callback(_unpack, layer, packed)
+        layer.weight.data = layer.weight.data.new_empty(0)
+
+
+def _keep_untied(model: PreTrainedModel, undo: ExitStack) -> None:
+    """Let transformers tie no weights: packed layers share theirs, and the names that it would tie are gone."""
+    if "tie_weights" not in vars(model):
+        model.tie_weights = lambda *_, **__: None
+        undo.callback(vars(model).pop, "tie_weights")
+
+
+def _unpack(layer: nn.Linear, packed: PackedLinear) -> None:
+    layer.weight.data = packed.weight
+
+
+def _weighted(layer: nn.Module | None) -> bool:
+    # Packages for quantised weights leave such layers without weights, or with tensors of a type of their own.
+    weight = getattr(layer, "weight", None)
+    return isinstance(layer, nn.Linear | nn.Embedding) and type(weight) is nn.Parameter
+
+
+def _plain(layer: nn.Module | None) -> bool:
+    return type(layer) is nn.Linear and _weighted(layer) and not has_hooks(layer)
+
+
+def _join(tables: Tables, parent: nn.Module) -> dict[int, Linear]:
+    """Pack the layers of a parent with the same input side by side; return the part of each layer by its id."""
+    parts: dict[int, Linear] = {}
+    for names in JOINED:
+        layers: list[Any] = [getattr(parent, name, None) for name in names]
+        if not _joinable(layers):
+            continue
+        biases = [layer.bias for layer in layers]
+        bias = None if biases[0] is None else torch.cat(biases)
+        table = tables.linear([layer.weight for layer in layers], bias)
+        first = 0
+        for layer in layers:
+            parts[id(layer)] = table.part(first, layer.out_features)
+            first += layer.out_features
+    return parts
+
+
+def _joinable(layers: Sequence[Any]) -> bool:
+    """Return True if linear layers fit side by side in one table: whole lanes, and all with a bias or none."""
+    if not all(_plain(layer) and layer.out_features % LANES == 0 for layer in layers):
+        return False
+    return len({layer.bias is None for layer in layers}) == 1
+
+
+def _replace(parent: nn.Module, name: str, by: nn.Module, undo: ExitStack) -> None:
+    undo.callback(setattr, parent, name, getattr(parent, name))
+    setattr(parent, name, by)
+
+
+def _pack_experts(tables: Tables, model: nn.Module, undo: ExitStack) -> None:
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if {"has_gate", "has_post_expert_norm"} <= vars(child).keys():
+                packed = PackedExperts(tables, child)
+                undo.callback(packed.unpack)
+                _replace(parent, name, packed, undo)
+                parent.forward = RowExact(tables, parent)
+                undo.callback(delattr, parent, "forward")
+
+
+def _pack_forms(tables: Tables, model: nn.Module, undo: ExitStack) -> None:
+    from transformers.activations import ACT2CLS, ACT2FN
+
+    silu = (nn.SiLU, type(ACT2FN["silu"]))
+    curves = tuple(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if computes_as(child, NORMS):
+                _replace(parent, name, PackedNorm(tables.native, child), undo)
+            elif computes_as(child, GATES) and isinstance(child.act_fn, silu):
+                _replace(parent, name, PackedGate(tables.native, child), undo)
+            elif isinstance(child, curves):
+                _replace(parent, name, PackedCurve(child), undo)
+
+
+def computes_as(layer: nn.Module, names: tuple[str, ...]) -> bool:
+    """Return True if a layer's `forward` has the code of one of these classes."""
+    classes = (name.split(".") for name in names)
+    modules = ((import_module(f"transformers.models.{module}.modeling_{module}"), name) for module, name in classes)
+    return _code(type(layer).forward) in [_code(getattr(module, name).forward) for module, name in modules]
+
+
+def turns_halves(attention: nn.Module) -> bool:
+    """Return True if a layer whose `forward` has the code of Llama's also calls the same rotation."""
+    called = unwrap(type(attention).forward).__globals__
+    expected = vars(import_module("transformers.models.llama.modeling_llama"))
+    return all(_code(called.get(name)) == _code(expected[name]) for name in ROTATION)
+
+
+def _code(function: Any) -> Any:
+    # transformers wraps the layers that checkpoint gradients, all in the same code.
+    function = unwrap(function)
+    code = getattr(function, "__code__", None)
+    # The docstring is a constant of the code, too.
+    return code and (code.co_code, code.co_names, [value for value in code.co_consts if value != function.__doc__])
+
+
+def _fuse(tables: Tables, model: PreTrainedModel, undo: ExitStack) -> None:
+    """Give a shorter `forward` to a decoder that consists of layers of Llama's form alone."""
+    decoder = model.get_decoder()
+    if set(dict(decoder.named_children())) != DECODER or not all(map(_fusable, decoder.layers)):
+        return
+    layers = [FusedLayer(tables.native, layer) for layer in decoder.layers]
+    products = [layer.native_layer.products for layer in layers]
+    if len({each.widths for each in products}) == 1 and all(each.fits for each in products):
+        decoder.forward = FusedDecoder(decoder, [FusedLayers(layers)])
+        undo.callback(delattr, decoder, "forward")
+        if computes_as(model, MODELS) and type(model.lm_head) is PackedLinear:
+            model.forward = FusedModel(model)
+            undo.callback(delattr, model, "forward")
+
+
+def _fusable(layer: Any) -> bool:
+    """Return True if a layer has Llama's form, and all its parts are packed."""
+    if not (computes_as(layer, LAYERS) and computes_as(layer.self_attn, ATTENTIONS)):
+        return False
+    attention = layer.self_attn
+    if type(layer.mlp) is not PackedGate:
+        return False
+    if type(layer.input_layernorm) is not PackedNorm or type(layer.post_attention_layernorm) is not PackedNorm:
+        return False
+    gated = layer.mlp.layer
+    joined = [getattr(attention, name) for name in JOINED[0]] + [getattr(gated, name) for name in JOINED[1]]
+    linear = [*joined, attention.o_proj, gated.down_proj]
+    return all(type(each) is PackedLinear for each in linear) and all(each.packed.whole for each in joined)

@@ -1,0 +1,223 @@
+"""Packed weights in one file, made once and mapped by every process of this machine that runs the model.
+
+Processes that map a file share its memory, and the file of the original weights is not read again: a second worker
+costs what its interpreter and its cache take. The file is written by the first process that loads the model; others
+wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvatlas.core import digest
+from kvatlas.cpu.native import LANES, Linear, Native, load
+from kvatlas.machine import being_made
+from kvatlas.text import bytes_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: Rises with every change of the file, and of the order in which a model's weights are packed.
+FORMAT = 1
+#: Tensors begin at multiples of this, so that no vector lies across two lines of the processor's cache.
+ALIGNMENT = 64
+
+
+@dataclass
+class Tables:
+    """The packed tables of a model in the order in which they are asked for: made here, or taken from a file.
+
+    `steps` are the steps of packing that were done, in order; None before a model is packed. Tables that are made here
+    are in `dtype`: fp32 or bfloat16.
+    """
+
+    dtype: torch.dtype = torch.float32
+    stored: Sequence[Tensor] | None = None
+    steps: list[bool] | None = None
+    used: list[Tensor] = field(default_factory=list)
+
+    @cached_property
+    def native(self) -> Native:
+        kernels = load()
+        assert kernels is not None, "models are packed for native kernels"
+        return kernels
+
+    def linear(self, weights: Sequence[Tensor], bias: Tensor | None = None) -> Linear:
+        """Return a layer over packed `weights` [outputs, inputs], one below the other."""
+        if self.stored is None:
+            layer = self.native.linear(weights[0] if len(weights) == 1 else torch.cat([*weights]), bias, self.dtype)
+        else:
+            packed = self.stored[len(self.used)]
+            outputs = sum(len(weight) for weight in weights)
+            shape = (-(-outputs // LANES), weights[0].shape[1], LANES)
+            if packed.shape != shape:
+                raise ValueError(f"a packed table is {tuple(packed.shape)}, expected {shape}")
+            layer = self.native.packed_linear(packed, bias, outputs)
+        self.used.append(layer.weight)
+        return layer
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The content of a file: `tables` in order, the `steps` of packing, and the other `parameters` by name."""
+
+    tables: list[Tensor]
+    steps: list[bool]
+    parameters: dict[str, Tensor]
+
+    def fill(self, model: PreTrainedModel) -> None:
+        """Let the parameters of a model that no table replaces lie in the file."""
+        parameters = dict(model.named_parameters())
+        for name, tensor in self.parameters.items():
+            parameters[name].data = tensor
+
+
+class WeightsFile:
+    """The file of a model's packed weights in a folder of caches.
+
+    `files` are those from which the model is loaded: another size or time of one of them makes the file anew. Linear
+    layers have their weights in `dtype`.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[Path], dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        stats = {str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns] for file in files}
+        # The layers of a model may change with transformers.
+        made_with = {"format": FORMAT, "transformers": version("transformers")}
+        self.identity = digest({**made_with, "files": stats})
+        kind = "packed" if dtype is torch.float32 else "packed-bfloat16"
+        self.path = folder / f"{kind}-{digest(sorted(stats))[:32]}.bin"
+
+    def load(
+        self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, Tables], Any]
+    ) -> PreTrainedModel:
+        """Return the packed model; `load` returns it unpacked, for False without reading its weights.
+
+        Where the file cannot be written, the model has its weights for itself.
+        """
+        try:
+            stored = self._stored(load, pack)
+        except OSError as error:
+            print(f"kvatlas: weights are not shared: {error.strerror or error}", file=sys.stderr, flush=True)
+            model = load(True)
+            pack(model, Tables(self.dtype))
+            return model
+        model = load(False)
+        stored.fill(model)
+        pack(model, Tables(self.dtype, stored.tables, stored.steps))
+        return model
+
+    def _stored(
+        self, load: Callable[[bool], PreTrainedModel], pack: Callable[[PreTrainedModel, Tables], Any]
+    ) -> Stored:
+        """Return the content of the file, which is made unless it is there; one process makes it, others wait."""
+        stored = self._read()
+        if stored is not None:
+            return stored
+        with being_made(self.path) as unfinished:
+            # Another process may have been faster.
+            if self._read() is None:
+                self._make(unfinished, load(True), pack)
+                _give_back()
+        stored = self._read()
+        if stored is None:
+            raise OSError(f"the file {str(self.path)!r} cannot be read")
+        return stored
+
+    def _make(self, unfinished: Path, model: PreTrainedModel, pack: Callable[[PreTrainedModel, Tables], Any]) -> None:
+        """Pack a model and write its weights, first to the file `unfinished`."""
+        parameters = dict(model.named_parameters())
+        tables = Tables(self.dtype)
+        pack(model, tables)
+        # Packing drops the weights that it replaces.
+        left = {name: tensor.data for name, tensor in parameters.items() if tensor.numel()}
+        size = sum(tensor.numel() * tensor.element_size() for tensor in (*tables.used, *left.values()))
+        sentence = f"weights are packed once, to {bytes_text(size)} in {self.path}; delete that file to free them."
+        print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
+        self._write(unfinished, tables, left)
+        unfinished.replace(self.path)
+
+    def _write(self, unfinished: Path, tables: Tables, parameters: Mapping[str, Tensor]) -> None:
+        tensors = [*tables.used, *parameters.values()]
+        offsets = list(_offsets(tensors))
+        entries = [
+            [offset, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
+            for offset, tensor in zip(offsets, tensors, strict=True)
+        ]
+        count = len(tables.used)
+        header = {
+            "identity": self.identity,
+            "bytes": offsets[-1] + tensors[-1].numel() * tensors[-1].element_size(),
+            "steps": tables.steps,
+            "tables": entries[:count],
+            "parameters": dict(zip(parameters, entries[count:], strict=True)),
+        }
+        text = json.dumps(header).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNMENT)
+        with unfinished.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little"))
+            file.write(text)
+            for offset, tensor in zip(offsets, tensors, strict=True):
+                file.seek(8 + len(text) + offset)
+                tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tofile(file)
+
+    def _read(self) -> Stored | None:
+        """Return the content of the file, mapped; None without one for these files."""
+        try:
+            with self.path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(length))
+                complete = os.fstat(file.fileno()).st_size == 8 + length + header["bytes"]
+                if header["identity"] != self.identity or not complete:
+                    return None
+                # Writing to it would copy a page for this process alone.
+                memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+        content = torch.frombuffer(memory, dtype=torch.uint8)[8 + length :]
+        tables = [_tensor(content, entry) for entry in header["tables"]]
+        parameters = {name: _tensor(content, entry) for name, entry in header["parameters"].items()}
+        return Stored(tables, header["steps"], parameters)
+
+
+def _give_back() -> None:
+    """Give the memory of the model that was packed back to the system."""
+    # Its layers refer to each other.
+    gc.collect()
+    # The C library keeps freed memory otherwise; others than glibc have no such function.
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _offsets(tensors: Sequence[Tensor]) -> Iterator[int]:
+    """Yield the place of each tensor behind the header."""
+    offset = 0
+    for tensor in tensors:
+        yield offset
+        size = tensor.numel() * tensor.element_size()
+        offset += size + -size % ALIGNMENT
+
+
+def _tensor(content: Tensor, entry: Sequence[Any]) -> Tensor:
+    """Return a tensor of the file by its offset, shape and type."""
+    offset, shape, dtype_name = entry
+    dtype = getattr(torch, dtype_name)
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    return content[offset : offset + size].view(dtype).view(shape)

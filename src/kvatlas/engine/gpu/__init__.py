@@ -1,0 +1,1 @@
+"""Decoding on GPUs: attention by FlexAttention, CUDA graphs, compiled layers."""

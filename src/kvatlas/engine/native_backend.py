@@ -1,0 +1,99 @@
+"""Attention on CPUs: native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kvatlas.cpu.native import Native, PagedLayer
+from kvatlas.cpu.native.decoder import DecoderLayer, DecoderPass
+from kvatlas.engine.batch import ForwardBatch
+from kvatlas.engine.cache import PAGE, Layer
+
+
+class CpuBackend:
+    """Native kernels: the numbers of a token depend on its sequence alone, not on the rest of the batch."""
+
+    name = "cpu"
+    page_size = PAGE
+
+    def __init__(self, native: Native) -> None:
+        self.native = native
+
+    def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        paged_layer = self._paged_layer(batch, layer)
+        out = self.native.attention(batch.paged, paged_layer, _dense(query), _dense(key), _dense(value))
+        if batch.cache.packed:
+            batch.keep_recent(layer.place, key, value)
+        return out
+
+    def compute_layers(
+        self,
+        batch: ForwardBatch,
+        layers: Sequence[Layer],
+        decoder_layers: Sequence[DecoderLayer],
+        tokens: DecoderPass,
+    ) -> None:
+        """Compute whole decoder layers of Llama's form for the new tokens of a batch."""
+        paged_layers = self._paged_layers(batch, layers)
+        if not batch.remembered and not batch.cache.packed:
+            DecoderLayer.compute(decoder_layers, tokens, batch.paged, paged_layers)
+            return
+        # The heads of a layer are stored before the next one replaces them.
+        for layer, decoder_layer, paged_layer in zip(layers, decoder_layers, paged_layers, strict=True):
+            DecoderLayer.compute([decoder_layer], tokens, batch.paged, [paged_layer])
+            self._store_heads(batch, layer, tokens.heads)
+
+    def _paged_layers(self, batch: ForwardBatch, layers: Sequence[Layer]) -> Sequence[PagedLayer]:
+        """Return the layers for native code, the same in each pass while nothing but the pools belongs to them."""
+        cache = batch.cache
+        if batch.watched or cache.packed or any(layer.window for layer in layers):
+            return [self._paged_layer(batch, layer) for layer in layers]
+        if cache.paged_layers is None:
+            cache.paged_layers = [self._paged_layer(batch, layer) for layer in layers]
+        largest = max(max(layer.key, layer.value) for layer in cache.shape.cached_layers)
+        self.native.make_scratch(batch.paged, largest)
+        return cache.paged_layers
+
+    def _store_heads(self, batch: ForwardBatch, layer: Layer, table: Tensor) -> None:
+        """Store the newest of the queries, keys and values side by side in `table` [tokens, heads * size]."""
+        shape = batch.cache.shape
+        heads = table.view(len(table), -1, shape.cached_layers[layer.place].key)
+        first_value = shape.heads + shape.kv_heads
+        batch.remember(layer.place, heads[:, : shape.heads])
+        if batch.cache.packed:
+            batch.keep_recent(layer.place, heads[:, shape.heads : first_value], heads[:, first_value:])
+
+    def _paged_layer(self, batch: ForwardBatch, layer: Layer) -> PagedLayer:
+        cache = batch.cache
+        place = layer.place
+        window = layer.window
+        biases = cache.key_biases
+        cached_layer = cache.shape.cached_layers[place]
+        return self.native.paged_layer(
+            batch.paged,
+            cache.shape.heads,
+            (cached_layer.key, cached_layer.value),
+            cache.keys[place],
+            cache.values[place],
+            layer.scaling,
+            window=window or 0,
+            positions=batch.positions32 if window else None,
+            places=None if window is None else cache.watch_window(place),
+            mass=batch.attention[place] if batch.watched else None,
+            softcap=layer.softcap or 0.0,
+            sinks=layer.sinks,
+            bits=cache.bits,
+            group=cache.storage.group,
+            recent=cache.recent[place],
+            bias=None if biases is None else biases.layers[place],
+            angles=None if biases is None else biases.angles(0),
+            place=place,
+            pools=cache.pool_addresses,
+        )
+
+
+def _dense(heads: Tensor) -> Tensor:
+    # The heads of a token must lie side by side.
+    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()

@@ -1,0 +1,338 @@
+"""The verdict on pairs of answers: keeps, loses, or cannot tell.
+
+The loss of a pair is the score before minus the score after, in [-1, 1]. Two claims (docs/statistics.md):
+
+- these problems: on the problems that were asked, however often they are sampled. The unit is a pair of answers.
+- problems like these: on the population that they are drawn from. The unit is a problem, the mean of its pairs.
+
+Both use the bounded limits of `stats/numerics/bounded.py`, each one-sided at 5 %. Tasks weigh equally. A missing pair
+counts as a loss of 1 in the upper limit and as a gain of 1 in the lower one.
+
+The limits of several tasks hold together (Bonferroni); their verdicts follow Holm, which proves a little more.
+
+"keeps": the upper limit of the mean loss is within the margin. "loses": the lower limit of the mean loss is above the
+margin, or that of a task is, by Holm over the tasks; with several tasks each of these two has half of the 5 %. Both
+verdicts together are wrong in at most 5 % of comparisons: a true loss is either within the margin or above it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from scipy import special
+
+from kvatlas.core import Claim, KvatlasError
+from kvatlas.gates.pairing import MOST_MISSING, Pairs, TaskPairs
+from kvatlas.stats.numerics.arrays import (
+    LEVEL,
+    Contrast,
+    Floats,
+    Ints,
+    normal_quantile,
+    standard_error,
+    strata_of_sizes,
+    weights,
+)
+from kvatlas.stats.numerics.bounded import lower_limit, mean_difference
+from kvatlas.stats.numerics.multiple import holm
+from kvatlas.stats.numerics.planning import MOST_TIMES, POWER_QUANTILE, provable_sizes
+from kvatlas.stats.numerics.units import Group, joined_units, units_of_traces
+
+
+class Verdict(StrEnum):
+    """The answer of the gate."""
+
+    KEEPS = "keeps"
+    LOSES = "loses"
+    CANNOT_TELL = "cannot tell"
+
+
+#: The exit code of each verdict; 2 stays for errors.
+EXIT_CODES = {Verdict.KEEPS: 0, Verdict.LOSES: 1, Verdict.CANNOT_TELL: 3}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The mean loss under one claim: `low` and `high` are one-sided limits, each at its own level.
+
+    `p_kept` is the p-value of "it loses more than the margin", `p_broken` that of "it loses at most the margin".
+    """
+
+    loss: float
+    low: float
+    high: float
+    p_kept: float
+    p_broken: float
+    units: int
+
+
+@dataclass(frozen=True)
+class TaskVerdict:
+    """One task: shares of right answers, pairs lost and gained, limits by claim, and its verdict by Holm."""
+
+    task: str
+    problems: int
+    samples: int
+    before: float
+    after: float
+    lost: int
+    gained: int
+    limits: dict[Claim, Limits]
+    verdict: Verdict = Verdict.CANNOT_TELL
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on all tasks, and why.
+
+    `refused` is the reason why these problems cannot be spoken of, if there is one. `needed` is a number of samples of
+    each problem, or of problems, by the claim that decides: it would settle the verdict in 80 % of comparisons if the
+    loss is the observed one. `reasons` say why nothing can be told whatever the limits are.
+    """
+
+    verdict: Verdict
+    claim: Claim
+    margin: float
+    limits: dict[Claim, Limits]
+    tasks: tuple[TaskVerdict, ...]
+    before: float
+    after: float
+    lost: int
+    gained: int
+    refused: str = ""
+    needed: int | None = None
+    needed_other: int | None = None
+    reasons: tuple[str, ...] = ()
+    length: Contrast | None = None
+
+
+def judge(
+    pairs: Pairs, margin: float, claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
+) -> Judgement:
+    """Return the verdict on pairs; `independent` and `may_copy` say of the samples what a `Side` does.
+
+    Without a claim it is that on these problems where several independent samples allow it. Raises KvatlasError for
+    a claim on these problems that the samples cannot make.
+    """
+    refused = _refused(pairs.tasks, claim, independent, may_copy)
+    if claim is Claim.THESE and refused:
+        raise KvatlasError(f"No claim on these problems alone is possible: {refused}.")
+    samples = max(task.losses.shape[1] for task in pairs.tasks)
+    decides = claim or (Claim.THESE if samples > 1 and not refused else Claim.LIKE)
+    claims = [Claim.LIKE] if refused else list(Claim)
+    level = LEVEL / 2 if len(pairs.tasks) > 1 else LEVEL
+    limits = {each: _limits(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
+    tasks = _task_verdicts(pairs.tasks, claims, decides, margin, level)
+    reasons = _reasons(pairs, decides, margin)
+    tasks = _open_tasks(tasks, reasons)
+    judgement = Judgement(
+        _verdict(limits[decides], tasks, margin, level, bool(reasons)),
+        decides,
+        margin,
+        limits,
+        tuple(tasks),
+        float(np.mean([task.before for task in tasks])),
+        float(np.mean([task.after for task in tasks])),
+        sum(task.lost for task in tasks),
+        sum(task.gained for task in tasks),
+        refused,
+        reasons=tuple(reasons),
+        length=_length(pairs.tasks),
+    )
+    if judgement.verdict is not Verdict.CANNOT_TELL or reasons:
+        return judgement
+    needed = {each: _needed(pairs.tasks, each, margin) for each in claims}
+    other = Claim.LIKE if decides is Claim.THESE else None
+    return replace(judgement, needed=needed[decides], needed_other=needed[other] if other else None)
+
+
+def _open_tasks(tasks: list[TaskVerdict], reasons: Sequence[str]) -> list[TaskVerdict]:
+    """Return the tasks, of which none keeps anything where there are `reasons` why nothing can be told."""
+    if not reasons:
+        return tasks
+    return [replace(task, verdict=Verdict.CANNOT_TELL) if task.verdict is Verdict.KEEPS else task for task in tasks]
+
+
+def _refused(
+    tasks: Sequence[TaskPairs], claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
+) -> str:
+    """Return why the samples are no independent draws; "" if they are, or if there is one of each problem."""
+    if independent is False:
+        return "at temperature 0 nothing is drawn"
+    samples = max(task.losses.shape[1] for task in tasks)
+    if samples == 1:
+        return ""
+    sides = [[task.before.fingerprints for task in tasks], [task.after.fingerprints for task in tasks]]
+    for fingerprints, is_suspect in zip(sides, may_copy, strict=True):
+        if is_suspect and all(_are_copies(of_task) for of_task in fingerprints):
+            return f"the {samples} samples of each problem are copies of one text"
+    if independent is None and claim is not Claim.THESE:
+        return "the temperature is unknown; --claim these_problems says that the samples are independent draws"
+    return ""
+
+
+def _are_copies(fingerprints: Ints) -> bool:
+    """Return whether all samples of each problem are one text."""
+    if fingerprints.shape[1] < 2:
+        return False
+    is_known = fingerprints.all(1)
+    return bool(is_known.any() and (fingerprints[is_known] == fingerprints[is_known][:, :1]).all())
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def _group(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Group]:
+    """Return the mean loss over tasks, and the losses of all tasks by unit, missing ones at both ends."""
+    units = joined_units(
+        [
+            units_of_traces(
+                task.losses[None],
+                np.ones((1, *task.losses.shape), bool),
+                np.zeros(len(task.losses), int),
+                by_trace=claim is Claim.THESE,
+            )
+            for task in tasks
+        ]
+    )
+    # A single row, in which every unit was promised.
+    return float(units.means[0]), Group([0], units.lowest, units.highest, units.strata)
+
+
+def _limits(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: tuple[float, float]) -> Limits:
+    """Return the limits of the mean over tasks at the levels of the lower and of the upper one."""
+    loss, group = _group(tasks, claim)
+    low = lower_limit(group.lowest, -1.0, 1.0, normal_quantile(levels[0]), group.strata)
+    high = group.upper_limit(normal_quantile(levels[1]))
+    units_above = float(group.score(margin)[0])
+    return Limits(
+        loss,
+        float(low[0]),
+        float(high[0]),
+        float(special.ndtr(units_above)),
+        float(special.ndtr(-units_above)),
+        len(group.strata),
+    )
+
+
+def _task_verdicts(
+    tasks: Sequence[TaskPairs], claims: Sequence[Claim], decides: Claim, margin: float, level: float
+) -> list[TaskVerdict]:
+    levels = (level / len(tasks), LEVEL / len(tasks))
+    verdicts = []
+    for task in tasks:
+        limits = {claim: _limits([task], claim, margin, levels) for claim in claims}
+        verdicts.append(
+            TaskVerdict(
+                task.task,
+                task.losses.shape[0],
+                task.losses.shape[1],
+                float(np.nanmean(task.before.scores)),
+                float(np.nanmean(task.after.scores)),
+                int((task.losses > 0).sum()),
+                int((task.losses < 0).sum()),
+                limits,
+            )
+        )
+    kept = holm([verdict.limits[decides].p_kept for verdict in verdicts])
+    broken = holm([verdict.limits[decides].p_broken for verdict in verdicts])
+    for index in range(len(verdicts)):
+        if broken[index] <= level:
+            verdicts[index] = replace(verdicts[index], verdict=Verdict.LOSES)
+        elif kept[index] <= LEVEL:
+            verdicts[index] = replace(verdicts[index], verdict=Verdict.KEEPS)
+    return verdicts
+
+
+def _verdict(limits: Limits, tasks: Sequence[TaskVerdict], margin: float, level: float, is_open: bool) -> Verdict:
+    if is_open:
+        return Verdict.CANNOT_TELL
+    if limits.low > margin or any(task.verdict is Verdict.LOSES for task in tasks):
+        return Verdict.LOSES
+    return Verdict.KEEPS if limits.high <= margin else Verdict.CANNOT_TELL
+
+
+def _reasons(pairs: Pairs, claim: Claim, margin: float) -> list[str]:
+    """Return why nothing can be told: too little can be lost, or too much is missing."""
+    reasons = []
+    if pairs.missing_share > MOST_MISSING:
+        reasons.append(f"{100 * pairs.missing_share:.0f} % of the pairs lack an answer; at most 5 % may")
+    solved = [_by_unit(np.nan_to_num(task.before.scores), claim) for task in pairs.tasks]
+    strata = strata_of_sizes([len(values) for values in solved])
+    least = float(lower_limit(np.concatenate(solved), 0.0, 1.0, normal_quantile(LEVEL), strata))
+    if least <= margin:
+        right = 100 * float(np.concatenate(solved) @ weights(strata))
+        reasons.append(
+            f"before the change {right:.1f} % were right, so a loss above the margin of {100 * margin:g} points could "
+            "not have been seen; take easier problems"
+        )
+    return reasons
+
+
+def _by_unit(values: Floats, claim: Claim) -> Floats:
+    """Return values [problems, samples] by the units of a claim."""
+    return values.ravel() if claim is Claim.THESE else values.mean(1)
+
+
+# -- what would settle it ----------------------------------------------------------------------------------------------
+
+
+def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | None:
+    """Return the samples of each problem (these problems) or the problems (problems like these) that settle it.
+
+    None if the loss is the margin itself, or if more than 20 times as many are needed. Unlike samples, problems of
+    another kind may be lost without having been met, so a margin always needs some problems.
+    """
+    _, group = _group(tasks, claim)
+    values = group.highest[0]
+    strata = group.strata
+    loss = float(values @ weights(strata))
+    gap = abs(margin - loss)
+    error = float(standard_error(values, strata))
+    if gap < 1e-9 or not math.isfinite(error):
+        return None
+    quantile = normal_quantile(LEVEL) + POWER_QUANTILE
+    times: float = max(1.0, (quantile * error / gap) ** 2)
+    if loss < margin:
+        sizes = np.bincount(strata).tolist()
+        least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0))) / sum(sizes)
+        times = max(times, least)
+    if times > MOST_TIMES:
+        return None
+    if claim is Claim.LIKE:
+        return math.ceil(times * len(values))
+    samples: int = max(task.losses.shape[1] for task in tasks)
+    return math.ceil(times * samples)
+
+
+# -- lengths -----------------------------------------------------------------------------------------------------------
+
+
+def _length(tasks: Sequence[TaskPairs]) -> Contrast | None:
+    """Return the mean change of lengths, after minus before, with its 95 % limits by problem; None if unknown.
+
+    The limits hold for answers up to the longest one that was seen.
+    """
+    changes = []
+    longest = 0.0
+    for task in tasks:
+        with np.errstate(invalid="ignore"):
+            change = task.after.lengths - task.before.lengths
+        is_known = ~np.isnan(change)
+        rows = is_known.any(1)
+        if not rows.any():
+            return None
+        means = np.where(is_known, change, 0.0)[rows].sum(1) / is_known[rows].sum(1)
+        changes.append(means)
+        longest = max(longest, float(np.nanmax(task.after.lengths)), float(np.nanmax(task.before.lengths)))
+    if not longest:
+        return None
+    strata = strata_of_sizes([len(of_task) for of_task in changes])
+    every = np.concatenate(changes)
+    # In steps of a ten-thousandth of the longest: equal changes are counted, however many problems there are.
+    contrast = mean_difference(np.round(every / longest, 4), strata)
+    return Contrast(float(every @ weights(strata)), longest * contrast.low, longest * contrast.high, contrast.p)

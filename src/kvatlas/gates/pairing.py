@@ -1,0 +1,369 @@
+"""Pairs of answers: the same question to both sides, found by its content, and all that differs besides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvatlas.core import KvatlasError
+from kvatlas.gates.outcomes import Answer, AnswerName, Side
+from kvatlas.results.manifest import NAMED
+from kvatlas.stats.numerics.arrays import Floats, Ints
+
+#: Differences that change the question or its grade, and the word that allows them.
+REFUSED: Mapping[str, str] = {
+    "few-shot examples": "prompts",
+    "system message": "prompts",
+    "task version": "version",
+    "task arguments": "version",
+    "metric": "grading",
+    "filter": "grading",
+}
+#: What can be allowed.
+ALLOWED = ("prompts", "version", "grading", "missing")
+#: The largest share of missing pairs with which something can be proven.
+MOST_MISSING = 0.05
+_ENDINGS = ("", "truncated", "no answer")
+
+
+class Difference(NamedTuple):
+    """A condition that differs between the sides, "" where a side does not name it."""
+
+    condition: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Answers of one side [problems, samples]: NaN and 0 where one is missing.
+
+    `endings` index `_ENDINGS`; `task`, `names` and `samples` are those of the log.
+    """
+
+    scores: Floats
+    lengths: Floats
+    endings: NDArray[np.int8]
+    fingerprints: Ints
+    task: str
+    names: tuple[str | None, ...]
+    samples: tuple[int, ...]
+
+    def name_of(self, row: int, column: int) -> AnswerName:
+        """Return the name of an answer in its log."""
+        return self.task, str(self.names[row]), self.samples[column]
+
+    def ended(self, ending: str) -> int:
+        """Return the number of answers with this ending."""
+        return int(np.count_nonzero(self.endings == _ENDINGS.index(ending)))
+
+
+@dataclass(frozen=True)
+class TaskPairs:
+    """The pairs of one task; both grids have the same problems and samples."""
+
+    task: str
+    before: Grid
+    after: Grid
+    by_content: bool
+    missing: tuple[int, int] = (0, 0)
+
+    @cached_property
+    def losses(self) -> Floats:
+        """Before minus after [problems, samples], NaN where a pair is missing."""
+        return self.before.scores - self.after.scores
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """The names of the problems, those before the change where both have one."""
+        pairs = zip(self.before.names, self.after.names, strict=True)
+        return [str(first if first is not None else second) for first, second in pairs]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """All pairs of two sides, task by task, with what differs besides, and notes."""
+
+    tasks: tuple[TaskPairs, ...]
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing_share(self) -> float:
+        """The share of pairs that lack an answer."""
+        losses = [task.losses for task in self.tasks]
+        return sum(int(np.isnan(values).sum()) for values in losses) / sum(values.size for values in losses)
+
+
+@dataclass
+class _Answers:
+    """The answers of one side to one task, in columns; problems are numbered as they come."""
+
+    places: dict[str, int] = field(default_factory=dict)
+    contents: list[str] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    lengths: list[float] = field(default_factory=list)
+    endings: list[int] = field(default_factory=list)
+    fingerprints: list[int] = field(default_factory=list)
+
+    def add(self, answer: Answer, side: str) -> None:
+        place = self.places.get(answer.problem)
+        if place is None:
+            place = self.places[answer.problem] = len(self.places)
+            self.contents.append(answer.content)
+            self.prompts.append(answer.prompt)
+        elif self.contents[place] != answer.content:
+            raise KvatlasError(f"{side} asks two questions as problem {answer.problem!r} of {answer.task}.")
+        self.rows.append(place)
+        self.samples.append(answer.sample)
+        self.scores.append(answer.score)
+        self.lengths.append(answer.length)
+        self.endings.append(_ENDINGS.index(answer.ending))
+        self.fingerprints.append(answer.fingerprint)
+
+    def check_distinct(self, task: str, side: str) -> None:
+        """Raise KvatlasError for a sample that stands twice."""
+        codes = np.array(self.rows) * (max(self.samples) + 1) + np.array(self.samples)
+        values, first, counts = np.unique(codes, return_index=True, return_counts=True)
+        repeated = int((counts - 1).sum())
+        if repeated:
+            index = int(first[counts > 1][0])
+            problem = list(self.places)[self.rows[index]]
+            raise KvatlasError(
+                f"{side} has {repeated:,} answers of {task} twice (as sample {self.samples[index]} of problem "
+                f"{problem!r}): is it two logs in one file? {len(values):,} are distinct."
+            )
+
+    def keys(self, by_content: bool) -> list[tuple[str, int]]:
+        """Return the key of each problem; problems of equal content are numbered in the order of their names."""
+        if not by_content:
+            return [(problem, 0) for problem in self.places]
+        alike: dict[str, list[str]] = {}
+        for problem, content in zip(self.places, self.contents, strict=True):
+            alike.setdefault(content, []).append(problem)
+        ranks: dict[str, int] = {}
+        for problems in alike.values():
+            if len(problems) > 1:
+                ranks |= {problem: rank for rank, problem in enumerate(sorted(problems))}
+        return [(self.contents[place], ranks.get(problem, 0)) for problem, place in self.places.items()]
+
+    def grid(self, task: str, places: Ints, samples: int) -> Grid:
+        """Return the first `samples` samples of problems by their places, -1 for one that is missing."""
+        numbers = np.unique(self.samples)[:samples]
+        column = np.searchsorted(numbers, self.samples)
+        is_kept = np.isin(self.samples, numbers)
+        rows = np.array(self.rows)[is_kept]
+        columns = column[is_kept]
+
+        def table(values: list[Any], kind: Any, missing: object) -> NDArray[Any]:
+            # The last row stays empty: it stands for missing problems.
+            filled = np.full((len(self.places) + 1, samples), missing, kind)
+            filled[rows, columns] = np.array(values, kind)[is_kept]
+            return filled[places]
+
+        names = list(self.places)
+        return Grid(
+            table(self.scores, np.float64, np.nan),
+            table(self.lengths, np.float64, np.nan),
+            table(self.endings, np.int8, 0),
+            table(self.fingerprints, np.int64, 0),
+            task,
+            tuple(names[place] if place >= 0 else None for place in places.tolist()),
+            tuple(numbers.tolist()),
+        )
+
+
+def pair(before: Side, after: Side, allow: Collection[str] = ()) -> Pairs:
+    """Return the pairs of two sides.
+
+    Raises KvatlasError for sides that do not answer the same questions, and for differences that change a question or
+    its grade unless they are allowed.
+    """
+    unknown = next((word for word in allow if word not in ALLOWED), None)
+    if unknown is not None:
+        raise KvatlasError(f"--allow {unknown}: expected {', '.join(ALLOWED)}.")
+    first = _by_task(before)
+    second = _by_task(after)
+    notes = [note for note in before.notes if note in after.notes]
+    for side in (before, after):
+        notes += [f"{side.name}: {note}" for note in side.notes if note not in notes]
+    names = _task_names(first, second, before, after, notes)
+    differences = _differences(before, after, names)
+    _refuse_differences(differences, allow)
+    tasks = []
+    for task, other in names.items():
+        where = (before.name, after.name)
+        tasks.append(_pair_task((task, other), (first[task], second[other]), where, allow, notes))
+    _refuse_missing(tasks, (before.name, after.name), allow)
+    by_name = [task.task for task in tasks if not task.by_content]
+    if by_name:
+        notes.append(f"{', '.join(by_name)}: paired by the names of problems, since a log has no text of the questions")
+    if before.begun and after.begun and before.begun[:19] > after.begun[:19]:
+        notes.append(
+            f"before was made after the other side ({before.begun[:19]}, {after.begun[:19]}): are they swapped?"
+        )
+    return Pairs(tuple(tasks), tuple(differences), tuple(dict.fromkeys(notes)))
+
+
+def _by_task(side: Side) -> dict[str, _Answers]:
+    tasks: dict[str, _Answers] = {}
+    for answer in side.read():
+        answers = tasks.get(answer.task)
+        if answers is None:
+            answers = tasks[answer.task] = _Answers()
+        answers.add(answer, side.name)
+    if not tasks:
+        raise KvatlasError(f"{side.name!r} has no answers of the tasks that are compared.")
+    for task, answers in tasks.items():
+        answers.check_distinct(task, side.name)
+        if np.isnan(answers.scores).all():
+            raise KvatlasError(f"{side.name!r} has no score of {task}.")
+    return tasks
+
+
+def _task_names(
+    first: Mapping[str, _Answers], second: Mapping[str, _Answers], before: Side, after: Side, notes: list[str]
+) -> dict[str, str]:
+    """Return the tasks of the first side with their names on the second; KvatlasError if one lacks a task."""
+    if first.keys() == second.keys():
+        return {task: task for task in first}
+    if len(first) == len(second) == 1:
+        task = next(iter(first))
+        other = next(iter(second))
+        if set(first[task].contents) & set(second[other].contents) - {""}:
+            notes.append(f"{task} is called {other} by {after.name}; the questions are the same")
+            return {task: other}
+    for side, lacking in ((after, first.keys() - second.keys()), (before, second.keys() - first.keys())):
+        if lacking:
+            shared = sorted(first.keys() & second.keys())
+            hint = f"name those of both with --task: {', '.join(shared)}" if shared else "no task is in both"
+            raise KvatlasError(f"{side.name!r} lacks the task {', '.join(sorted(lacking))}; {hint}.")
+    raise AssertionError("one side lacks a task")
+
+
+# -- conditions --------------------------------------------------------------------------------------------------------
+
+
+def _differences(before: Side, after: Side, names: Mapping[str, str]) -> list[Difference]:
+    """Return the conditions that differ in any task, each once for all tasks with the same values."""
+    found: dict[Difference, list[str]] = {}
+    if before.kind != after.kind:
+        found[Difference("kind of log", before.kind, after.kind)] = list(names)
+    for task, other in names.items():
+        first = before.conditions.get(task, {})
+        second = after.conditions.get(other, {})
+        for condition in dict.fromkeys((*first, *second)):
+            values = Difference(condition, first.get(condition, ""), second.get(condition, ""))
+            if values.before != values.after:
+                found.setdefault(values, []).append(task)
+    every = len(names)
+    return [
+        difference if len(tasks) == every else difference._replace(condition=f"{difference.condition} of {tasks[0]}")
+        for difference, tasks in found.items()
+    ]
+
+
+def _refuse_differences(differences: Sequence[Difference], allow: Collection[str]) -> None:
+    """Raise KvatlasError for a difference that changes the question, unless it is allowed."""
+    for condition, before, after in differences:
+        word = REFUSED.get(condition.partition(" of ")[0])
+        # What one side does not name is not known to differ.
+        if word is None or word in allow or not before or not after:
+            continue
+        raise KvatlasError(
+            f"The sides differ in {condition} ({before!r} before, {after!r} after), which changes what is compared; "
+            f"--allow {word} compares them all the same."
+        )
+
+
+# -- problems ----------------------------------------------------------------------------------------------------------
+
+
+def _pair_task(
+    tasks: tuple[str, str],
+    sides: tuple[_Answers, _Answers],
+    names: tuple[str, str],
+    allow: Collection[str],
+    notes: list[str],
+) -> TaskPairs:
+    """Return the pairs of one task, which the sides may call by unlike names."""
+    task = tasks[0]
+    by_content = all(all(side.contents) for side in sides)
+    keys = [side.keys(by_content) for side in sides]
+    places = [dict(zip(of_side, range(len(of_side)), strict=True)) for of_side in keys]
+    shared = places[0].keys() & places[1].keys()
+    if not shared:
+        raise KvatlasError(_nothing_shared(task, sides, by_content))
+    _refuse_prompts(task, sides, [(places[0][key], places[1][key]) for key in shared], allow)
+    every = list(dict.fromkeys((*keys[0], *keys[1])))
+    counts = [len(np.unique(side.samples)) for side in sides]
+    samples = min(counts)
+    if counts[0] != counts[1]:
+        notes.append(
+            f"{task} has {counts[0]} samples of a problem before and {counts[1]} after: the first {samples} are used"
+        )
+    grids = []
+    for name, side, of_side in zip(tasks, sides, places, strict=True):
+        rows = np.array([of_side.get(key, -1) for key in every])
+        grids.append(side.grid(name, rows, samples))
+    missing = [int(np.isnan(grid.scores).sum()) for grid in grids]
+    total = len(every) * samples
+    notes += [
+        f"{name} lacks {count:,} of {total:,} answers of {task}; they count as the worst case"
+        for count, name in zip(missing, names, strict=True)
+        if count
+    ]
+    return TaskPairs(task, grids[0], grids[1], by_content, (missing[0], missing[1]))
+
+
+def _nothing_shared(task: str, sides: tuple[_Answers, _Answers], by_content: bool) -> str:
+    """Return a sentence on two sides without a common problem."""
+    if not by_content:
+        first, second = (next(iter(side.places)) for side in sides)
+        return f"The sides have no problem of {task} in common: the first is {first!r} before and {second!r} after."
+    shared = len(sides[0].places.keys() & sides[1].places.keys())
+    named = f" ({shared:,} of them have the same names)" if shared else ""
+    return f"The sides ask other questions of {task}: no question with its reference is the same{named}."
+
+
+def _refuse_prompts(
+    task: str, sides: tuple[_Answers, _Answers], shared: Sequence[tuple[int, int]], allow: Collection[str]
+) -> None:
+    """Raise KvatlasError if the same questions were put in other words, unless that is allowed."""
+    if "prompts" in allow:
+        return
+    first = sides[0].prompts
+    second = sides[1].prompts
+    changed = [one for one, other in shared if first[one] and second[other] and first[one] != second[other]]
+    if changed:
+        problem = list(sides[0].places)[changed[0]]
+        raise KvatlasError(
+            f"{len(changed):,} of {len(shared):,} questions of {task} were put in other words (as problem "
+            f"{problem!r}): other examples, another template or another system message. --allow prompts compares them."
+        )
+
+
+def _refuse_missing(tasks: Sequence[TaskPairs], names: tuple[str, str], allow: Collection[str]) -> None:
+    """Raise KvatlasError if too many answers of a task are missing, unless that is allowed."""
+    if "missing" in allow:
+        return
+    for task in tasks:
+        total = task.losses.size
+        is_missing = np.isnan(task.losses)
+        if is_missing.sum() <= MOST_MISSING * total:
+            continue
+        side = int(task.missing[1] > task.missing[0])
+        problems = [task.problems[row] for row in np.flatnonzero(is_missing.any(1))[:NAMED]]
+        raise KvatlasError(
+            f"{names[side]!r} lacks {task.missing[side]:,} of {total:,} answers of {task.task} (as problem "
+            f"{', '.join(problems)}): the log is unfinished, or was made of fewer problems. At most 5 % may be "
+            "missing; --allow missing counts them as the worst case and gives no verdict."
+        )

@@ -1,0 +1,432 @@
+"""A run as the app shows it: it answers addresses, and follows its store while a sweep writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvatlas.autopsy.autopsies import read_autopsies
+from kvatlas.autopsy.page_part import autopsy_document, autopsy_sentences
+from kvatlas.core import KvatlasError, Map, NoteKind, Setting, Trace, grouped
+from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, marks, run_document
+from kvatlas.report.app.traces import question_documents, trace_document
+from kvatlas.report.departures import departures
+from kvatlas.report.description import say
+from kvatlas.report.materials import RunMaterials
+from kvatlas.report.result import Result
+from kvatlas.results import Key, Manifest, Store
+from kvatlas.stats.metrics import usual_metric
+from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.run_data import RunData
+from kvatlas.stats.table import TraceTable
+from kvatlas.text import model_name
+
+#: Cell, problem within its benchmark, and sample of a trace.
+Place = tuple[int, int, int]
+#: Rows that are read at once; requests are answered in between.
+ROWS = 20_000
+#: Seconds and hits after which a search answers; the next request goes on from there.
+SEARCH_SECONDS = 0.4
+SEARCH_HITS = 50
+#: Characters of a trace that are shown on either side of a found text.
+AROUND = 60
+FILTERS = ("", "lost", "right", "wrong", "truncated")
+_NUMBER = "[0-9]{1,9}"
+_ADDRESS = re.compile(f"run|about|(outcomes|questions|cell)/{_NUMBER}|(trace|departure)/{_NUMBER}/{_NUMBER}/{_NUMBER}")
+_READING = (
+    "The run is not complete, or still being read: maps have no frames, and nothing is chosen, until it is. Intervals "
+    "are those of a single look at the end."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers of the cells of a model and a benchmark; `full` is the full cache's."""
+
+    model: str
+    short: str
+    benchmark: str
+    problems: tuple[str, ...]
+    samples: int
+    rows: tuple[int, ...]
+    full: int | None
+
+
+class AppRun:
+    """A run under a name. One thread refreshes it and any thread asks it.
+
+    Cells are numbered in the manifest's order, problems within their benchmark. `marks[cell]` has a letter for each
+    problem and sample, samples side by side. `version` rises with every change. All documents read `result`. With a
+    result that is given the run is shown as that has it and never refreshed.
+    """
+
+    def __init__(self, data: RunData, name: str, result: Result | None = None) -> None:
+        self.name = name
+        self.version = 0
+        self.folder = data.folder or Path()
+        self._given = result
+        self._measuring = threading.Lock()
+        self._describing = threading.Lock()
+        self._begin(data)
+        self._publish(result is not None)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        name: str,
+        fix: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        lose_at_most: float | None = None,
+    ) -> AppRun:
+        """Open the run in a folder, without its traces yet; without a metric with its usual one.
+
+        Raises KvatlasError for a folder without a run.
+        """
+        with Store.open(folder) as store:
+            manifest = store.manifest()
+        metric = metric or usual_metric(manifest)
+        table = TraceTable(manifest)
+        data = RunData(manifest, table, metric, True, fix or {}, folder=folder, lose_at_most=lose_at_most)
+        return cls(data, name)
+
+    def _begin(self, data: RunData) -> None:
+        self.data = data
+        self.manifest = data.manifest
+        by_size = sorted(self.manifest.expected, key=lambda cell: len(cell.problems))
+        self.problems = {cell.benchmark: cell.problems for cell in by_size}
+        self.tables = _tables(self.manifest, self.problems)
+        self.table_of: dict[int, Table] = {}
+        for table in self.tables:
+            self.table_of |= dict.fromkeys(table.rows, table)
+        self.promised = sum(len(cell.problems) * cell.samples for cell in self.manifest.expected)
+        self._row = 0
+        self._seen = -1
+        self.__dict__.pop("materials", None)
+
+    @cached_property
+    def materials(self) -> RunMaterials:
+        """The tokenizers, questions and answers of the run."""
+        return RunMaterials.from_manifest(self.manifest)
+
+    def refresh(self, store: Store) -> bool:
+        """Bring the run to the state of its store; return whether anything changed."""
+        version = store.version()
+        if version == self._seen:
+            return False
+        if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
+            self._begin(replace(self.data, manifest=manifest, traces=TraceTable(manifest)))
+        before = self._row
+        added = ROWS
+        while added == ROWS:
+            self._row, columns = store.added(self._row, ROWS)
+            self.data.table.append(columns)
+            added = len(columns)
+            self.done = sum(cell.stored for cell in self.data.cells)
+        changed = self._row != before or self._seen < 0
+        self._seen = version
+        if changed:
+            # Cells have the grades of the traces that they were made of.
+            self.data = replace(self.data)
+            self._publish(False)
+            if self.done == self.promised:
+                self._publish(True)
+        return changed
+
+    def _publish(self, tested: bool) -> None:
+        """Make the run's document anew; `tested` with the tests of a complete run."""
+        self.marks = [marks(cell, self.problems[cell.benchmark]) for cell in self.data.cells]
+        self.done = sum(cell.stored for cell in self.data.cells)
+        #: Those that were there when the run was opened or changed.
+        self.autopsies = read_autopsies(self.folder)
+        result = self._given or Result((RunAnalysis(self.data),))
+        warnings: list[str] = []
+        maps: list[Map] = []
+        if not tested:
+            warnings.append(_READING)
+        try:
+            maps = maps_of(result, tested)
+        except KvatlasError as error:
+            if self._given is not None:
+                raise
+            warnings.append(str(error))
+        if tested:
+            warnings += _partial_notes(maps)
+        document = run_document(result, maps, tested and bool(maps))
+        self.version += 1
+        self.finished = tested
+        self.result = result
+        self.document: Json = {
+            **document,
+            **self.summary(),
+            "claim": result.claim.words,
+            "warnings": warnings,
+            "autopsies": autopsy_sentences(self.autopsies.values(), self.manifest),
+            "lost": self.first_lost() if tested and maps else None,
+            "outcomes": [vars(table) for table in self.tables],
+        }
+
+    def summary(self) -> Json:
+        """Return the run's line in the list of runs."""
+        expected = self.manifest.expected
+        return {
+            "name": self.name,
+            "folder": self.folder.name,
+            "version": self.version,
+            "done": self.done,
+            "promised": self.promised,
+            "finished": self.finished,
+            "loading": self._seen < 0 and self._given is None,
+            "models": list(dict.fromkeys(model_name(cell.model) for cell in expected)),
+            "benchmarks": list(dict.fromkeys(cell.benchmark for cell in expected)),
+            "settings": len({cell.setting.id for cell in expected}),
+        }
+
+    # -- addresses ----------------------------------------------------------------------------------------------------
+
+    def answer(self, address: str) -> Json:
+        """Return the document at `run`, `about`, `outcomes/TABLE`, `questions/TABLE`, `cell/CELL`,
+        `trace/CELL/PROBLEM/SAMPLE` or `departure/CELL/PROBLEM/SAMPLE`.
+
+        Raises LookupError for an address without a document.
+        """
+        if _ADDRESS.fullmatch(address) is None:
+            raise LookupError(address)
+        kind, *numbers = address.split("/")
+        document: Json = getattr(self, kind)(*map(int, numbers))
+        return document
+
+    def addresses(self) -> Iterator[str]:
+        """Yield the addresses of outcomes, questions and cells."""
+        for table in range(len(self.tables)):
+            yield f"outcomes/{table}"
+            yield f"questions/{table}"
+        for cell in range(len(self.marks)):
+            yield f"cell/{cell}"
+
+    def run(self) -> Json:
+        """Return maps, cells, cards and tables."""
+        return self.document
+
+    def outcomes(self, table: int) -> Json:
+        """Return the marks of the cells of a table."""
+        return {"marks": [self.marks[cell] for cell in self.tables[table].rows]}
+
+    def questions(self, table: int) -> Json:
+        """Return the question and the reference answer of each problem of a table; None where they are gone."""
+        one = self.tables[table]
+        found = self.materials.problems.get(one.benchmark, {})
+        return {"problems": question_documents([found.get(problem) for problem in one.problems])}
+
+    def cell(self, cell_index: int) -> Json:
+        """Return the number of new tokens of each trace of a cell, 0 where it is missing or unknown."""
+        cell = self.data.cells[cell_index]
+        tokens = np.nan_to_num(cell.traces["output_tokens"]).astype(int)
+        return {"lengths": cell.in_order(tokens, self.problems[cell.benchmark], 0).ravel().tolist()}
+
+    def trace(self, number: int, problem: int, sample: int, *, whole: bool = True) -> Json:
+        """Return a trace. Raises LookupError where it is not there."""
+        key = self.key((number, problem, sample))
+        with self.data.store() as store:
+            trace = store.trace(key)
+        document = {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
+        autopsy = self.autopsies.get(tuple(map(str, key)))
+        if autopsy is not None:
+            document["autopsy"] = autopsy_document(autopsy, trace.usage.prompt_tokens or 0)
+        return document
+
+    def departure(self, number: int, problem: int, sample: int) -> Json:
+        """Return what the departing step of a trace missed, measured now; null where that is unknown."""
+        with self._measuring:
+            return {"departs": self.departures([(number, problem, sample)], 1)[0]}
+
+    def departures(self, places: Sequence[Place], limit: int) -> list[Json | None]:
+        """Return the same for traces, of which the first `limit` that can be measured are."""
+        pairs: list[tuple[Trace, Trace | None]] = []
+        with self.data.store() as store:
+            for place in places:
+                full = self.full(place)
+                pairs.append((store.trace(self.key(place)), None if full is None else store.trace(self.key(full))))
+        return departures(pairs, self.materials, limit)
+
+    def about(self) -> Json:
+        """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""
+        document: Json = {
+            **dict.fromkeys(("interpretation", "observations", "sentences", "comparisons"), ()),
+            "provenance": [[name, _as_text(value)] for name, value in self.manifest.provenance.items()],
+            "spec": json.dumps(dict(self.manifest.spec), indent=2, ensure_ascii=False, default=str),
+            "keys": self._run_keys(),
+        }
+        if self.finished:
+            with self._describing:
+                document |= _sentences(self.result)
+        return document
+
+    def _run_keys(self) -> list[list[Any]]:
+        """Return the run keys, each with the names of its cells."""
+        cells_by_key: dict[str, list[str]] = {}
+        for cell in self.manifest.expected:
+            cells_by_key.setdefault(cell.run_key, []).append(" | ".join(map(str, cell.name)))
+        return [[key, names] for key, names in cells_by_key.items()]
+
+    # -- traces -------------------------------------------------------------------------------------------------------
+
+    def mark(self, place: Place) -> str:
+        """Return the outcome of a trace."""
+        cell, problem, sample = place
+        return self.marks[cell][problem * self.table_of[cell].samples + sample]
+
+    def places(self, cells: Sequence[int] | None = None) -> Iterator[Place]:
+        """Yield the places of stored traces."""
+        for cell in range(len(self.marks)) if cells is None else cells:
+            samples = self.table_of[cell].samples
+            for index, mark in enumerate(self.marks[cell]):
+                if mark != MISSING:
+                    yield (cell, *divmod(index, samples))
+
+    def is_recommended(self, cell: int) -> bool:
+        """Return whether the setting of a cell is recommended for its model."""
+        expected = self.data.cells[cell].expected
+        return any(
+            choice.model == expected.model and choice.recommended == expected.setting for choice in self.result.choices
+        )
+
+    def first_lost(self) -> Place | None:
+        """Return the first place that is not right where the full cache's is, of recommended settings if possible."""
+        for cell in sorted(range(len(self.marks)), key=lambda cell: not self.is_recommended(cell)):
+            for place in self.places([cell]):
+                full = self.full(place)
+                if full is not None and self.mark(place) != RIGHT and self.mark(full) == RIGHT:
+                    return place
+        return None
+
+    def key(self, place: Place) -> Key:
+        """Return a trace's key in the store. Raises IndexError where the run has no such place."""
+        cell_index, problem, sample = place
+        cell = self.data.cells[cell_index]
+        if sample >= cell.expected.samples:
+            raise IndexError(sample)
+        return cell.key(self.problems[cell.benchmark][problem], sample)
+
+    def full(self, place: Place) -> Place | None:
+        """Return the place of the full cache's trace of the same sample, None where there is no other."""
+        full = self.table_of[place[0]].full
+        if full is None or full == place[0] or self.mark((full, *place[1:])) == MISSING:
+            return None
+        return (full, *place[1:])
+
+    def find(self, text: str = "", what: str = "", table: int | None = None, start: int = 0) -> Json:
+        """Search stored traces from the `start`-th on: by text, case ignored, and by outcome, in one table or in all.
+
+        `lost` is wrong where the full cache is right. `hits` are [cell, problem, sample, mark, text around it]; `next`
+        is the place to go on from, None at the end; `seen` of `total` traces were looked at.
+        """
+        if what not in FILTERS:
+            raise KvatlasError(f"Unknown filter {what!r}; expected one of {', '.join(FILTERS[1:])}.")
+        tables = self.tables if table is None else [self.tables[table]]
+        places = list(self.places(list(chain.from_iterable(one.rows for one in tables))))
+        until = time.monotonic() + SEARCH_SECONDS
+        hits: list[list[Any]] = []
+        with self.data.store() as store:
+            for index in range(start, len(places)):
+                if time.monotonic() > until or len(hits) >= SEARCH_HITS:
+                    return {"hits": hits, "next": index, "seen": index, "total": len(places)}
+                place = places[index]
+                around = self._text_around(store, place, text.lower()) if self._fits(what, place) else None
+                if around is not None:
+                    hits.append([*place, self.mark(place), around])
+        return {"hits": hits, "next": None, "seen": len(places), "total": len(places)}
+
+    def _text_around(self, store: Store, place: Place, text: str) -> str | None:
+        """Return the text around the first place where a trace has `text`, in lower case; None if it does not."""
+        if not text:
+            return ""
+        whole = store.text(self.key(place))
+        position = whole.lower().find(text)
+        if position < 0:
+            return None
+        return whole[max(0, position - AROUND) : position + len(text) + AROUND]
+
+    def _fits(self, what: str, place: Place) -> bool:
+        mark = self.mark(place)
+        if what == "lost":
+            full = self.full(place)
+            return mark != RIGHT and full is not None and self.mark(full) == RIGHT
+        return {"": True, "right": mark == RIGHT, "wrong": mark != RIGHT, "truncated": mark == TRUNCATED}[what]
+
+
+def _partial_notes(maps: Sequence[Map]) -> list[str]:
+    """Return the notes on missing traces, each once."""
+    notes = chain.from_iterable(map_.notes for map_ in maps)
+    return list(dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL))
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _sentences(result: Result) -> Json:
+    """Return what a result says in words, and its comparisons."""
+    return {
+        "interpretation": [
+            *say("recommendations", result),
+            *say("without_full", result),
+            *say("effects", result),
+        ],
+        "observations": [*say("observations", result), *say("notes", result)],
+        "sentences": [[one.title, say("analysis", one)] for one in result.every],
+        "comparisons": result.comparison_documents(),
+    }
+
+
+def open_runs(
+    folders: Sequence[Path], fix: Mapping[str, str], metric: str | None = None, lose_at_most: float | None = None
+) -> list[AppRun]:
+    """Open runs under the names of their folders in characters that an address can have, no two alike."""
+    runs: list[AppRun] = []
+    for folder in folders:
+        name = base = address_name(folder)
+        count = 1
+        while name in {run.name for run in runs}:
+            count += 1
+            name = f"{base}-{count}"
+        runs.append(AppRun.open(folder, name, fix, metric, lose_at_most))
+    return runs
+
+
+def address_name(folder: Path) -> str:
+    """Return the name of a folder in characters that an address can have."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", folder.absolute().name).strip(".") or "run"
+
+
+def trace_address(place: Place) -> str:
+    """Return the address of a trace within its run."""
+    return "/".join(("trace", *map(str, place)))
+
+
+def _order(setting: Setting) -> tuple[bool, list[str | float]]:
+    """Return a key that puts the full cache first and orders settings by name, numbers within it by value."""
+    pieces = re.split(r"(\d+(?:\.\d+)?)", str(setting))
+    return setting.policy != "full", [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
+
+
+def _tables(manifest: Manifest, problems: Mapping[str, tuple[str, ...]]) -> list[Table]:
+    """Return a table for each model, benchmark and number of samples."""
+    expected = manifest.expected
+    rows = sorted(range(len(expected)), key=lambda cell: _order(expected[cell].setting))
+    groups = grouped(rows, lambda cell: (expected[cell].model, expected[cell].benchmark, expected[cell].samples))
+    tables = []
+    for (model, benchmark, samples), cells in groups.items():
+        full = next((cell for cell in reversed(cells) if str(expected[cell].setting) == "full"), None)
+        tables.append(Table(model, model_name(model), benchmark, problems[benchmark], samples, tuple(cells), full))
+    return tables

@@ -1,0 +1,361 @@
+"""A result as text: the templates in `templates/`, and the words, numbers and tables that they use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from kvatlas.core import Cell, CellCoord, Claim, Setting, grouped
+from kvatlas.policies import all_values
+from kvatlas.report.headline import setting_words
+from kvatlas.report.memory_sentences import averages_sentences, level_sentence, memory_lines
+from kvatlas.report.result import MapResult, Result
+from kvatlas.stats.choice import Choice, kv_tokens_of
+from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.pairs import Comparison
+from kvatlas.stats.prices import Price
+from kvatlas.stats.setting_tables import SettingRow, SettingTable
+from kvatlas.text import axis_label, bytes_text, interval_text, model_name, p_text, percent_text, points_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+#: Items that a sentence names before it only counts them.
+_NAMED = 6
+
+
+def one_page(result: Result) -> str:
+    """Return the result as Markdown of about a page."""
+    return _rendered("describe.md", result)
+
+
+def mean_tables(result: Result) -> str:
+    """Return a Markdown table for each model and policy: the mean over benchmarks, else one for each benchmark."""
+    return _rendered("grids.md", result)
+
+
+def every_map(result: Result) -> str:
+    """Return the result as Markdown with every map, test and comparison."""
+    return _rendered("describe_long.md", result)
+
+
+def say(macro: str, about: Any, *others: Any) -> list[str]:
+    """Return the sentences that a macro of `sentences.txt` makes of a result, or of a part of it: its paragraphs."""
+    text = str(getattr(_environment().get_template("sentences.txt").module, macro)(about, *others))
+    return [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
+
+
+def recommendation(choice: Choice) -> str:
+    """Recommend a setting for one model, with its loss and cost."""
+    return " ".join(say("recommendation", choice))
+
+
+def _rendered(template: str, result: Result) -> str:
+    text = _environment().get_template(template).render(result=result)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = resources.files("kvatlas.report") / "templates"
+    # The text is Markdown: a page escapes each sentence where it puts it.
+    environment = Environment(
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(lambda name: (folder / name).read_text("utf-8")),
+    )
+    environment.filters |= {
+        "percent": percent_text,
+        "points": points_text,
+        "model": model_name,
+        "label": axis_label,
+        "brief": brief,
+        "p": p_text,
+        "count": count,
+        "listed": listed,
+        "grouped": lambda items, *names: grouped(items, attrgetter(*names)).items(),
+        "setting": setting_text,
+        "memory": memory_text,
+        "price": price_text,
+        "recommendation": recommendation,
+        "share": lambda share: f"{100 * share:g}",
+        "times": lambda ratio: f"{100 * ratio:.0f} %",
+        "at": at,
+        "estimates": _estimates,
+        "level_sentence": level_sentence,
+        "memory_lines": memory_lines,
+        "averages_sentences": averages_sentences,
+    }
+    environment.globals |= {
+        "say": say,
+        "marks_legend": marks_legend,
+        "limits_table": limits_table,
+        "grid_table": grid_table,
+        "benchmark_table": benchmark_table,
+        "comparison_table": comparison_table,
+        "price_parameters": price_parameters,
+        "settings_table": settings_table,
+        "settings_by_benchmark": settings_by_benchmark,
+        "setting_comparisons": setting_comparisons,
+    }
+    return environment
+
+
+# -- words and numbers ---------------------------------------------------------------------------------------------
+
+
+def brief(share: float) -> str:
+    """Return a share as points without more places than needed: 0.03 is `3`."""
+    return f"{round(100 * share, 4):g}"
+
+
+def count(quantity: int, noun: str) -> str:
+    """Return a number with its noun: `1 map`, `3,742 problems`."""
+    return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"
+
+
+def listed(items: Iterable[str]) -> str:
+    """Return the first items by name, the others as a number."""
+    names = list(items)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more
+
+
+def memory_text(cell: Cell) -> str:
+    """Return the mean KV memory of a cell: bytes, where they are known and so decide, and tokens."""
+    tokens = f"{kv_tokens_of(cell) or 0:,.0f} KV tokens"
+    if cell.mean_kv_bytes is None:
+        return tokens
+    return f"{bytes_text(cell.mean_kv_bytes)}, {tokens}"
+
+
+def price_parameters(result: Result, setting: Setting) -> str:
+    """Return the parameters of a setting that its name needs in a table of prices: those on the axes, else all."""
+    # The full cache has no parameters.
+    values = all_values(setting) if setting.values else {}
+    names = result.grids[0].axes if result.grids else list(setting.values)
+    return "".join(f" {name}={values[name]}" for name in names if name in values)
+
+
+def price_text(price: Price) -> str:
+    """Return the cost of a right answer as a multiple of the full cache's, with its interval."""
+    if price.low is None or price.high is None:
+        return f"{price.ratio:.2f} (too few right answers to say)"
+    return f"{price.ratio:.2f} ({price.low:.2f} to {price.high:.2f})"
+
+
+def at(coord: CellCoord, one: Any) -> str:
+    """Return a place on the axes of a map: `local_window 16, ratio 0.3`."""
+    return ", ".join(f"{name} {value}" for name, value in zip(one.axes, coord, strict=True))
+
+
+def setting_text(choice: Choice, setting: Setting) -> str:
+    """Return a setting by the parameters that differ between the candidates."""
+    return setting_words(setting, list(choice.settings.values()))
+
+
+def _exact(one: MapResult, value: float) -> str:
+    """Return a value in percent: to a tenth of a point, and of CSV maps to a hundredth where it was given so."""
+    finer = f"{round(100 * value, 4):.2f}"
+    return finer if one.map.validity is None and finer[-1] != "0" else percent_text(value)
+
+
+def _estimates(coords: Iterable[CellCoord], one: MapResult) -> str:
+    """Return the values of cells with their intervals and places."""
+    return listed(_estimate(coord, one) for coord in coords)
+
+
+def _estimate(coord: CellCoord, one: MapResult) -> str:
+    estimate = one.map.cells[coord].estimate
+    text = percent_text(estimate.value)
+    interval = interval_text(estimate)
+    if interval:
+        text += f" ({interval})"
+    return f"{text} at {at(coord, one)}"
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    ruler = "|" + "---|" * len(header)
+    return "\n".join([_table_row(header), ruler, *map(_table_row, rows)])
+
+
+def _table_row(fields: Sequence[str]) -> str:
+    escaped = (field.replace("|", r"\|").replace("\n", " ") for field in fields)
+    return f"| {' | '.join(escaped)} |"
+
+
+def grid_table(result: Result, one: MapResult) -> str:
+    """Return the values of a map, marked where a loss of at most the margin, or of more, is proven."""
+    (down, rows), (across, columns) = one.map.axes
+    name = f"{model_name(one.map.model)} {one.map.policy}".strip()
+    if len({grid.map.benchmark for grid in result.grids}) > 1:
+        name += f" on {one.map.benchmark}"
+    lines = []
+    for row in rows:
+        values = [_marked_value(one, (row, column)) for column in columns]
+        lines.append([str(row), *values])
+    return markdown_table([f"{name}: {down} \\ {across}", *map(str, columns)], lines)
+
+
+def _marked_value(one: MapResult, coord: CellCoord) -> str:
+    if coord not in one.map.cells:
+        return "–"
+    return _exact(one, one.map.cells[coord].estimate.value) + _mark(one.losses.get(coord))
+
+
+def _mark(loss: SettingLoss | None) -> str:
+    """Return `*` where a loss of at most the margin is proven, `!` where a larger one is; twice by every claim."""
+    if loss is None:
+        return ""
+    if loss.keeps_any or loss.breaks_any:
+        sign = "*" if loss.keeps_any else "!"
+        return 2 * sign if loss.keeps_like or loss.breaks_like else sign
+    return ""
+
+
+def marks_legend(margin: str) -> str:
+    """Return what the marks of settings mean."""
+    return (
+        f"`*`: proven to lose at most {margin} against the full cache on these problems, `**`: for problems like "
+        "these, too; `!` and `!!`: proven to lose more."
+    )
+
+
+def limits_table(choice: Choice) -> str:
+    """Return the losses of all settings with their limits by each claim, in points."""
+    header = ["Setting", "Lost", "95 %"]
+    for claim in Claim:
+        header += [f"At most, {claim.words}", "Any margin"]
+    header += ["p", "Pairs", "Compressed"]
+    losses = (choice.losses or {}).items()
+    return markdown_table(
+        header, [_limits_row(setting_text(choice, choice.settings[id_]), loss) for id_, loss in losses]
+    )
+
+
+def _limits_row(name: str, loss: SettingLoss) -> list[str]:
+    row = [name + _mark(loss), percent_text(loss.value), f"{percent_text(loss.low)} to {percent_text(loss.high)}"]
+    for claim in Claim:
+        of_claim = loss.claims.get(claim)
+        limits = () if of_claim is None else (of_claim.limit, of_claim.joint_limit)
+        row += [percent_text(limit) for limit in limits] or ["–", "–"]
+    pairs = f"{loss.pairs - loss.missing:,} of {loss.pairs:,}" if loss.missing else f"{loss.pairs:,}"
+    return [*row, p_text(loss.p), pairs, f"{loss.compressed:,} of {loss.traces:,}"]
+
+
+def benchmark_table(result: Result) -> str:
+    """Return the lowest and the highest value of each policy, and the full cache's, by model and benchmark."""
+    policies = list(dict.fromkeys(one.map.policy for one in result.single))
+    rows = []
+    for (model, benchmark), maps in grouped(result.single, attrgetter("map.model", "map.benchmark")).items():
+        full = maps[0].map.full
+        problems = maps[0].problems
+        ranges = {one.map.policy: f"{_exact(one, min(one.values))} to {_exact(one, max(one.values))}" for one in maps}
+        rows.append(
+            [
+                model_name(model),
+                benchmark,
+                "–" if problems is None else str(problems),
+                "–" if full is None else percent_text(full.estimate.value),
+                *(ranges.get(policy, "–") for policy in policies),
+            ]
+        )
+    columns = [f"{policy or 'cells'}, lowest to highest" for policy in policies]
+    return markdown_table(["Model", "Benchmark", "Problems", "full", *columns], rows)
+
+
+#: The columns of `settings_table` that stand only where a cost or a loss is known.
+_LOSS_COLUMNS = ("Points lost", "95 %")
+
+
+def settings_table(table: SettingTable) -> str:
+    """Return the settings of a model with values, losses against the full cache and costs, the highest first."""
+    header = ["Setting", axis_label(table.metric), "95 %"]
+    if any(row.loss for row in table.rows):
+        header += _LOSS_COLUMNS
+    header += ["KV tokens", "New tokens", "Seconds"]
+    return markdown_table(header, [_setting_row(row, _LOSS_COLUMNS[0] in header) for row in table.rows])
+
+
+def _setting_row(row: SettingRow, has_losses: bool) -> list[str]:
+    estimate = row.cell.estimate
+    fields = [row.name, percent_text(estimate.value) + _mark(row.loss), interval_text(estimate) or "–"]
+    if has_losses and row.loss is None:
+        fields += ["–", "–"]
+    elif has_losses and row.loss is not None:
+        fields += [percent_text(row.loss.value), f"{percent_text(row.loss.low)} to {percent_text(row.loss.high)}"]
+    costs = (row.cell.mean_kv_tokens, row.cell.output_tokens_mean)
+    fields += ["–" if cost is None else f"{cost:,.0f}" for cost in costs]
+    seconds = row.cell.seconds_mean
+    return [*fields, "–" if seconds is None else f"{seconds:.3g}"]
+
+
+def settings_by_benchmark(table: SettingTable) -> str:
+    """Return the value of each setting on each benchmark."""
+    rows = []
+    for row in table.rows:
+        estimates = [row.by_benchmark[benchmark].estimate for benchmark in table.benchmarks]
+        rows.append([row.name, *(percent_text(estimate.value) for estimate in estimates)])
+    return markdown_table(["Setting", *table.benchmarks], rows)
+
+
+#: Comparisons of settings that a page of text shows.
+_COMPARISONS = 20
+
+
+def setting_comparisons(result: Result) -> str:
+    """Return the comparisons of settings, the surest first; of many the first ones."""
+    surest = sorted(result.comparisons, key=lambda one: (one.p_holm, -abs(one.difference.value)))
+    rows = []
+    for comparison in surest[:_COMPARISONS]:
+        difference = comparison.difference
+        limits = f"{points_text(difference.low)} to {points_text(difference.high)}"
+        model = model_name(comparison.model) if comparison.model != comparison.first else ""
+        names = [comparison.first, comparison.second]
+        about = comparison.note or model
+        rows.append([*names, points_text(difference.value), limits, p_text(comparison.p_holm), about])
+    text = markdown_table(["First", "Second", "First - second", "95 %", "p (Holm)", "Of"], rows)
+    left_out = len(surest) - len(rows)
+    return f"{text}\n\n{left_out} more: --long has all." if left_out else text
+
+
+#: The columns of `comparison_table`.
+_COMPARISON_COLUMNS = (
+    "Model", "Benchmark", "First", "Second", "Cells", "Problems", "First - second (points)", "95 % interval", "p",
+    "p (Holm)", "p (BH)", "Note",
+)  # fmt: skip
+
+
+def comparison_table(result: Result) -> str:
+    """Return the paired comparisons: first minus second in points."""
+    return markdown_table(_COMPARISON_COLUMNS, map(_comparison_row, result.comparisons))
+
+
+def _comparison_row(comparison: Comparison) -> list[str]:
+    difference = comparison.difference
+    return [
+        comparison.model,
+        comparison.benchmark,
+        comparison.first,
+        comparison.second,
+        str(comparison.cells),
+        str(difference.problems),
+        points_text(difference.value),
+        f"{points_text(difference.low)} to {points_text(difference.high)}",
+        p_text(difference.p),
+        p_text(comparison.p_holm),
+        p_text(comparison.p_bh),
+        comparison.note,
+    ]

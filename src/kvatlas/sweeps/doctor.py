@@ -1,0 +1,430 @@
+"""Checks of this machine and of a model before a sweep.
+
+Machine: versions, device, kernels, decoded tokens. Model: tokenizer, tags, layers, one step against transformers, keys
+in few bits, a generation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvatlas import benchmarks, models, policies
+from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, PUBLISHED
+from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting, Storage, first_difference, reason
+from kvatlas.cpu import native
+from kvatlas.machine import free_memory
+from kvatlas.models import ModelHandle
+from kvatlas.models.checks import check_tokenizer
+from kvatlas.models.load_options import Options
+from kvatlas.noise import stream_key
+from kvatlas.sweeps.plan import FULL
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from kvatlas.engine import Engine, Generation
+    from kvatlas.engine.gpu.graphs import CudaGraphRunner
+
+PACKAGES = ("torch", "triton", "transformers", "numpy")
+#: Steps that are decoded with and without kernels.
+STEPS = 64
+#: Compared steps of a model: the prompt's, and of single tokens after it.
+COMPARED = 4
+#: Differences of logits in standard deviations: the largest certain rounding, and the largest possible one.
+ROUNDING = {"float32": (1e-3, 0.03), "bfloat16": (0.15, 0.6), "float16": (0.03, 0.2)}
+#: The bits at which keys are tried, and the largest loss of attention in nats that they survive. The losses of SmolLM2
+#: and Qwen2.5 at 4 bits are .07 and .13; those of Qwen2.5 with biases in its packed keys are 20.
+TRIED_BITS = (8, 4)
+KEY_LOSS = 0.25
+#: The question for a model without a benchmark, with words, numbers, lines and LaTeX.
+PROBE = (
+    "Let $x$ and $y$ be real numbers with $x + y = 12$ and $xy \\le 35$.\n\nWhat is the largest value of "
+    "$\\frac{x}{y}$? Please reason step by step, and put your final answer within \\boxed{}."
+)
+#: The benchmark of the embedded models, which have a vocabulary of their own.
+EMBEDDED_BENCHMARK = "CHAIN8"
+#: The answer in a test conversation; the template writes the end of a turn after it.
+#: A token that may be a think tag.
+_THINKS = re.compile("think|thought|reason", re.IGNORECASE)
+_ANSWER = "the answer of a test conversation"
+_THOUGHT = "the thinking of a test conversation"
+
+
+def check_machine(where: str = "auto") -> Iterator[Finding]:
+    """Yield findings about this machine and the device `where` (values of the model option `device`)."""
+    import torch
+
+    model = models.find("embedded:tiny-llama", device=Options(device=where).resolved_device())
+    # Without stop tokens traces go on to the limit.
+    model = replace(model, overrides=models.ENDLESS)
+    device = torch.device(model.device)
+    yield _versions()
+    yield _device(device)
+    yield _kernels(device)
+    try:
+        yield from _decoding(model, model.load())
+    except (KvatlasError, RuntimeError) as error:
+        yield Finding("tokens", Check.FAILED, reason(error))
+    if device.type != "cpu":
+        yield _bfloat16(device)
+
+
+def _versions() -> Finding:
+    versions = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
+    for name in PACKAGES:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            versions.append(f"no {name}")
+    return Finding("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
+
+
+def _device(device: torch.device) -> Finding:
+    import torch
+
+    free = free_memory(str(device))
+    memory = "memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
+    if device.type == "cpu":
+        processor = platform.processor() or platform.machine()
+        return Finding("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
+    properties = torch.cuda.get_device_properties(device)
+    return Finding(
+        "device",
+        Check.OK,
+        f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}, "
+        f"{memory} of {properties.total_memory / 2**30:.1f}; GPUs: {torch.cuda.device_count()}",
+    )
+
+
+def _kernels(device: torch.device) -> Finding:
+    if device.type != "cpu":
+        return Finding("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
+    kernels = native.load()
+    if kernels is None:
+        reason = (native.why_not() or "").rstrip(".")
+        return Finding("kernels", Check.WARNING, reason, "torch computes instead, slower")
+    pays = "; weights=bfloat16 is about twice as fast" if kernels.multiplies_pairs else ""
+    return Finding("kernels", Check.OK, f"native, for {kernels.target}{pays}")
+
+
+def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
+    """Compare the tokens of the fastest backend with plain torch; on a GPU also report CUDA graphs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        engine, fast = _decode(handle, model, None)
+    _, plain = _decode(handle, model, "reference")
+    if engine.graphs is not None:
+        yield _cuda_graphs(engine.graphs, engine.passes)
+    name = f"{engine.backend.name} against reference, {handle.name.removeprefix('embedded:')} in {handle.dtype}"
+    first_differences = map(first_difference, fast, plain)
+    differ = [index + 1 for index in first_differences if index is not None]
+    if differ:
+        message = f"{len(differ)} of {len(fast)} sequences differ, the first from new token {min(differ)} on ({name})"
+        yield Finding("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
+    else:
+        yield Finding("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
+
+
+def _bfloat16(device: torch.device) -> Finding:
+    """Decode random models in bfloat16 with the heads of Llama 8B and of Qwen 7B, which compare their own logits."""
+    passes = 0
+    captured = 0
+    try:
+        for heads_per_kv_head in (4, 7):
+            engine = _decode_random_model(device, heads_per_kv_head)
+            passes += engine.passes
+            captured += engine.graphs.steps if engine.graphs is not None else 0
+    except (KvatlasError, RuntimeError) as error:
+        return Finding("bfloat16", Check.FAILED, reason(error))
+    message = f"logits as in transformers, heads of size 128 in groups of 4 and of 7; {captured} of {passes} passes"
+    return Finding("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
+
+
+def _decode_random_model(device: torch.device, heads_per_kv_head: int) -> Engine:
+    """Return the engine that decoded with random weights of two layers with two KV heads each."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64 * heads_per_kv_head,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=2 * heads_per_kv_head,
+        num_key_value_heads=2,
+        head_dim=128,
+    )
+    torch.manual_seed(0)
+    overrides = replace(models.ENDLESS, opens_thinking=True)
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+        options = Options(device=str(device), dtype="bfloat16")
+        handle = ModelHandle("random weights", Path(folder), options, overrides=overrides)
+        engine, _ = _decode(handle, handle.load(), None)
+    return engine
+
+
+def _cuda_graphs(graphs: CudaGraphRunner, passes: int) -> Finding:
+    """Return the finding about the CUDA graphs of a decoding of so many forward passes."""
+    if graphs.broken or not graphs.steps:
+        why = graphs.broken or "no step could be captured"
+        return Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
+    return Finding("CUDA graphs", Check.OK, f"captured: {graphs.steps} of {passes} passes")
+
+
+def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) -> tuple[Engine, list[tuple[int, ...]]]:
+    """Decode greedily under the full cache and two policies that compress."""
+    from kvatlas.engine import Engine, Request
+
+    values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
+    settings = [
+        Setting.from_parameters("full"),
+        Setting.from_parameters("window", **values),
+        Setting.from_parameters("random", **values),
+    ]
+    chosen = [policies.from_setting(setting) for setting in settings]
+    engine = Engine(handle, model, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
+    prompts = [_test_prompt(handle.vocabulary, row) for row in range(3)]
+    work = [Request(row, prompt, row, tuple(chosen)) for row, prompt in enumerate(prompts)]
+    generated = {(generation.key, generation.policy.setting.id): generation.tokens for generation in engine.run(work)}
+    return engine, [generated[key] for key in sorted(generated)]
+
+
+def _test_prompt(vocabulary: int, row: int) -> tuple[int, ...]:
+    """Return tokens that differ from row to row, without the first five of the vocabulary."""
+    return tuple(5 + (7 * row + 3 * position) % (vocabulary - 5) for position in range(8 + row))
+
+
+def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str]:
+    """Return the messages of the first `count` problems of each benchmark, or one that suits the model."""
+    if not names and handle.name in models.embedded():
+        names = [EMBEDDED_BENCHMARK]
+    messages = []
+    for name in names:
+        benchmark = benchmarks.for_model(benchmarks.find(name), handle.reads)
+        messages += [benchmark.prompt(problem) for problem in benchmark.problems(count)]
+    return messages or [PROBE]
+
+
+def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
+    """Yield findings about a model; the generation answers the first of the `messages` of a user.
+
+    A failed check ends before decoding. Raises KvatlasError if the model has no configuration or tokenizer.
+    """
+    shape = handle.shape
+    # The first prompt loads the tokenizer.
+    prompts = [handle.prompt(message) for message in messages]
+    try:
+        handle.check()
+    except KvatlasError as error:
+        yield Finding("model", Check.FAILED, str(error).rstrip("."))
+        return
+    layers = (
+        f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size "
+        f"{shape.head_dim}; {handle.kv_bytes_per_token:,} bytes of keys and values a token"
+    )
+    findings = [
+        _model(handle),
+        Finding("layers", Check.OK, layers),
+        *check_tokenizer(handle, prompts),
+        *_template_values(handle),
+        _tags(handle),
+        _stops(handle),
+    ]
+    yield from findings
+    if any(finding.status is Check.FAILED for finding in findings):
+        return
+    try:
+        model = handle.load()
+        tokens = handle.tokens(prompts[0])
+        logits, generation = _generate(handle, model, tokens, new_tokens)
+    except KvatlasError as error:
+        yield Finding("weights", Check.FAILED, str(error).rstrip("."))
+        return
+    yield _step(handle, model, tokens, logits, generation)
+    yield _few_bits(handle, model, [*tokens, *generation.tokens])
+    yield _generation(handle, generation, new_tokens)
+
+
+def _model(model: ModelHandle) -> Finding:
+    stored = model.files.stored_dtype or "unknown"
+    kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
+    short = "" if model.precision == model.dtype else f", linear layers in {model.precision}"
+    return Finding("model", Check.OK, f"{kind} in {model.dtype}{short} on {model.device} (stored in {stored})")
+
+
+def _template_values(model: ModelHandle) -> Iterator[Finding]:
+    """Yield the variables of the chat template that the user sets, and those left to the template."""
+    values = dict(model.options.template_values)
+    unset = sorted(model.chat.template_variables - set(values))
+    texts = [f"{name}={value}" for name, value in values.items()]
+    if unset:
+        texts.append(f"not set, left to the template: {', '.join(unset)}")
+    if texts:
+        yield Finding("template values", Check.OK, "; ".join(texts))
+
+
+def _tags(model: ModelHandle) -> Finding:
+    name = "think tags"
+    tags = model.thinking
+    if not tags.close:
+        message = "none: the whole output is the answer"
+        added = [token for token in model.tokenizer.added_tokens_encoder if _THINKS.search(token)]
+        if added:
+            advice = "name the text that ends thinking with think_close"
+            return Finding(name, Check.WARNING, f"{message}, although {added[0]!r} is a token of its own", advice)
+        return Finding(name, Check.OK, message)
+    tokens = model.tokens(f"so{tags.close}7")
+    if model.split(tokens) is None:
+        message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
+        return Finding(name, Check.FAILED, message, "name the text that ends thinking with think_close")
+    how = "one token" if tags.token is not None else "found in the text"
+    message = f"{tags.open!r} to {tags.close!r} ({how})"
+    if model.prompt("x").rstrip().endswith(tags.close):
+        variables = ", ".join(sorted(model.chat.template_variables))
+        advice = f"template_values set what the template reads: {variables}" if variables else ""
+        status = Check.OK if model.options.template_values else Check.WARNING
+        return Finding(name, status, f"{message}, closed by the prompt: the model does not think", advice)
+    opened = "opened by the prompt" if model.opens_thinking else "to be opened by the model"
+    return Finding(name, Check.OK, f"{message}, {opened}")
+
+
+def _stops(model: ModelHandle) -> Finding:
+    name = "stop tokens"
+    tokenizer = model.tokenizer
+    texts = [str(tokenizer.decode([token])) for token in sorted(model.stops)]
+    turn = _end_of_turn(model)
+    if turn is not None and turn not in model.stops and not _ends_messages(model, turn):
+        message = f"{' '.join(texts)}, but the chat template ends a turn with {tokenizer.decode([turn])}"
+        advice = f"add {turn} to eos_token_id in generation_config.json if answers run on"
+        return Finding(name, Check.WARNING, message, advice)
+    return Finding(name, Check.OK, " ".join(texts))
+
+
+def _end_of_turn(model: ModelHandle) -> int | None:
+    """Return the special token that the template writes after an answer, or None."""
+    after = model.tokens(_test_turn(model).partition(_ANSWER)[2].lstrip())
+    special = set(model.tokenizer.all_special_ids) | set(model.tokenizer.added_tokens_decoder)
+    return after[0] if after and after[0] in special else None
+
+
+def _ends_messages(model: ModelHandle, token: int) -> bool:
+    """Return True if a token also ends a message inside a turn: as a stop token it would end traces after thinking."""
+    between = _test_turn(model).partition(_THOUGHT)[2].partition(_ANSWER)[0]
+    if model.thinking.close == HARMONY[1]:
+        between += NEXT_MESSAGE
+    return str(model.tokenizer.decode([token])) in between
+
+
+def _test_turn(model: ModelHandle) -> str:
+    """Return a conversation with thinking and answer, as the template writes it; empty if it refuses."""
+    # Templates know thinking by several names.
+    thought = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _THOUGHT)
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER, **thought}]
+    try:
+        return model.chat.render(turns, answering=False)
+    except KvatlasError:
+        return ""
+
+
+def _generate(
+    handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
+) -> tuple[list[Tensor], Generation[int]]:
+    """Return the logits [vocabulary] of the first steps of a full-cache generation, and the generation."""
+    from kvatlas.engine import Engine, Request
+
+    logits: list[Tensor] = []
+
+    def keep(_: Sequence[int], row: Tensor) -> Tensor:
+        if len(logits) < COMPARED:
+            logits.append(row.detach().float().clone())
+        return row
+
+    engine = Engine(handle, model, [FULL], Sampling(max_new_tokens=new_tokens), 1)
+    request = Request(0, prompt, stream_key("check", 0), (FULL,), logits_processor=keep)
+    (generation,) = engine.run([request])
+    return logits, generation
+
+
+def _step(
+    handle: ModelHandle,
+    model: PreTrainedModel,
+    prompt: tuple[int, ...],
+    logits: list[Tensor],
+    generation: Generation[int],
+) -> Finding:
+    """Compare the engine's logits with those of transformers over the same tokens."""
+    import torch
+
+    tokens = [*prompt, *generation.tokens[: len(logits) - 1]]
+    with torch.inference_mode():
+        ids = torch.tensor([tokens], device=model.device)
+        output = model(input_ids=ids, use_cache=False, logits_to_keep=len(logits))
+    expected = output.logits[0, -len(logits) :].float()
+    # In standard deviations of a step's logits, which differ from model to model.
+    differences = (torch.stack(logits) - expected).abs().amax(-1) / expected.std(-1)
+    difference = float(differences.max())
+    message = (
+        f"logits differ from transformers' own by at most {difference:.1e} standard deviations ({len(logits)} steps)"
+    )
+    certain, possible = ROUNDING[handle.precision]
+    if difference <= certain:
+        return Finding("one step", Check.OK, message)
+    # A difference that is not a number fails, too.
+    failed = not difference <= possible
+    return Finding("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
+
+
+def _few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> Finding:
+    """Compare attention to packed keys with attention to exact ones, layer by layer."""
+    from kvatlas.bits.outliers import key_divergences
+
+    losses = {bits: key_divergences(model, handle.shape, tokens, Storage(bits, bits)) for bits in TRIED_BITS}
+    texts = []
+    for bits, by_layer in losses.items():
+        layer = by_layer.index(max(by_layer))
+        layer_number = handle.shape.cached_layers[layer].layer_number
+        texts.append(f"{max(by_layer):.3f} nats at {bits} bits (layer {layer_number})")
+    message = f"keys alone change attention by at most {' and '.join(texts)}"
+    lost = [bits for bits, by_layer in losses.items() if not max(by_layer) <= KEY_LOSS]
+    if not lost:
+        return Finding("keys in few bits", Check.OK, message)
+    layers = sum(not loss <= KEY_LOSS for loss in losses[max(lost)])
+    message += f"; above {KEY_LOSS} in {layers} of {handle.shape.layers} layers at {max(lost)} bits"
+    return Finding("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
+
+
+def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
+    name = "generation"
+    tags = model.thinking
+    text = model.text(generation.tokens)
+    count = len(generation.tokens)
+    model_tags = (tags.open, tags.close.strip())
+    foreign_tags = [tag for tag in itertools.chain(*PUBLISHED) if tag in text and tag not in model_tags]
+    if foreign_tags:
+        advice = f"name the text that ends thinking with think_close, {foreign_tags[-1]!r} perhaps"
+        return Finding(name, Check.WARNING, f"it wrote {foreign_tags[0]!r}, which is not one of its think tags", advice)
+    ended = f"ended after {count} tokens" if generation.finished else f"went on for {count} tokens"
+    if not tags.close:
+        return Finding(name, Check.OK, ended)
+    if generation.thinking_end is not None:
+        return Finding(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
+    if not model.thinking_tokens(generation.tokens, None):
+        advice = f"think_open={tags.open!r} opens it in the prompt"
+        return Finding(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
+    if generation.finished:
+        advice = "such traces have no answer; set think_close to the text that the model writes"
+        return Finding(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
+    return Finding(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")
