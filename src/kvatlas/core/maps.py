@@ -114,7 +114,8 @@ class Cell:
 
     `seconds_mean` is a trace's share of the wall time of its batches. `unmeasured` counts traces whose metric is
     unknown; the estimate leaves them out. `stays_tokens` are the tokens after a compression by the setting's rule, the
-    mean over problems, and `stays_share` is their share of the tokens before it.
+    mean over problems, and `stays_share` is their share of the tokens before it. `more` has the values of other columns
+    by their names: means over traces, and what a CSV map says of them.
     """
 
     setting: Setting
@@ -130,6 +131,7 @@ class Cell:
     audit: BudgetAudit | None = None
     stays_tokens: float | None = None
     stays_share: float | None = None
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
