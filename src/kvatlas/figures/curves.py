@@ -10,7 +10,7 @@ import numpy as np
 
 from kvatlas.core import Cell, KvatlasError, Map, grouped
 from kvatlas.figures import colours, style
-from kvatlas.figures.panels import CostUnit, cost_of
+from kvatlas.figures.panels import CostUnit, cost_of, problem_count
 from kvatlas.figures.style import (
     FigureOptions,
     Margins,
@@ -206,7 +206,7 @@ def _about_curves(curves: Sequence[Map], measure: _CurveMeasure, options: Figure
     benchmarks = dict.fromkeys(curve.benchmark for curve in curves)
     if len(benchmarks) == 1 and len(curves) > 1:
         about.append(options.named(first.benchmark))
-    problems = common([_problems_of_curve(curve) for curve in curves])
+    problems = common([problem_count(curve) for curve in curves])
     if problems is not None:
         about.append(counted(problems, "problem"))
     if first.baselines:
@@ -214,10 +214,6 @@ def _about_curves(curves: Sequence[Map], measure: _CurveMeasure, options: Figure
     if options.intervals is not False and measure.cost is None:
         about.append("bands and bars: 95 % intervals")
     return about
-
-
-def _problems_of_curve(curve: Map) -> int | None:
-    return common([cell.estimate.problems for cell in curve.cells.values()])
 
 
 def _top(curves: Sequence[Map], measure: _CurveMeasure) -> float:
@@ -246,7 +242,7 @@ def _curve_names(curves: Sequence[Map], options: FigureOptions) -> list[str]:
     """Return what differs between panels, of one panel the benchmark, with the problems where their number differs."""
     is_one_model = len({curve.model for curve in curves}) == 1
     is_one_benchmark = len({curve.benchmark for curve in curves}) == 1 and len(curves) > 1
-    problems = [_problems_of_curve(curve) for curve in curves]
+    problems = [problem_count(curve) for curve in curves]
     names = []
     for curve, count in zip(curves, problems, strict=True):
         parts = []

@@ -291,7 +291,8 @@ def _write_beside(
     left, right = panel.get_xlim()
     bottom, top = panel.get_ylim()
     points = [((mark.saved - left) / (right - left), (mark.lost - bottom) / (top - bottom)) for mark in marks]
-    place_x, place_y = ((named.saved - left) / (right - left), (named.lost - bottom) / (top - bottom))
+    place_x = (named.saved - left) / (right - left)
+    place_y = (named.lost - bottom) / (top - bottom)
     edge = (100 * margin - bottom) / (top - bottom)
 
     # The name of the band stands right, above or below its edge.
