@@ -162,6 +162,7 @@ def _clauses_about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[st
     if problems is not None:
         about.append(counted(problems, "problem"))
     about.append("filled: on the observed front (dotted), where no setting with as few tokens is higher")
+
     if any(one.proven_off for one in maps):
         about.append("crossed out: proven off it")
     halves = [half for half in map(_half_interval, maps) if half is not None]
@@ -318,6 +319,7 @@ def _draw_full(panel: Axes, full: Cell, options: FigureOptions) -> _Box:
         color=options.colours.ink,
         va="bottom",
     )
+
     ((_, place),) = _in_inches(panel, [(0.0, height)])
     return _Box(0, place, text_width(text) + 0.05, place + style.SMALL_TYPE * style.LINE + 0.03)
 
@@ -390,6 +392,7 @@ class _PanelShapes(NamedTuple):
         hidden = sum(box.overlaps(x, y, _FREE) for x, y in chain.from_iterable(self.markers))
         crossed = sum(box.overlaps(x, y) for x, y in chain.from_iterable(self.strokes))
         stepped = sum(box.overlaps(x, y) for x, y in self.steps)
+
         distances = []
         for stroke in self.strokes:
             gaps = [(max(box.left - x, x - box.right, 0.0), max(box.bottom - y, y - box.top, 0.0)) for x, y in stroke]
@@ -419,6 +422,7 @@ def memory_csv(maps: Sequence[Map], memories: Sequence[EqualMemory | None]) -> s
         header = header or [
             "model", "benchmark", "policy", *axes, "stays_tokens", map_.metric, "low", "high", "front", "proven_off",
         ]  # fmt: skip
+
         front = set(one.front)
         off = set(one.proven_off)
         for coord, cell in map_.cells.items():

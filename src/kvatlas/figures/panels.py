@@ -262,6 +262,7 @@ def with_tokens(panels: Sequence[Panel]) -> list[Panel]:
             is_known = is_known or tokens is not None
             texts[coord] = text._replace(small="" if tokens is None else f"{tokens:,.0f}")
         shown.append(replace(panel, cells=texts))
+
     if not is_known:
         raise KvatlasError("--look kept=true: the tokens that stay after a compression are known of no cell.")
     return shown
@@ -452,6 +453,7 @@ def panels_csv(panels: Sequence[Panel]) -> str:
     axes = [name for name, _ in panels[0].map.axes]
     names_of_numbers = ["value", "text", "small", "outlined", "proven", "loses_more", "recommended"]
     rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", *names_of_numbers]]
+
     for panel in panels:
         map_ = panel.map
         for coord, cell in panel.cells.items():

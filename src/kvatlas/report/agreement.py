@@ -65,6 +65,7 @@ def compare_maps(given: Mapping[str, Sequence[Map]], means: Sequence[Map] | None
         raise KvatlasError(
             "The maps have no cell in common; they need a model, a benchmark, and values of both axes that both have."
         )
+
     conflicts = [cell.to_dict() for cell in common if cell.distance > ROUNDING]
     fits = {} if means is None else {name: _fit_to_means(maps, means) for name, maps in given.items()}
     whole = [name for name, fit in fits.items() if fit["fitting"] == fit["checked"]]
@@ -104,6 +105,7 @@ def _fit_to_means(maps: Sequence[Map], means: Sequence[Map]) -> dict[str, Any]:
             values = [map_.cells[coord].estimate.value for map_ in averaged if coord in map_.cells]
             if len(values) == len(averaged):
                 distances.append(abs(math.fsum(values) / len(values) - cell.estimate.value))
+
     if not distances:
         raise KvatlasError(
             "The maps and the mean map have no cell to compare; the mean must be of the same model, over as many "
@@ -129,12 +131,14 @@ def compare_runs(first: Path, second: Path) -> dict[str, Any]:
 
     first_digests = _token_digests(first)
     second_digests = _token_digests(second)
+
     common = first_digests.keys() & second_digests.keys()
     differing: dict[str, set[str]] = {}
     for name in common:
         if first_digests[name] != second_digests[name]:
             model, benchmark, setting, problem, _ = name
             differing.setdefault(f"{model} {benchmark} {setting}", set()).add(problem)
+
     only = [len(first_digests) - len(common), len(second_digests) - len(common)]
     return {
         "first": str(first),
@@ -174,6 +178,7 @@ def runs_as_text(compared: Mapping[str, Any]) -> str:
         if len(cell["problems"]) > _NAMED:
             problems += " ..."
         lines.append(f"- {cell['cell']}: other tokens on {counted(len(cell['problems']), 'problem')} ({problems})")
+
     for name, count in zip((compared["first"], compared["second"]), compared["only"], strict=True):
         if count:
             lines.append(f"{count:,} traces are in {name} alone.")

@@ -193,6 +193,7 @@ def grid_table(result: Result, one: MapResult) -> str:
     name = f"{model_name(one.map.model)} {one.map.policy}".strip()
     if len({grid.map.benchmark for grid in result.grids}) > 1:
         name += f" on {one.map.benchmark}"
+
     lines = []
     for row in rows:
         line = [str(row)]
@@ -228,6 +229,7 @@ def limits_table(choice: Choice) -> str:
     for claim in Claim:
         header += [f"At most, {claim.words}", "Any margin"]
     header += ["p", "Pairs", "Compressed"]
+
     rows = []
     for id_, loss in (choice.losses or {}).items():
         name = setting_text(choice, choice.settings[id_]) + _loss_mark(loss)
@@ -261,6 +263,7 @@ def benchmark_table(result: Result) -> str:
                 *(ranges.get(policy, "–") for policy in policies),
             ]
         )
+
     columns = [f"{policy or 'cells'}, lowest to highest" for policy in policies]
     return markdown_table(["Model", "Benchmark", "Problems", "full", *columns], rows)
 
@@ -272,6 +275,7 @@ def settings_table(table: SettingTable) -> str:
     if has_losses:
         header += ["Points lost", "95 %"]
     header += ["KV tokens", "New tokens", "Seconds"]
+
     rows = []
     for row in table.rows:
         cell = row.cell
@@ -315,6 +319,7 @@ def setting_comparisons(result: Result) -> str:
         names = [comparison.first, comparison.second]
         about = comparison.note or model
         rows.append([*names, points_text(difference.value), limits, p_text(comparison.p_holm), about])
+
     text = markdown_table(["First", "Second", "First - second", "95 %", "p (Holm)", "Of"], rows)
     left_out = len(surest) - len(rows)
     return f"{text}\n\n{left_out} more: --long has all." if left_out else text

@@ -34,6 +34,7 @@ def headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> st
         clauses = [_settings_that_keep(judged), ahead.partition(" (")[0]]
     else:
         clauses = [ahead, _nothing_kept(judged)]
+
     text = "; ".join(filter(None, clauses))
     # Names of policies keep their case.
     is_word = text.startswith(("a setting", "every", "no setting", "on "))
@@ -74,6 +75,7 @@ def _nothing_kept(choices: Sequence[Choice]) -> str:
     for choice in choices:
         losses += (choice.losses or {}).values()
     broken = sum(loss.is_broken for loss in losses)
+
     margin = margin_text(choices[0].margin)
     population = ""
     if choices[0].family is not None and choices[0].family.claim is Claim.LIKE and not choices[0].is_single:
@@ -94,6 +96,7 @@ def _policy_ahead(comparisons: Sequence[Comparison]) -> str:
         if not is_proven or min(values) <= 0 <= max(values):
             continue
         ahead, behind = (first, second) if values[0] > 0 else (second, first)
+
         points = []
         limits = []
         for one in of_pair:
@@ -126,10 +129,12 @@ def recommended_words(choice: Choice) -> str:
     if choice.recommended is None:
         return ""
     text = f"{model_name(choice.model)}: {setting_words(choice.recommended, list(choice.settings.values()))}"
+
     price = []
     if choice.saving is not None:
         saved = fixed(100 * (1 - choice.saving.memory), 0)
         price.append(f"saves {saved} %" if int(saved) > 0 else "saves no memory")
+
     interval = ""
     if choice.loss is not None:
         verb = "loses"

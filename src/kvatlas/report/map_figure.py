@@ -73,6 +73,7 @@ def plot_sources(
     cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
+
     if any(not analysis.run.has_maps for analysis in result.opened_runs):
         if show.against:
             return _draw_against(result, out, cost, options.policy, show)
@@ -82,6 +83,7 @@ def plot_sources(
             "--mean averages two or more benchmarks of one model, and there is one; --shared draws its maps side by "
             "side on one colour scale."
         )
+
     if show.by_memory:
         return _draw_by_memory(result, out, cost, show)
     if _shows_losses(result, cost, show):
@@ -90,6 +92,7 @@ def plot_sources(
         title = headline(result.choices, result.comparisons)
         figure = loss_figure(result.choices, metric, title=title, notes=notes, options=show.figure)
         return save(figure, out, data=losses_csv(result.choices))
+
     if cost and show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     if cost:
@@ -137,6 +140,7 @@ def _check_heatmap_options(show: MapOptions, figure: str) -> None:
         "--loss-by-memory": show.loss_by_memory is True and figure != "losses by memory",
         "--heatmaps": show.loss_by_memory is False and figure != "losses by memory",
     }
+
     for option, is_given in given.items():
         if is_given:
             raise KvatlasError(f"{option} is for runs with two axes, and this figure shows {figure}; leave it out.")
@@ -162,6 +166,7 @@ def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions) -> Figu
     comparisons = _comparisons_of(result, {map_.policy for map_ in maps})
     # The means of all policies are the whole result.
     is_whole = show.mean and result.options.policy is None
+
     return map_figure(
         maps,
         shared=show.shared,
@@ -247,6 +252,7 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     for run in runs:
         cells = list(filter(run.fits, run.cells))
         check_complete(cells, run.partial, "figure")
+
     tables = list(chain.from_iterable(against_policy(run, show.against) for run in runs))
     if policy:
         tables = rows_of_policy(tables, policy)
@@ -262,6 +268,7 @@ def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None,
     curves = curves_of_run(result.opened_runs[0].run)
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
+
     if policy:
         every: dict[str, None] = {}
         chosen = []
@@ -274,6 +281,7 @@ def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None,
         if not chosen:
             raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(every)}.")
         curves = chosen
+
     figure = line_figure(curves, cost=cost, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
 
@@ -287,6 +295,7 @@ def _panels_against(result: Result, against: str, mean: bool) -> list[Panel]:
     other = result.options.open_source(against) if is_source else None
     compared = compare(result.every_map, [analysis.run for analysis in result.opened_runs], against, other)
     compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
+
     if mean:
         others = []
         for map_ in compared.maps:
@@ -365,6 +374,7 @@ def _compared_maps(
             partners[map_.name] = partner
     if not partners:
         raise KvatlasError(f"No map has the model, benchmark, policy and axes of a map of {name} to be compared with.")
+
     contrasts: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
     for run in runs:
         for other_run in other_runs:

@@ -33,6 +33,7 @@ def level_sentence(effect: PooledEffect) -> str:
     is_below = most.value < 0
     tokens = {name: stays.tokens for name, stays in effect.stays.items()}
     differ = bool(tokens) and max(tokens.values()) - min(tokens.values()) >= ONE_TOKEN / 2
+
     details = [] if effect.maps else [f"{percent_text(most.low)} to {percent_text(most.high)}"]
     details.append(f"p {p_text(effect.adjusted_p)}")
     level_tokens = ""
@@ -51,9 +52,11 @@ def level_sentence(effect: PooledEffect) -> str:
         end = f"; it also {keeps}" if is_fewer == is_below else f"; though it {keeps}"
     elif tokens:
         end = f"; all keep {tokens[level]:,.0f} tokens"
+
     names = _and(map(str, others)) if len(others) <= _NAMED else f"the {len(others)} others"
     points = f"{percent_text(abs(most.value))} points"
     side = "below" if is_below else "above"
+
     if not effect.maps:
         inside = ", ".join(details).replace(";,", ";")
         return f"{effect.axis} {level}{level_tokens} is {points} {side} {names} ({inside}){end}"
@@ -75,6 +78,7 @@ def memory_lines(maps: Sequence[MapResult]) -> list[str]:
     """
     names = [(model_name(one.map.model), one.map.benchmark, one.map.policy) for one in maps]
     differing = [len(set(column)) > 1 for column in zip(*names, strict=True)]
+
     lines = []
     for one, name in zip(maps, names, strict=True):
         if one.verdict.memory is not None:
@@ -101,6 +105,7 @@ def memory_title(maps: Sequence[MapResult], singles: Sequence[MapResult]) -> str
     proven = [(one, memory, memory.best) for one, memory in tested if memory.best is not None]
     if not proven:
         return "At equal memory no window is proven better"
+
     one, memory, pair = min(proven, key=lambda item: item[2].test.adjusted_p)
     tokens = " and ".join(dict.fromkeys(f"{tokens:,.0f}" for tokens in pair.tokens))
     subject = f"{model_name(one.map.model)}, {one.map.policy}: at" if len(tested) > 1 else "At"

@@ -75,6 +75,7 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
         return []
     if run.manifest.allocation or run.manifest.screened:
         return []
+
     judged = [choice for choice in choices if choice.losses and (choice.vacuous is None or _is_floor(choice))]
     folder = run.folder or Path("RUN")
     steps: dict[str, NextStep] = {}
@@ -83,6 +84,7 @@ def next_steps(run: RunData, choices: Sequence[Choice], memories: Sequence[Equal
             if name not in steps:
                 command = f"kvatlas sweep {name}.yaml --out {folder}"
                 steps[name] = NextStep(name, title, reason, spec_text({**spec, **changes}), command)
+
     equal_memory = _equal_memory_grid(run, spec, memories)
     if equal_memory is not None:
         title, reason, changes = equal_memory
@@ -214,11 +216,13 @@ def _finer_ratios(choice: Choice, spec: Json) -> Iterator[_SpecChange]:
     lower = [value for value in ratios if value < ratio]
     if not lower:
         return
+
     lower_setting = Setting.from_parameters(chosen.policy, **{**chosen.values, "ratio": lower[-1]})
     loss = (choice.losses or {}).get(lower_setting.id)
     # Under a lower ratio texts may become longer, so that the cheapest setting is not that of the lowest proven ratio.
     if loss is None or loss.is_kept:
         return
+
     between = round((lower[-1] + ratio) / 2, 3)
     reason = (
         f"On {model_name(choice.model)} {setting_words(chosen, list(choice.settings.values()))} is proven within "
@@ -261,6 +265,7 @@ def _equal_memory_grid(run: RunData, spec: Json, memories: Sequence[EqualMemory]
     changes = {"settings": settings, "axes": {"kv_budget": budgets, WINDOW: list(_SHARES)}}
     if len(budgets) < 2 or not settings or not _can_be_run({**spec, **changes}):
         return None
+
     reason = (
         "A wider window keeps more tokens here, and no window is proven better at equal memory. In this grid all "
         "windows of a KV budget keep the same number of tokens: a token more of window is a chosen one less."

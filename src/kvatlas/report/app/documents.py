@@ -107,13 +107,16 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     cells = PageCells(analysis.run.manifest.expected)
     compared = tested and analysis.run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
+
     if tested:
         every_map = with_recommended(every_map, result.choices)
+
     verdicts = result.verdicts if compared else {}
     differences = result.differences if compared else {}
     documents = [
         _map_document(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map
     ]
+
     metric = maps[0].metric if maps else analysis.run.metric
     # The baseline against which differences are shown: the first one of the maps.
     against = next(chain.from_iterable(map_.baselines for map_ in every_map), "the first baseline")
@@ -146,6 +149,7 @@ def _map_document(
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed_cells(map_)
     thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
+
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []
     for row in reversed(rows):
@@ -157,6 +161,7 @@ def _map_document(
         numbers.append(in_row)
         # 2 where a frame is thick: proven for problems like these, too.
         is_framed.append([int(coord in region) + int(coord in thick) for coord in coords])
+
     return {
         "model": map_.model,
         "short": model_name(map_.model),
@@ -199,6 +204,7 @@ def _settings_document(table: SettingTable, cells: PageCells) -> Json:
                 "broken": loss is not None and loss.is_broken,
             }
         )
+
     return {
         "model": table.model,
         "short": model_name(table.model),
@@ -215,6 +221,7 @@ def _fronts(maps: Sequence[Map], cells: PageCells) -> list[Json]:
         group = groups.setdefault((map_.model, map_.benchmark), {})
         for cell in (*map_.cells.values(), *map_.baselines.values()):
             group[cells.number(map_, cell)] = cell
+
     fronts: list[Json] = []
     for (model, benchmark), group in groups.items():
         by_memory = {index: (cell.mean_kv_tokens, cell.estimate.value) for index, cell in group.items()}

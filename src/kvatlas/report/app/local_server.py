@@ -61,6 +61,7 @@ class AppServer(ThreadingHTTPServer):
         # Found now, so that the first trace does not wait for tokenizers and problems.
         for run in self.runs.values():
             _ = run.materials
+
         while not self._end.is_set():
             for name, run in self.runs.items():
                 try:
@@ -69,6 +70,7 @@ class AppServer(ThreadingHTTPServer):
                 except KvatlasError as error:
                     self.failures[name] = str(error)
             self._end.wait(POLL)
+
         for store in stores.values():
             store.close()
 
@@ -92,12 +94,14 @@ class AppServer(ThreadingHTTPServer):
         if host_name not in LOOPBACK:
             names = ", ".join(LOOPBACK)
             return _failure(403, f"Unknown Host header {host!r}; expected one of {names}.")
+
         url = urlsplit(target)
         token, _, path = url.path.removeprefix("/").partition("/")
         if not secrets.compare_digest(token.encode(), self.token.encode()):
             return _failure(404, "There is nothing here.")
         if path == "":
             return 200, "text/html", self.page
+
         try:
             return 200, "application/json", json_for_script(self._document(path, url.query))
         except LookupError:
@@ -111,11 +115,13 @@ class AppServer(ThreadingHTTPServer):
         found = re.fullmatch(r"data/([^/]+)/(.+)\.json", path)
         if found is None:
             raise LookupError(path)
+
         name, address = found.groups()
         if name not in self.runs:
             raise LookupError(name)
         if address != "find":
             return self.runs[name].answer(address)
+
         given = {name: values[-1] for name, values in parse_qs(query).items()}
         table = _request_number(given.get("table"))
         start = _request_number(given.get("start"))

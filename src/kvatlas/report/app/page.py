@@ -70,6 +70,7 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
         "lines": colours.LINES,
         "columns": [column.page_words() for column in page_columns() if column.title],
     }
+
     if documents is not None:
         packed = gzip.compress(json_for_script(documents).encode(), mtime=0)
         constants["documents"] = base64.b64encode(packed).decode()
@@ -98,9 +99,11 @@ def write_bundle(runs: Sequence[AppRun], folder: Path) -> int:
     for run in runs:
         with Store.open(run.folder) as store:
             run.refresh(store)
+
     texts = {"index.html": app_page("files"), "data/runs.json": json_for_script([run.summary() for run in runs])}
     for name, text in texts.items():
         _write_document(folder / name, text)
+
     count = len(texts)
     for run in runs:
         for address in ("run", "about", *run.addresses(), *map(trace_address, run.places())):
@@ -126,10 +129,12 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
         raise KvatlasError("The run has no settings that a report could show.")
     (analysis,) = result.opened_runs
     run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), result)
+
     traces = _traces_of_page(run, per_cell)
     for trace, departs in zip(traces.values(), run.departures(list(traces), DEPARTURES), strict=True):
         if departs:
             trace["departs"] = departs
+
     documents = {address: run.answer(address) for address in ("run", "about", *run.addresses())}
     documents |= {trace_address(place): trace for place, trace in traces.items()}
     named = {f"{run.name}/{address}": document for address, document in documents.items()}
@@ -191,5 +196,6 @@ def _telling_places(run: AppRun, cell: int) -> list[Place]:
             lost.append(place)
         else:
             wrong.append(place)
+
     lost = lost or wrong[:1]
     return list(dict.fromkeys([*lost[:1], *right[:1], *lost[1:], *wrong, *right[1:]]))

@@ -109,6 +109,7 @@ class AppRun:
         self.table_of: dict[int, OutcomeTable] = {}
         for table in self.tables:
             self.table_of |= dict.fromkeys(table.rows, table)
+
         self.promised = sum(len(cell.problems) * cell.samples for cell in self.manifest.expected)
         self._row = 0
         self._seen = -1
@@ -126,6 +127,7 @@ class AppRun:
             return False
         if self._seen >= 0 and (manifest := store.manifest()) != self.manifest:
             self._begin(replace(self.data, manifest=manifest, traces=TraceTable(manifest)))
+
         before = self._row
         added = ROWS
         while added == ROWS:
@@ -133,6 +135,7 @@ class AppRun:
             self.data.table.append(columns)
             added = len(columns)
             self.done = sum(cell.stored for cell in self.data.cells)
+
         changed = self._row != before or self._seen < 0
         self._seen = version
         if changed:
@@ -149,6 +152,7 @@ class AppRun:
         self.done = sum(cell.stored for cell in self.data.cells)
         #: Those that were there when the run was opened or changed.
         self.autopsies = read_autopsies(self.folder)
+
         result = self._given or Result((RunAnalysis(self.data),))
         warnings: list[str] = []
         maps: list[Map] = []
@@ -163,6 +167,7 @@ class AppRun:
         if tested:
             notes = chain.from_iterable(map_.notes for map_ in maps)
             warnings += dict.fromkeys(note.text for note in notes if note.kind is NoteKind.PARTIAL)
+
         document = run_document(result, maps, tested and bool(maps))
         self.version += 1
         self.finished = tested
@@ -266,6 +271,7 @@ class AppRun:
         for name, value in self.manifest.provenance.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
             provenance.append([name, text])
+
         # The run keys, each with the names of its cells.
         cells_by_key: dict[str, list[str]] = {}
         for cell in self.manifest.expected:
@@ -276,6 +282,7 @@ class AppRun:
             "spec": json.dumps(dict(self.manifest.spec), indent=2, ensure_ascii=False, default=str),
             "keys": [[key, names] for key, names in cells_by_key.items()],
         }
+
         if not self.finished:
             return document
         with self._describing:
@@ -345,6 +352,7 @@ class AppRun:
             raise KvatlasError(f"Unknown filter {what!r}; expected one of {', '.join(FILTERS[1:])}.")
         tables = self.tables if table is None else [self.tables[table]]
         places = list(self.places(list(chain.from_iterable(one.rows for one in tables))))
+
         until = time.monotonic() + SEARCH_SECONDS
         hits: list[list[Any]] = []
         with self.data.store() as store:

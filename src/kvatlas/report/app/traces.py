@@ -97,12 +97,14 @@ def evictions_in_steps(eviction_trace: EvictionTrace, prompt: int, new: int, win
     steps = sorted(set(eviction_trace.evicted_at) - {0})
     step_index = {step: index for index, step in enumerate([0, *steps])}
     prompt_left = Counter(eviction_trace.evicted_at[:prompt])
+
     document: dict[str, Any] = {
         "steps": steps,
         "left": [step_index[step] for step in new_left],
         "judged": max(0, steps[-1] - 1 - (window or 0)) if steps else 0,
         "prompt_left": [prompt_left[step] for step in steps],
     }
+
     if eviction_trace.holders > 1:
         kept = eviction_trace.kept_by[prompt : prompt + new]
         document["holders"] = eviction_trace.holders
