@@ -129,7 +129,7 @@ embedded: $(VENV)/user.stamp
 site: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build
 
-# The packages in dist/, checked as PyPI does and tried as a user would: docs/releasing.md.
+# The packages in dist/, checked as PyPI does and tried as a user would: CONTRIBUTING.md.
 RELEASE = build/release
 release: $(VENV)/dev.stamp
 	rm -rf dist $(RELEASE)

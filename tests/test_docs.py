@@ -20,7 +20,7 @@ from tests.stand_ins import ELSEWHERE, hub_of_small_models, names_of, run_script
 from tests.stored import decode_run
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 #: Commands that need minutes, other machines or the network; each is run elsewhere, for the reason given.
 NOT_HERE = {
     "make demo": "runs in a fresh clone before each release",
@@ -111,6 +111,8 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "grid.yaml").write_text(small(recipes()["demo-quick"]))
     (grid,) = blocks(ROOT / "docs" / "one-gpu.md", "yaml")
     (folder / "r1-llama.yaml").write_text(f"problems: 1\n{grid}")
+    (folder / "mine.jsonl").write_text(blocks(ROOT / "docs" / "small-model.md", "text")[0])
+    (folder / "small.yaml").write_text(blocks(ROOT / "docs" / "small-model.md", "yaml")[0])
     (folder / "mine.py").write_text(blocks(ROOT / "docs" / "adding-a-policy.md", "python")[0])
     decode_run({**quick, "problems": 2}, folder / "runs" / "demo")
     return folder
