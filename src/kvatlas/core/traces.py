@@ -16,7 +16,6 @@ from kvatlas.core.basics import (
     canonical,
     digest,
 )
-from kvatlas.former_names import warn_of_former_name
 
 
 class Status(StrEnum):
@@ -124,12 +123,6 @@ class Setting:
     def from_parameters(cls, policy: str, **parameters: Any) -> Setting:
         """Return the setting of a policy, with its parameters in the order of their names."""
         return cls(policy, tuple(sorted(parameters.items())))
-
-    @classmethod
-    def of(cls, policy: str, **parameters: Any) -> Setting:
-        """Return the setting of a policy: the former name of `from_parameters`."""
-        warn_of_former_name("Setting.of", "Setting.from_parameters")
-        return cls.from_parameters(policy, **parameters)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -246,18 +239,6 @@ class EvictionTrace:
     evicted_at: tuple[int, ...]
     kept_by: tuple[int, ...]
 
-    @property
-    def left(self) -> tuple[int, ...]:
-        """The former name of `evicted_at`."""
-        warn_of_former_name("EvictionTrace.left", "EvictionTrace.evicted_at")
-        return self.evicted_at
-
-    @property
-    def held(self) -> tuple[int, ...]:
-        """The former name of `kept_by`."""
-        warn_of_former_name("EvictionTrace.held", "EvictionTrace.kept_by")
-        return self.kept_by
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -280,9 +261,3 @@ class Trace:
     eviction_trace: EvictionTrace | None = None
     token_digest: str = field(default="", compare=False)
     made_with: str = field(default="", compare=False)
-
-    @property
-    def written(self) -> str:
-        """The former name of `token_digest`."""
-        warn_of_former_name("Trace.written", "Trace.token_digest")
-        return self.token_digest
