@@ -140,7 +140,7 @@ def show(progress: Progress) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2.5-coder-1.5b")
+    parser.add_argument("--model", default="qwen2.5-coder-1.5b.gguf", help="a model, as fetch.py writes it")
     parser.add_argument("--panel", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
     parser.add_argument("--parts", nargs="+", default=["maps", "bytes", "prompt"])
