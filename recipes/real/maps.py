@@ -30,8 +30,7 @@ from typing import Any
 
 import kvatlas
 from kvatlas import benchmarks, models
-from kvatlas.core import Storage
-from kvatlas.models.shape import Shape
+from kvatlas.core import Shape, Storage
 from kvatlas.sweeps import Progress
 
 BUDGET = 192

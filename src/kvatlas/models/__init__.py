@@ -16,7 +16,6 @@ from kvatlas.models import gguf
 from kvatlas.models.files import ENDLESS, Overrides
 from kvatlas.models.handle import SMALL_FILES, ModelHandle
 from kvatlas.models.load_options import Options
-from kvatlas.models.shape import CachedLayer, Shape
 from kvatlas.text import did_you_mean
 
 #: The folder of the package's models, and that of its adapters, by the names of the models with them.
@@ -117,11 +116,9 @@ def available(entries: Iterable[Mapping[str, Any]]) -> dict[str, ModelHandle]:
 __all__ = [
     "EMBEDDED",
     "ENDLESS",
-    "CachedLayer",
     "ModelHandle",
     "Options",
     "Overrides",
-    "Shape",
     "available",
     "embedded",
     "find",
