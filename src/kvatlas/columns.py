@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from kvatlas.core import Cell
+
 
 @dataclass(frozen=True)
 class Column:
     """One value of a cell, and the forms in which files, the DataFrame, the app and figures have it.
 
     name: its name in JSON, and in CSV maps if `in_csv` is true.
-    source: a field of `kvatlas.core.Cell`, with dots for fields of fields, or a function of a cell; unknown values are
+    source: a field of `Cell`, with dots for fields of fields, or a function of a cell; unknown values are
         None.
     unit: what is counted, such as tokens; "" for a share.
     is_share: the value is in [0, 1] in Python, and in percent with four decimals in files.
@@ -25,7 +27,7 @@ class Column:
     """
 
     name: str
-    source: str | Callable[[Any], Any]
+    source: str | Callable[[Cell], Any]
     unit: str = ""
     is_share: bool = False
     digits: int | None = None
@@ -34,13 +36,13 @@ class Column:
     in_csv: bool = False
     title: str = ""
 
-    def read(self, cell: Any) -> Any:
+    def read(self, cell: Cell) -> Any:
         """Return the value of a cell, shares in [0, 1]; None if it is unknown."""
         if callable(self.source):
             return self.source(cell)
         return attrgetter(self.source)(cell)
 
-    def file_value(self, cell: Any) -> Any:
+    def file_value(self, cell: Cell) -> Any:
         """Return the value of a cell as files have it: shares in percent, other numbers with their decimals."""
         value = self.read(cell)
         if value is None:
@@ -50,7 +52,7 @@ class Column:
         return value if self.digits is None else round(value, self.digits)
 
 
-def _audit(cell: Any) -> dict[str, Any] | None:
+def _audit(cell: Cell) -> dict[str, Any] | None:
     return None if cell.audit is None else cell.audit.to_dict()
 
 
@@ -123,12 +125,13 @@ CELL_COLUMNS = [
 ]
 
 
-def cell_document(cell: Any) -> dict[str, Any]:
-    """Return all columns of a cell by their names, as files have them."""
-    return {column.name: column.file_value(cell) for column in CELL_COLUMNS}
+def cell_document(cell: Cell) -> dict[str, Any]:
+    """Return a cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
+    values = {column.name: column.file_value(cell) for column in CELL_COLUMNS}
+    return {"setting": str(cell.setting), "policy": cell.setting.policy, **values}
 
 
-def frame_row(cell: Any) -> dict[str, Any]:
+def frame_row(cell: Cell) -> dict[str, Any]:
     """Return the columns of a cell by their names in the DataFrame, with all digits and shares in [0, 1]."""
     return {column.frame: column.read(cell) for column in CELL_COLUMNS if column.frame}
 

@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvatlas import policies
-from kvatlas.core import Setting
-from kvatlas.models import Shape
+from kvatlas.core import Setting, Shape
 from kvatlas.policies import CacheView, CompressingPolicy
 from tests.policies.scenes import scene
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from kvatlas import policies
-from kvatlas.core import Setting
-from kvatlas.models import Shape
+from kvatlas.core import Setting, Shape
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, select_tokens
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32)

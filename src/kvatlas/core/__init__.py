@@ -1,4 +1,4 @@
-"""The terms of kvatlas as frozen data, shared by every room; of these it imports only the columns of a cell."""
+"""The terms of kvatlas as frozen data, shared by every room; it imports nothing of ours."""
 
 from kvatlas.core.basics import (
     LARGEST_INTEGER,
@@ -40,6 +40,7 @@ from kvatlas.core.traces import (
     MAX_NEW_TOKENS,
     POSITION_BYTES,
     SERVED,
+    CachedLayer,
     Costs,
     EvictionTrace,
     Grade,
@@ -47,6 +48,7 @@ from kvatlas.core.traces import (
     Problem,
     Sampling,
     Setting,
+    Shape,
     Status,
     Storage,
     Trace,
@@ -65,6 +67,7 @@ __all__ = [
     "SERVED",
     "WARNINGS",
     "BudgetAudit",
+    "CachedLayer",
     "Cell",
     "CellCoord",
     "Check",
@@ -83,6 +86,7 @@ __all__ = [
     "Problem",
     "Sampling",
     "Setting",
+    "Shape",
     "Status",
     "Storage",
     "Trace",

@@ -10,10 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from kvatlas.columns import cell_document
-from kvatlas.core.basics import (
-    percent,
-)
+from kvatlas.core.basics import percent
 from kvatlas.core.traces import Setting
 
 
@@ -130,10 +127,6 @@ class Cell:
     audit: BudgetAudit | None = None
     stays_tokens: float | None = None
     stays_share: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
-        return {"setting": str(self.setting), "policy": self.setting.policy, **cell_document(self)}
 
 
 class NoteKind(StrEnum):

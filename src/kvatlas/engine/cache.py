@@ -21,11 +21,10 @@ from torch import Tensor
 
 from kvatlas.bits.key_biases import KeyBiases
 from kvatlas.bits.storage import pack, pack_keys, split_positions, turn, unpack
-from kvatlas.core import POSITION_BYTES, KvatlasError, Storage
+from kvatlas.core import POSITION_BYTES, KvatlasError, Shape, Storage
 from kvatlas.cpu.native import PagedLayer, load
 from kvatlas.engine.parts import CachedSequence, PartTables
 from kvatlas.forward import RowStates
-from kvatlas.models import Shape
 
 #: Tokens of a page.
 PAGE = 64

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from kvatlas.bits.key_biases import KeyBiases, find_key_biases
-from kvatlas.core import KvatlasError, Sampling, Storage, grouped, reason
+from kvatlas.core import CachedLayer, KvatlasError, Sampling, Shape, Storage, grouped, reason
 from kvatlas.cpu.native import load
 from kvatlas.engine.attention import AttentionBackend, PassAttention
 from kvatlas.engine.batch import ForwardBatch
@@ -42,11 +42,12 @@ from kvatlas.engine.scheduler import CacheForm, Peak, Scheduler, cache_form
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.forward import RowStates, attention_function, own_attention, reading, split_rows
 from kvatlas.machine import compiles, out_of_memory
-from kvatlas.models import CachedLayer, ModelHandle, Shape
 from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from kvatlas.models import ModelHandle
 
 #: The largest mean difference of logits, in standard deviations, that may be rounding in fp32.
 ROUNDING_FP32 = 1e-2

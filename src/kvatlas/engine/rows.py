@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,9 +13,11 @@ from kvatlas.core import EvictionTrace, Sampling, Usage
 from kvatlas.engine.cache import KVCache, Snapshot
 from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.signals import Signals, score_state, state_name
-from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, ScoreMemory, select_tokens
 from kvatlas.policies.put_back import PutBack
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 K = TypeVar("K")
 #: Parts of prompts begin at multiples of this, so that sums over a part depend on the prompt alone.

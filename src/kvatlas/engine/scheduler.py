@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,8 +18,10 @@ from kvatlas.engine.cache import PAGE, KVCache, Snapshot, growth, pages_for
 from kvatlas.engine.gpu.flex import BLOCK
 from kvatlas.engine.rows import Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.models import ModelHandle
 from kvatlas.policies import Policy, Signal, has_unequal_budgets
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 #: A request starts while fewer settings are open than OPEN_SETTINGS times the batch, or fewer requests than one for
 #: ROWS_PER_REQUEST rows: few snapshots wait, yet new trunks reach their forks before branches of others have left their

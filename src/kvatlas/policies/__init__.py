@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from kvatlas.core import KvatlasError, Setting, refusal
-from kvatlas.former_names import former_names
 from kvatlas.policies import from_file
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy, fit, has_unequal_budgets, parameters, usual_values
@@ -84,19 +83,6 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
 #: Attributes that are methods or properties.
 _COMPUTED = (*AUTHORED, "from_setting", "setting", "budget", "storage", "observer")
 
-#: Names of version 0.1 of methods: a class that still defines one would be without it in silence.
-_FORMER_METHODS = {"on": "bind", "of": "from_setting", "filled": "slots_used"}
-
-#: Names of version 0.1 of functions of this module.
-_FORMER_FUNCTIONS = {
-    "of": "kvatlas.policies:from_setting",
-    "share": "kvatlas.policies:floor_ratio",
-    "tokens_of": "kvatlas.policies:budget_in_tokens",
-}
-if not TYPE_CHECKING:
-    # Type checkers know the present names alone.
-    __getattr__ = former_names(__name__, _FORMER_FUNCTIONS)
-
 
 def _fault(name: str, value: object) -> str:
     """Return why a plug-in's object cannot be a policy; empty if it can."""
@@ -124,9 +110,6 @@ def _attribute_fault(policy: type[Policy]) -> str:
         found = inspect.getattr_static(policy, attribute, None)
         if hasattr(policy, attribute) and not hasattr(found, "__get__"):
             return f"its {attribute} is {found!r}; expected a method or a property"
-    for former, name in _FORMER_METHODS.items():
-        if callable(getattr(policy, former, None)):
-            return f"its method {former} is called {name} since version 0.2"
     return ""
 
 

@@ -10,12 +10,9 @@ from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kvatlas.core import KvatlasError, Storage
-
-if TYPE_CHECKING:
-    from kvatlas.models import Shape
+from kvatlas.core import KvatlasError, Shape, Storage
 
 #: New tokens between two compressions that an advised budget leaves room for, a multiple of so many tokens.
 ROOM = 64

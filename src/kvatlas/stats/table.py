@@ -279,7 +279,7 @@ class CellTraces:
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
             # Status 0 is a missing trace.
             if code > 1:
-                found[Grade(bool(code % 2), 0.0, None, _STATUSES[code // 2]).verdict] += count
+                found[Grade(bool(code % 2), 0.0, None, _STATUSES[code // 2]).outcome] += count
         return found
 
     @property
