@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting
+from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens
 from kvatlas.former_names import former_names
-from kvatlas.policies import budget_in_tokens, floor_ratio, window_in_tokens
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.maps import with_means
