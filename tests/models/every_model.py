@@ -1,6 +1,6 @@
 """Every causal language model of the installed transformers, small, against its own `generate`.
 
-    python -m tests.models.every_model            # as JSON lines; NAME ... tries some; --document writes docs/model-types.md
+    python -m tests.models.every_model    # as JSON lines; NAME ... tries some; --document writes docs/model-types.md
 
 Each is made with random weights, saved, loaded by its address and decoded by the engine: each prompt alone, and all of
 them in one ragged batch. Tokens and logits must be those of `generate`, or it must be refused in a sentence.

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvatlas import policies
-from kvatlas.core import BudgetAudit, KvatlasError, Setting
+from kvatlas.core import AuditedCell, BudgetAudit, KvatlasError, Setting, no_choice_sentence
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
-from kvatlas.policies.audit import AuditedCell, audit, audit_setting, no_choice_sentence
+from kvatlas.policies.audit import audit, setting_facts
 from tests.policies.scenes import rule
 
 EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
@@ -200,6 +200,10 @@ def setting(**changes: Any) -> Setting:
     return Setting.from_parameters(
         "window", **{"kv_budget": 5000, "local_window": 3000, "ratio": 0.1, "ratio_over": "older", **changes}
     )
+
+
+def audit_setting(one: Setting, prompts: list[int]) -> BudgetAudit | None:
+    return BudgetAudit.over(setting_facts(one, prompts).compressions, prompts)
 
 
 def test_a_prompt_fills_the_places_of_the_published_rule() -> None:

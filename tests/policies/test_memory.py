@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from kvatlas import policies
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError, Setting, ascending
 from kvatlas.policies.memory import kept_and_total, local_window_of, stays
 from kvatlas.results import Store
-from kvatlas.results.csv_maps import ascending
 from kvatlas.sweeps import make_plan, parse_spec, read_spec, sweep
 from tests.command_line import Call
 

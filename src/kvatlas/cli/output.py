@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kvatlas.core import Finding, Trace
-    from kvatlas.policies.audit import AuditedCell
+    from kvatlas.core import AuditedCell, Finding, Trace
     from kvatlas.report.materials import RunMaterials
     from kvatlas.stats.table import CellTraces
     from kvatlas.sweeps import Progress

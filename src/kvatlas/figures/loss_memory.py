@@ -12,7 +12,6 @@ from kvatlas.figures import colours, style
 from kvatlas.figures.curves import End, write_names
 from kvatlas.figures.panels import margin_text
 from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, wrapped, write_above
-from kvatlas.policies import all_values
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.run_data import shown_policies, whole_names
@@ -105,7 +104,7 @@ def _marks(choice: Choice) -> list[_Mark]:
     """Return the marks of a model's settings in their order."""
     losses = choice.losses or {}
     settings = [choice.settings[id_] for id_ in losses]
-    has_bits = "kv_bits" in differing(all_values(setting) for setting in settings)
+    has_bits = len({setting.values.get("kv_bits", 16) for setting in settings}) > 1
     shown = shown_policies(setting.policy for setting in settings)
     marks = []
     for id_, loss in losses.items():
@@ -114,7 +113,7 @@ def _marks(choice: Choice) -> list[_Mark]:
         setting = choice.settings[id_]
         series = shown[setting.policy]
         if has_bits:
-            series = f"{series}, {all_values(setting)['kv_bits']} bits"
+            series = f"{series}, {setting.values.get('kv_bits', 16)} bits"
         marks.append(_Mark(setting, series, 100 * (1 - choice.savings[id_].memory), loss))
     return marks
 

@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
-from kvatlas.columns import KV_MEMORY, Column, cost_columns, cost_names
+from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, cost_columns, cost_names
 from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import colours, style
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
@@ -291,21 +291,16 @@ _COUNTED = "traces"
 
 
 class Cost(NamedTuple):
-    """A cost that a map's cells carry: its label, its column, its units, and a factor for the first of them."""
+    """A cost that a map's cells carry: its label, its column, and its units."""
 
     label: str
     column: Column
     units: tuple[Unit, ...] = (Unit("tokens"),)
-    factor: float = 1.0
 
     def of(self, cell: Cell) -> float | None:
         """Return the cost of a cell, None if it is not known."""
-        if self.units is _BYTES and cell.mean_kv_bytes is not None:
-            return cell.mean_kv_bytes
         value = self.column.read(cell)
-        if self.column.unit == _COUNTED:
-            return _share_of_traces(value, cell)
-        return None if value is None else self.factor * value
+        return _share_of_traces(value, cell) if self.column.unit == _COUNTED else value
 
     def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
         """Return the costs of the cells of which they are known."""
@@ -332,7 +327,7 @@ def _share_of_traces(count: int | None, cell: Cell) -> float | None:
     return 100 * count / (estimate.problems * estimate.samples)
 
 
-def cost_of(name: str, model: str) -> Cost:
+def cost_of(name: str) -> Cost:
     """Return the cost that `--metric` knows under a name; raises KvatlasError without one."""
     columns = cost_columns()
     if name in columns:
@@ -340,15 +335,12 @@ def cost_of(name: str, model: str) -> Cost:
         return Cost(column.title, column, _UNITS.get(column.unit, (Unit(column.unit),)))
     if name != KV_MEMORY:
         raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join(cost_names())}.")
-    from kvatlas import models
-
-    # Where the bytes of a cell are unknown, they are its tokens times the model's bytes per token.
-    return Cost("mean KV memory", columns["mean_kv_tokens"], _BYTES, models.find(model).kv_bytes_per_token)
+    return Cost("mean KV memory", next(column for column in CELL_COLUMNS if column.name == "kv_bytes_mean"), _BYTES)
 
 
 def _known_costs(map_: Map, name: str) -> tuple[Cost, dict[CellCoord, float]]:
     """Return a cost and its values in the cells of a map that know it; raises KvatlasError if no cell does."""
-    cost = cost_of(name, map_.model)
+    cost = cost_of(name)
     values = cost.known(map_.cells)
     if not values:
         raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")

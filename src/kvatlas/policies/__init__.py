@@ -9,21 +9,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from kvatlas.core import KvatlasError, Setting, refusal
+from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
+from kvatlas.core.settings import UNNAMED
 from kvatlas.policies import from_file
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
 from kvatlas.policies.contract import CompressingPolicy, Policy, fit, has_unequal_budgets, parameters, usual_values
 from kvatlas.policies.guard import AUTHORED
 from kvatlas.policies.parameter_types import (
-    UNNAMED,
     Scope,
-    budget_in_tokens,
     choice_param,
     float_param,
-    floor_ratio,
     int_param,
     scope_param,
-    window_in_tokens,
 )
 from kvatlas.policies.selection import select_tokens
 from kvatlas.registry import Registry
@@ -161,8 +158,6 @@ def register(policy: type[Policy]) -> type[Policy]:
     return policy
 
 
-#: The parameters of the bits of keys and of values.
-BITS = ("key_bits", "value_bits")
 #: The addresses of our policies, MODULE:CLASS, by name; a class is imported when it is used.
 _OURS = {
     "full": "kvatlas.policies.contract:Full",

@@ -12,27 +12,24 @@ from dataclasses import Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from kvatlas.core import CODES, KvatlasError, Setting, Storage
+from kvatlas.core import CODES, KvatlasError, Setting, Storage, budget_in_tokens, floor_ratio, window_in_tokens
+from kvatlas.core.settings import UNNAMED
 from kvatlas.policies.cache_view import CacheView, Signal, Step
 from kvatlas.policies.from_file import code_of
 from kvatlas.policies.guard import guard_methods
 from kvatlas.policies.parameter_types import (
     ROOM,
-    UNNAMED,
     Budget,
     Scope,
-    budget_in_tokens,
     budget_param,
     check_value,
     choice_param,
     flag_param,
     float_param,
-    floor_ratio,
     in_largest_unit,
     int_param,
     plain_share,
     storage_parameters,
-    window_in_tokens,
     window_param,
 )
 from kvatlas.text import did_you_mean

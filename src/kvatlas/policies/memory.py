@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import Compression, KvatlasError, Setting, Stays, budget_in_tokens, mean_stays, window_in_tokens
 from kvatlas.policies.contract import CompressingPolicy, allotted
-from kvatlas.policies.parameter_types import budget_in_tokens, window_in_tokens
 
 #: The parameters that decide how many tokens stay.
 _RULE = (
@@ -23,15 +19,6 @@ _RULE = (
     "every",
     "every_from",
 )
-#: Numbers of tokens that differ by less are equal.
-_TINY = 1e-9
-
-
-class Stays(NamedTuple):
-    """The tokens after a compression in the mean over problems, and their share of the tokens before it."""
-
-    tokens: float
-    share: float
 
 
 def kept_and_total(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
@@ -46,31 +33,35 @@ def kept_and_total(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
     return policy.local_window + sum(allotted(policy, older, protected, protected)), total
 
 
-def stays(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | None = None) -> Stays | None:
-    """Return what stays under a setting after prompts of these lengths; None without a budget or prompts.
+def rule_of(setting: Setting, kv_bytes: tuple[int, int] | None = None) -> CompressingPolicy | None:
+    """Return a policy with the parameters of a setting that decide how many tokens stay; None without a budget.
 
     `kv_bytes` are those of a token and of a sequence, for budgets in bytes. The rule is that of all policies, so that
     code of files and unknown policies is not needed.
     """
-    lengths = Counter(prompts)
     values = {name: value for name, value in setting.values.items() if name in _RULE}
-    if not lengths or "kv_budget" not in values:
+    if "kv_budget" not in values:
         return None
     if isinstance(values["kv_budget"], str):
         if kv_bytes is None:
             return None
         values["kv_budget"] = budget_in_tokens(values["kv_budget"], *kv_bytes)
     try:
-        policy = CompressingPolicy.from_setting(Setting.from_parameters("rule", **values), preset=setting.policy)
+        return CompressingPolicy.from_setting(Setting.from_parameters("rule", **values), preset=setting.policy)
     except KvatlasError:
         return None
-    tokens = 0.0
-    share = 0.0
-    for prompt, problems in lengths.items():
-        kept, total = kept_and_total(policy, prompt)
-        tokens += problems * kept
-        share += problems * kept / total
-    return Stays(tokens / lengths.total(), share / lengths.total())
+
+
+def stays(setting: Setting, prompts: Sequence[int], kv_bytes: tuple[int, int] | None = None) -> Stays | None:
+    """Return what stays under a setting after prompts of these lengths; None without a budget or prompts."""
+    rule = rule_of(setting, kv_bytes)
+    if rule is None:
+        return None
+    compressions = {}
+    for prompt in set(prompts):
+        kept, total = kept_and_total(rule, prompt)
+        compressions[prompt] = Compression(total, kept, None, None)
+    return mean_stays(compressions, prompts)
 
 
 def local_window_of(setting: Setting) -> int | None:
@@ -80,20 +71,3 @@ def local_window_of(setting: Setting) -> int | None:
     if isinstance(window, str):
         return window_in_tokens(window, budget) if isinstance(budget, int) else None
     return window
-
-
-def windows_apart(by_window: Mapping[Any, Sequence[float]]) -> list[tuple[Any, Any]]:
-    """Return the pairs of local windows that keep no number of tokens in common, from what their settings keep."""
-    ranges = {window: (min(tokens), max(tokens)) for window, tokens in by_window.items()}
-    apart = []
-    for first, second in combinations(ranges, 2):
-        lowest = max(ranges[first][0], ranges[second][0])
-        highest = min(ranges[first][1], ranges[second][1])
-        if lowest > highest + _TINY:
-            apart.append((first, second))
-    return apart
-
-
-def apart_sentence(windows: Sequence[Any]) -> str:
-    """Return what a grid cannot tell whose narrowest and widest window keep no number of tokens in common."""
-    return f"windows {windows[0]} and {windows[-1]} have no memory in common: this grid cannot tell window from memory"

@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field
 from decimal import Decimal
 from enum import StrEnum
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 from kvatlas.core import KvatlasError, Shape, Storage
+from kvatlas.core.settings import BYTE_UNITS
 
 #: New tokens between two compressions that an advised budget leaves room for, a multiple of so many tokens.
 ROOM = 64
-#: Parameters that a setting names only if they have another value.
-UNNAMED: Mapping[str, Any] = {
-    "strict_budget": False,
-    "budget_over": "cache",
-    "every": 0,
-    "every_from": "budget",
-    "plan_prefix": 0,
-    "refresh": 1,
-    "carry": 0.0,
-    "budgets": "equal",
-    "kv_bits": 16,
-    "key_bits": 0,
-    "value_bits": 0,
-    "group": 32,
-    "residual": 32,
-}
-#: Those of them that change which tokens stay, never how many in the mean over the heads.
-OF_SCORES = ("plan_prefix", "refresh", "carry", "budgets")
-#: The units of a budget in bytes, each 1024 of the one before, and such a budget.
-_UNITS = "KMG"
-_BYTES = rf"[0-9]{{1,12}}[{_UNITS}]iB"
+#: A budget in bytes.
+_BYTES = rf"[0-9]{{1,12}}[{BYTE_UNITS}]iB"
 #: A local window as a share of the KV budget, below 100 %.
 _WINDOW_SHARE = r"[0-9]{1,2}(\.[0-9]{1,6})?%"
 #: The largest integer that a parameter can be.
@@ -99,34 +79,14 @@ class Budget:
         return cached + earliest + (turn - earliest) % self.every - position
 
 
-@lru_cache(maxsize=4096)
-def floor_ratio(ratio: float, tokens: int) -> int:
-    """Return floor(ratio * tokens), exact for the decimal text of the ratio (0.3 of 10 is 3, never 2)."""
-    return math.floor(Fraction(str(ratio)) * tokens)
-
-
-def budget_in_tokens(text: str, token_bytes: int, sequence_bytes: int) -> int:
-    """Return how many tokens a budget such as 12MiB holds, less `sequence_bytes` for each sequence."""
-    unit = _UNITS.index(text[-3])
-    budget_bytes = int(text[:-3]) * 1024 ** (unit + 1)
-    return int((budget_bytes - sequence_bytes) // token_bytes)
-
-
 def in_largest_unit(text: str) -> str:
     """Return a budget in bytes in the largest unit without a fraction: equal budgets are one setting."""
     size = int(text[:-3])
-    unit = _UNITS.index(text[-3])
-    while size and size % 1024 == 0 and unit + 1 < len(_UNITS):
+    unit = BYTE_UNITS.index(text[-3])
+    while size and size % 1024 == 0 and unit + 1 < len(BYTE_UNITS):
         size //= 1024
         unit += 1
-    return f"{size}{_UNITS[unit]}iB"
-
-
-def window_in_tokens(local_window: int | str, budget: int) -> int:
-    """Return the tokens of a local window; a share such as `25%` is one of a budget in tokens, at least 1 token."""
-    if isinstance(local_window, int):
-        return local_window
-    return max(1, math.floor(Fraction(local_window[:-1]) / 100 * budget))
+    return f"{size}{BYTE_UNITS[unit]}iB"
 
 
 def plain_share(text: str) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvatlas.columns import cell_document
-from kvatlas.core import Cell, Claim, Setting, percent, rounded
-from kvatlas.policies.memory import Stays
+from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Control
 from kvatlas.stats.csv_tests import PooledEffect

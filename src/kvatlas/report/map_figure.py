@@ -8,8 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.columns import cost_names
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
+from kvatlas import models
+from kvatlas.columns import KV_MEMORY, cost_names
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
 from kvatlas.figures import curves as line_charts
 from kvatlas.figures.by_memory import data_csv as memory_csv
 from kvatlas.figures.by_memory import memory_figure
@@ -163,7 +164,28 @@ def _draw_cost(result: Result, out: Path, cost: str, show: MapOptions) -> list[P
     if show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     maps = result.untested_means if show.mean else result.untested
+    if cost == KV_MEMORY:
+        maps = [with_kv_bytes(map_) for map_ in maps]
     return _draw_panels(result, cost_panels(maps, cost), out, show)
+
+
+def with_kv_bytes(map_: Map) -> Map:
+    """Return a map whose cells of unknown KV bytes have their tokens times the bytes of a token of the model."""
+    cells = [*map_.cells.values(), *map_.baselines.values()]
+    if all(cell.mean_kv_bytes is not None for cell in cells):
+        return map_
+    token_bytes = models.find(map_.model).kv_bytes_per_token
+
+    def completed(cell: Cell) -> Cell:
+        if cell.mean_kv_bytes is not None or cell.mean_kv_tokens is None:
+            return cell
+        return replace(cell, mean_kv_bytes=token_bytes * cell.mean_kv_tokens)
+
+    return replace(
+        map_,
+        cells={coord: completed(cell) for coord, cell in map_.cells.items()},
+        baselines={name: completed(cell) for name, cell in map_.baselines.items()},
+    )
 
 
 def _draw_metric(
@@ -298,6 +320,8 @@ def _draw_lines(
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
     if policy:
         curves = _curves_of_policy(curves, policy)
+    if cost == KV_MEMORY:
+        curves = [with_kv_bytes(curve) for curve in curves]
     figure = line_charts.line_figure(curves, cost=cost, options=options)
     return save(figure, out, data=line_charts.data_csv(curves, cost))
 

@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -15,8 +15,10 @@ from typing import Any
 
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.columns import csv_columns
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting, ascending
+from kvatlas.core.settings import WINDOW_SHARE
 from kvatlas.policies.memory import stays
+from kvatlas.results.export import MARKS
 from kvatlas.text import number, unguarded
 
 PUBLISHED = "published:"
@@ -33,13 +35,9 @@ _PUBLISHED_PROMPT = 150
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
 #: The other columns that kvatlas itself writes; they are read back. Columns that users add are written alone.
 EXTRAS = tuple(column.name for column in csv_columns())
-#: The columns of the marks of a figure's cells, in the data beside it; they are not read.
-MARKS = ("proven", "proven_like_these", "loses_more", "recommended")
 #: The smallest values of the columns that hold integers, and a limit of all of them.
 _INTEGERS = {"local_window": 0, "problems": 1, "samples": 1, "peak_kv_tokens": 0, "truncated": 0}
 _BELOW = 10**9
-#: A local window that is a share of the KV budget.
-_SHARE = re.compile(r"\d+(\.\d+)?%")
 _MEAN = re.compile(r"mean of (\d+)")
 #: Missing cells that an error lists.
 _LISTED = 5
@@ -80,11 +78,6 @@ class _Table:
         for group in self.groups.values():
             estimates += [cell.estimate for cell in group.values()]
         return max(estimate.high or estimate.value for estimate in estimates)
-
-
-def value_column(metric: str) -> str:
-    """Return the column of a metric: `pass@1` is `pass_at_1`."""
-    return metric.replace("@", "_at_")
 
 
 def published_names() -> list[str]:
@@ -221,7 +214,7 @@ def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -
         raise KvatlasError(f"{where} has a value of {given[0]} alone; a cell needs both axes, a baseline neither.")
     values: dict[str, Any] = {}
     for axis in given:
-        if axis == "local_window" and _SHARE.fullmatch(fields[axis]):
+        if axis == "local_window" and WINDOW_SHARE.fullmatch(fields[axis]):
             values[axis] = fields[axis]
         elif axis in ("local_window", "ratio"):
             values[axis] = _number(where, axis, fields[axis])
@@ -302,17 +295,3 @@ def _listed(missing: Sequence[_Coord], axes: tuple[str, str]) -> str:
     listed = "; ".join(f"{axes[0]} {row}, {axes[1]} {column}" for row, column in missing[:_LISTED])
     more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
     return f"{listed}{more}"
-
-
-def ascending(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the distinct values in ascending order, shares such as `25%` too.
-
-    Values that cannot be compared keep their order.
-    """
-    distinct = list(dict.fromkeys(values))
-    if distinct and all(isinstance(value, str) and _SHARE.fullmatch(value) for value in distinct):
-        return tuple(sorted(distinct, key=lambda share: float(share[:-1])))
-    try:
-        return tuple(sorted(distinct))
-    except TypeError:
-        return tuple(distinct)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, grouped
-from kvatlas.policies.memory import Stays
+from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, Stays, grouped
 from kvatlas.stats.estimates import common
 from kvatlas.stats.maps import mean_map, with_means
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats

@@ -11,8 +11,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting
-from kvatlas.policies import budget_in_tokens, floor_ratio, window_in_tokens
+from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.maps import with_means

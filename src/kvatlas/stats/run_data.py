@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import (
+    BITS,
     LOSE_AT_MOST,
     Claim,
     KvatlasError,
@@ -24,7 +25,6 @@ from kvatlas.core import (
     grouped,
     policy_name,
 )
-from kvatlas.policies import BITS, all_values
 from kvatlas.results import Manifest, Store, TraceColumns
 from kvatlas.stats.claims import look_of, refusal, stored_claim
 from kvatlas.stats.metrics import usual_metric
@@ -154,8 +154,8 @@ class RunData:
     def _values_of(self, axis: str, levels: Iterable[Any]) -> list[Any]:
         """Return the levels of an axis, and the other values that settings fix."""
         cells = self.manifest.expected if self.chosen is None else self.chosen
-        settings = dict.fromkeys(cell.setting for cell in cells)
-        of_settings = map(all_values, settings)
+        by_setting = {cell.setting: cell for cell in cells}
+        of_settings = [cell.all_values for cell in by_setting.values()]
         fixed = [values[axis] for values in of_settings if axis in values]
         return list(dict.fromkeys([*levels, *fixed]))
 

@@ -9,8 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from kvatlas.core import Outcome, Validity, grouped
-from kvatlas.policies.audit import AuditedCell, no_choice_sentence
+from kvatlas.core import AuditedCell, Outcome, Validity, grouped, no_choice_sentence
 from kvatlas.stats.table import CellTraces
 
 

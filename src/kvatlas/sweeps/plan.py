@@ -16,11 +16,21 @@ from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.file_checks import notes_on
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import MAX_NEW_TOKENS, Claim, KvatlasError, Problem, Setting, digest
+from kvatlas.core import (
+    MAX_NEW_TOKENS,
+    AuditedCell,
+    Claim,
+    KvatlasError,
+    Problem,
+    Setting,
+    SettingFacts,
+    digest,
+    no_choice_sentence,
+)
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.policies import CompressingPolicy, Policy, Signal
-from kvatlas.policies.audit import AuditedCell, audit, narrow_sentence, no_choice_sentence, uncompressed_sentence
+from kvatlas.policies.audit import audit, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.plan_notes import byte_notes, device_notes, unequal_notes, window_sentence
@@ -167,9 +177,20 @@ class Plan:
                 samples=self.spec.samples,
                 baseline=baseline,
                 kv_bytes=model.kv_bytes(policy.storage),
+                facts=self._facts[model.name, benchmark.name, policy.setting],
             )
             expected.append(cell)
         return tuple(expected)
+
+    @cached_property
+    def _facts(self) -> Mapping[tuple[str, str, Setting], SettingFacts]:
+        """What statistics need to know of each cell's policy, which they do not import."""
+        facts = {}
+        for model, benchmark, policy, _ in self.bind_cells():
+            prompts = self.prompts[model.name, benchmark.name]
+            found = setting_facts(policy.setting, prompts, model.kv_bytes(policy.storage))
+            facts[model.name, benchmark.name, policy.setting] = found
+        return facts
 
     def _plain_about(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Return numbers and texts about problems by benchmark and problem: difficulties, seeds of permuted choices."""

@@ -7,11 +7,11 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from kvatlas.core import grouped
+from kvatlas.core import apart_sentence, grouped, windows_apart
 from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CompressingPolicy, Policy, has_unequal_budgets
-from kvatlas.policies.memory import apart_sentence, stays, windows_apart
+from kvatlas.policies.memory import stays
 
 
 def device_notes(models: Sequence[ModelHandle]) -> list[str]:
