@@ -12,23 +12,26 @@ from typing import TYPE_CHECKING, Any, cast
 from kvatlas.core import KvatlasError, Setting, refusal
 from kvatlas.former_names import former_names
 from kvatlas.policies import from_file
-from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy, Policy, fit, has_unequal_budgets, parameters, usual_values
-from kvatlas.policies.guard import AUTHORED
-from kvatlas.policies.parameter_types import (
-    UNNAMED,
-    Scope,
+from kvatlas.policies.budget_rule import (
+    RULE_PARAMETERS,
+    USUAL_RULE,
+    BudgetRule,
     budget_in_tokens,
-    choice_param,
-    float_param,
     floor_ratio,
-    int_param,
-    scope_param,
     window_in_tokens,
 )
+from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
+from kvatlas.policies.contract import CompressingPolicy, Policy
+from kvatlas.policies.guard import AUTHORED
+from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
+from kvatlas.policies.precision import USUAL_PRECISION
 from kvatlas.policies.selection import select_tokens
+from kvatlas.policies.settings import parameters, read_parameter, usual_values
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
 #: Attributes that are methods or properties.
-_COMPUTED = (*AUTHORED, "from_setting", "setting", "budget", "storage", "observer")
+_COMPUTED = (*AUTHORED, "from_setting", "setting", "storage", "observer")
 
 #: Names of version 0.1 of methods: a class that still defines one would be without it in silence.
 _FORMER_METHODS = {"on": "bind", "of": "from_setting", "filled": "slots_used"}
@@ -111,6 +114,10 @@ def _fault(name: str, value: object) -> str:
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
+    shared = {*RULE_PARAMETERS, *USUAL_PRECISION, "budget", "precision", "preset"}
+    taken = shared & {*vars(value), *vars(value).get("__annotations__", ())}
+    if taken:
+        return f"its {min(taken)} is a part of every policy; expected another name, or a default in rule_defaults"
     return _attribute_fault(value)
 
 
@@ -226,12 +233,33 @@ def from_setting(setting: Setting) -> Policy:
     )
 
 
+def fit(policy: Policy, model: "ModelHandle", prompt: int | None = None, where: str = "") -> Policy:
+    """Return the policy for a model, which it suits. Reads no weights.
+
+    Raises KvatlasError, with the setting and the model, if it cannot work there, or on prompts of `prompt` tokens,
+    which are described by `where`.
+    """
+    try:
+        if isinstance(policy, CompressingPolicy):
+            # A policy of another author may replace its `check`.
+            CompressingPolicy.check(policy, model)
+        policy.check(model)
+        bound = policy.bind(model)
+        if prompt is not None and isinstance(bound, CompressingPolicy):
+            bound.check_prompt(prompt, where)
+    except KvatlasError as error:
+        raise KvatlasError(f"The setting {policy.setting} does not fit the model {model.name!r}: {error}") from error
+    return bound
+
+
 def all_values(setting: Setting) -> dict[str, Any]:
     """Return the parameters of a setting, with the usual values of those that it does not name.
 
     Of policies that are not known, and of a file, which is not run, those are the values that all policies share.
     """
-    usual: Mapping[str, Any] = UNNAMED if "kv_budget" in setting.values else {"kv_bits": UNNAMED["kv_bits"]}
+    usual: Mapping[str, Any] = {"kv_bits": USUAL_PRECISION["kv_bits"]}
+    if "kv_budget" in setting.values:
+        usual = {**USUAL_RULE, **USUAL_PRECISION}
     if file_of(setting.policy) is None:
         with suppress(KvatlasError):
             usual = _usual_values_of(setting.policy)
@@ -286,6 +314,7 @@ def about(name: str) -> dict[str, Any]:
 
 __all__ = [
     "PRESETS",
+    "BudgetRule",
     "CacheView",
     "CompressingPolicy",
     "Policy",
@@ -303,12 +332,12 @@ __all__ = [
     "float_param",
     "floor_ratio",
     "from_setting",
-    "has_unequal_budgets",
     "int_param",
     "of_engine",
     "parameters",
     "permit",
     "policies",
+    "read_parameter",
     "register",
     "scope_param",
     "select_tokens",

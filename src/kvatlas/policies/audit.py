@@ -8,8 +8,9 @@ from statistics import median
 
 from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
 from kvatlas.policies import file_of, from_setting
-from kvatlas.policies.contract import CompressingPolicy, Policy, allotted
-from kvatlas.policies.parameter_types import OF_SCORES, UNNAMED
+from kvatlas.policies.budget_rule import OF_SCORES, USUAL_RULE
+from kvatlas.policies.contract import Policy
+from kvatlas.policies.precision import USUAL_PRECISION
 
 #: The most cells that a sentence names.
 _NAMED = 6
@@ -30,7 +31,7 @@ class AuditedCell:
     def rule(self) -> tuple[tuple[str, object], ...]:
         """The parameters that decide the audit: equal for policies that differ only in their scores."""
         values = self.setting.values
-        usual = {"ratio_over": "thinking", "keep_prompt": True, **UNNAMED}
+        usual = {"ratio_over": "thinking", "keep_prompt": True, **USUAL_RULE, **USUAL_PRECISION}
         counted = [name for name in usual if name not in OF_SCORES]
         names = [name for name in counted if values.get(name, usual[name]) != usual[name]]
         return tuple((name, values[name]) for name in ("kv_budget", "local_window", "ratio", *names) if name in values)
@@ -43,15 +44,13 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
     prompt.
     """
     lengths = list(prompts)
-    if not isinstance(policy, CompressingPolicy) or not lengths:
+    if policy.budget is None or not lengths:
         return None
     chosen: list[int] = []
     without_choice = 0
     for prompt in lengths:
-        # The cache has the length of the budget, unless the prompt alone is longer.
-        older = max(policy.budget.first(prompt), prompt + 1) - policy.local_window
-        protected = min(prompt, older) if policy.keep_prompt else 0
-        chosen.append(allotted(policy, older, protected, protected)[1])
+        _, older, protected = policy.budget.at_first_compression(prompt)
+        chosen.append(policy.budget.allotted(older, protected, protected)[1])
         without_choice += not 0 < chosen[-1] < older - protected
     count = len(lengths)
     return BudgetAudit(count, float(median(chosen)), min(chosen), chosen.count(0) / count, without_choice / count)
@@ -87,16 +86,16 @@ def uncompressed_sentence(policies: Iterable[Policy], model: str, benchmark: str
 
 def narrow_sentence(policies: Iterable[Policy], model: str, benchmark: str, prompt: int) -> str:
     """Return a sentence on settings that compress again after a few tokens behind a prompt of this length, or ""."""
-    budgeted = [policy for policy in policies if isinstance(policy, CompressingPolicy)]
+    rules = [policy.budget for policy in policies if policy.budget is not None]
     # A setting that frees nothing is named by the audit.
-    narrow = [policy for policy in budgeted if 0 < policy.new_between(prompt) < _LITTLE_ROOM]
+    narrow = [rule for rule in rules if 0 < rule.new_between(prompt) < _LITTLE_ROOM]
     if not narrow:
         return ""
-    worst = min(narrow, key=lambda policy: policy.new_between(prompt))
+    worst = min(narrow, key=lambda rule: rule.new_between(prompt))
     return (
-        f"{len(narrow)} of {len(budgeted)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "
+        f"{len(narrow)} of {len(rules)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "
         f"tokens on {benchmark} with {model}, whose longest prompt has {prompt:,}: kv_budget {worst.kv_budget}, "
-        f"local_window {worst.local_window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
+        f"local_window {worst.window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
         f"{worst.advice(prompt)}."
     )
 

@@ -8,21 +8,15 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.policies.contract import CompressingPolicy, allotted
-from kvatlas.policies.parameter_types import budget_in_tokens, window_in_tokens
-
-#: The parameters that decide how many tokens stay.
-_RULE = (
-    "kv_budget",
-    "local_window",
-    "ratio",
-    "ratio_over",
-    "keep_prompt",
-    "strict_budget",
-    "budget_over",
-    "every",
-    "every_from",
+from kvatlas.policies.budget_rule import (
+    OF_SCORES,
+    RULE_PARAMETERS,
+    BudgetRule,
+    budget_in_tokens,
+    implied_values,
+    window_in_tokens,
 )
+
 #: Numbers of tokens that differ by less are equal.
 _TINY = 1e-9
 
@@ -34,16 +28,13 @@ class Stays(NamedTuple):
     share: float
 
 
-def kept_and_total(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
+def kept_and_total(rule: BudgetRule, prompt: int) -> tuple[int, int]:
     """Return the tokens after and before a compression during thinking, both with a prompt of this length.
 
     All compressions keep the same number, except that the first one of a count from the start may come later.
     """
-    # The cache has the length of the budget, unless the prompt alone is longer.
-    total = max(policy.budget.first(prompt), prompt + 1)
-    older = total - policy.local_window
-    protected = min(prompt, older) if policy.keep_prompt else 0
-    return policy.local_window + sum(allotted(policy, older, protected, protected)), total
+    total, older, protected = rule.at_first_compression(prompt)
+    return rule.window + sum(rule.allotted(older, protected, protected)), total
 
 
 def stays(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | None = None) -> Stays | None:
@@ -53,7 +44,10 @@ def stays(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | 
     code of files and unknown policies is not needed.
     """
     lengths = Counter(prompts)
-    values = {name: value for name, value in setting.values.items() if name in _RULE}
+    # Parameters of the scores do not change how many tokens stay.
+    values = {
+        name: value for name, value in setting.values.items() if name in RULE_PARAMETERS and name not in OF_SCORES
+    }
     if not lengths or "kv_budget" not in values:
         return None
     if isinstance(values["kv_budget"], str):
@@ -61,13 +55,16 @@ def stays(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | 
             return None
         values["kv_budget"] = budget_in_tokens(values["kv_budget"], *kv_bytes)
     try:
-        policy = CompressingPolicy.from_setting(Setting.from_parameters("rule", **values), preset=setting.policy)
+        values |= implied_values(values)
+        if not {"local_window", "ratio"} <= values.keys():
+            return None
+        rule = BudgetRule(**values)
     except KvatlasError:
         return None
     tokens = 0.0
     share = 0.0
     for prompt, problems in lengths.items():
-        kept, total = kept_and_total(policy, prompt)
+        kept, total = kept_and_total(rule, prompt)
         tokens += problems * kept
         share += problems * kept / total
     return Stays(tokens / lengths.total(), share / lengths.total())
