@@ -86,10 +86,10 @@ def places(
     policy: CompressingPolicy, positions: list[int], prompt: int, end: int | None = None
 ) -> tuple[set[int], int]:
     """Slots before the local window that stay in any case, and how many of the others do."""
-    older, ratio = range(len(positions) - policy.local_window), Fraction(str(policy.ratio))
-    certain = {slot for slot in older if policy.keep_prompt and positions[slot] < prompt}
+    older, ratio = range(len(positions) - policy.budget.window), Fraction(str(policy.budget.ratio))
+    certain = {slot for slot in older if policy.budget.keep_prompt and positions[slot] < prompt}
     certain |= {slot for slot in older if end is not None and positions[slot] >= end}
-    if policy.ratio_over == "thinking":
+    if policy.budget.ratio_over == "thinking":
         return certain, int(ratio * (len(older) - len(certain)))
     return certain, max(0, int(ratio * len(older)) - len(certain))
 
@@ -99,11 +99,11 @@ def rule(
 ) -> list[int]:
     """Slots that stay, one token at a time; a strict budget keeps the oldest of those that stay in any case."""
     certain, room = places(policy, positions, prompt, end)
-    older = range(len(positions) - policy.local_window)
+    older = range(len(positions) - policy.budget.window)
     others = sorted((slot for slot in older if slot not in certain), key=lambda slot: scores[slot], reverse=True)
     chosen = [*sorted(certain), *others[:room]]
-    if policy.strict_budget:
-        chosen = chosen[: int(Fraction(str(policy.ratio)) * len(older))]
+    if policy.budget.strict_budget:
+        chosen = chosen[: int(Fraction(str(policy.budget.ratio)) * len(older))]
     return sorted(chosen) + list(range(len(older), len(positions)))
 
 

@@ -203,16 +203,16 @@ class Row(Generic[K]):
     def _older_tokens(self, policy: CompressingPolicy) -> tuple[int, int, int]:
         """Return the number of cached tokens older than the local window, of the protected and of the prompt's."""
         # All tokens since the local window of the last compression are in the cache.
-        start = 0 if self.kept is None else self.since - policy.local_window
-        stop = self.position - policy.local_window
+        start = 0 if self.kept is None else self.since - policy.budget.window
+        stop = self.position - policy.budget.window
         prompt_length = len(self.request.prompt)
         prompt = 0
-        if policy.keep_prompt:
+        if policy.budget.keep_prompt:
             prompt = self.kept_prompt + max(0, min(stop, prompt_length) - start)
         answer = self.kept_answer
         if self.thinking_end is not None:
             answer += max(0, stop - max(start, prompt_length + self.thinking_end))
-        return self.cached.tokens - policy.local_window, prompt + answer, prompt
+        return self.cached.tokens - policy.budget.window, prompt + answer, prompt
 
     def next_trigger(self) -> int | None:
         """Return the cache length at the next compression of any policy."""
@@ -312,7 +312,7 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     positions = _cached_positions(model, cache, row, policy)
     states = [state_name(policy, name) for name in policy.columns]
     memory = None
-    if policy.remembers:
+    if policy.budget.remembers:
         states.append(score_state(policy))
         scores = cache.token_state[states[-1]][row.cached.row, ..., : row.cached.length]
         memory = ScoreMemory(scores, row.scored_at)
@@ -321,17 +321,17 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
         row.scored_at = memory.length
     is_kept = kept >= 0
     # Where all heads keep as many tokens nothing is read back.
-    count = kept.shape[-1] if policy.budgets == "equal" else int(is_kept.sum()) // kept.shape[:-1].numel()
+    count = kept.shape[-1] if not policy.budget.is_unequal else int(is_kept.sum()) // kept.shape[:-1].numel()
     evicted = row.cached.tokens - count
     if not evicted:
         if checkpoints is not None:
             checkpoints.pop(row.position).drop()
         return 0
-    if policy.budgets == "equal":
+    if not policy.budget.is_unequal:
         cache.compact(row.cached, kept, states)
     else:
         cache.compact_unequally(row.cached, kept, states)
-    row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), policy.local_window)
+    row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), policy.budget.window)
     return evicted
 
 

@@ -18,7 +18,7 @@ from kvatlas.engine.cache import PAGE, KVCache, Snapshot, growth, pages_for
 from kvatlas.engine.gpu.flex import BLOCK
 from kvatlas.engine.rows import Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.policies import Policy, Signal, has_unequal_budgets
+from kvatlas.policies import Policy, Signal
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -62,7 +62,7 @@ def cache_form(policy: Policy, device: str) -> CacheForm:
     The compiled kernels of a GPU know whole pages alone: settings with unequal budgets are decoded by themselves there,
     in plain torch.
     """
-    return CacheForm(policy.storage, device != "cpu" and has_unequal_budgets(policy))
+    return CacheForm(policy.storage, device != "cpu" and policy.has_unequal_budgets)
 
 
 class Scheduler:
@@ -333,7 +333,7 @@ def _peak(
     pages = unbounded_rows * pages_for(longest, page_size)
     pages += bounded_rows * pages_for(min(longest, largest_budget), page_size)
     # The parts of a head are rounded up, as pages are, and the last page of a sequence is not all shared out.
-    if any(map(has_unequal_budgets, policies)):
+    if any(policy.has_unequal_budgets for policy in policies):
         pages += 2 * bounded_rows
 
     # A snapshot that outlives its trunk stays until every branch of its tree has a row.
@@ -368,7 +368,7 @@ def _peak(
 
 def _tokens_of_a_head(model: ModelHandle, policies: Sequence[Policy], largest_budget: int, longest: int) -> int:
     """Return the most tokens that a head of a sequence under a budget holds."""
-    if not any(map(has_unequal_budgets, policies)):
+    if not any(policy.has_unequal_budgets for policy in policies):
         return largest_budget
     # A pyramid gives its first layer up to twice the mean, and one choice for a layer can give a single head all.
     return min(longest, largest_budget * max(2, model.shape.kv_heads))

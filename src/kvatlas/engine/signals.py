@@ -12,7 +12,7 @@ from torch import Tensor
 from kvatlas.core import Shape
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.policies import CompressingPolicy, Policy, Signal, Step
+from kvatlas.policies import Policy, Signal, Step
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -39,9 +39,7 @@ class SignalCollector:
 
     def __init__(self, policies: Iterable[Policy]) -> None:
         policies = list(policies)
-        self._remembering = [
-            policy for policy in policies if isinstance(policy, CompressingPolicy) and policy.remembers
-        ]
+        self._remembering = [policy for policy in policies if policy.budget is not None and policy.budget.remembers]
         self.by_key = {policy.observer: policy for policy in policies if policy.observes}
         #: The longest memory of recent queries that any policy declares.
         self.query_window = max((policy.queries for policy in self.by_key.values()), default=0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kvatlas.policies.budget_rule import BudgetRule
 from kvatlas.policies.cache_view import CacheView, ScoreMemory
-from kvatlas.policies.contract import CompressingPolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ LARGEST = 3.4e38
 
 
 def recall_scores(
-    policy: CompressingPolicy, cached: CacheView, memory: ScoreMemory, quota: int, compute: Callable[[], Tensor]
+    rule: BudgetRule, cached: CacheView, memory: ScoreMemory, quota: int, compute: Callable[[], Tensor]
 ) -> Tensor:
     """Return the scores [..., older] of the tokens older than the local window, and keep new ones in `memory`.
 
@@ -24,17 +24,17 @@ def recall_scores(
     entered since would take more than the `quota` of places. Otherwise these tokens have an infinite score.
     Source: "What Matters for Aggressive Decoding Time KV Eviction" (InertiaKV), which ranks seldom and keeps the order.
     """
-    older = cached.positions.shape[-1] - policy.local_window
+    older = cached.positions.shape[-1] - rule.window
     # The local window of the last computation had no scores.
-    has_score = cached.positions[..., :older] < memory.length - policy.local_window
+    has_score = cached.positions[..., :older] < memory.length - rule.window
     old_scores = memory.values[..., :older].double()
     entered = cached.length - memory.length
-    if memory.length and entered < policy.refresh and entered <= quota:
+    if memory.length and entered < rule.refresh and entered <= quota:
         return old_scores.masked_fill(~has_score, float("inf"))
     scores = compute()
-    if policy.carry:
+    if rule.carry:
         carried = has_score & old_scores.isfinite()
-        scores = carry_scores(scores, old_scores.masked_fill(~carried, 0.0), policy.carry)
+        scores = carry_scores(scores, old_scores.masked_fill(~carried, 0.0), rule.carry)
     memory.values[..., :older] = scores.to(memory.values.dtype)
     memory.length = cached.length
     return scores

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvatlas.core import KvatlasError
 from kvatlas.policies.budgets import unequal_choice
 from kvatlas.policies.cache_view import CacheView
-from kvatlas.policies.contract import CompressingPolicy, allotted
+from kvatlas.policies.contract import CompressingPolicy
 from kvatlas.policies.score_memory import recall_scores
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[T
     """
     import torch
 
-    older = cached.positions.shape[-1] - policy.local_window
+    rule = policy.budget
+    older = cached.positions.shape[-1] - rule.window
     positions = cached.positions[..., :older]
     protected = torch.zeros_like(positions, dtype=torch.bool)
-    if policy.keep_prompt:
+    if rule.keep_prompt:
         protected |= (positions >= 0) & (positions < cached.prompt_length)
     prompt = _count_in_a_head(protected)
     protected_count = prompt
@@ -38,10 +39,10 @@ def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[T
         protected |= positions >= cached.thinking_end
         protected_count = _count_in_a_head(protected)
     missing = 0
-    if policy.budgets != "equal":
+    if rule.is_unequal:
         # The mean over the heads, which budgets make an integer.
         missing = int((positions < 0).sum()) // (positions.shape[0] * positions.shape[1])
-    kept_protected, quota = allotted(policy, older - missing, protected_count, prompt)
+    kept_protected, quota = rule.allotted(older - missing, protected_count, prompt)
     if kept_protected < protected_count:
         protected &= protected.cumsum(-1) <= kept_protected
     return protected, quota
@@ -74,18 +75,18 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBac
     if cached.memory is None:
         scores = compute()
     else:
-        scores = _protect(recall_scores(policy, cached, cached.memory, quota, compute), protected)
-    if policy.plan_prefix:
+        scores = _protect(recall_scores(policy.budget, cached, cached.memory, quota, compute), protected)
+    if policy.budget.plan_prefix:
         thought = cached.positions[..., :older] - cached.prompt_length
-        in_plan = (thought >= 0) & (thought < policy.plan_prefix)
+        in_plan = (thought >= 0) & (thought < policy.budget.plan_prefix)
         # Above all other scores but those of protected tokens.
         scores = _protect(scores.clamp(max=sys.float_info.max / 2).masked_fill(in_plan, math.inf), protected)
     kept_protected = _count_in_a_head(protected)
-    if policy.budgets != "equal":
+    if policy.budget.is_unequal:
         if put_back is not None:
-            raise KvatlasError(f"budgets is {policy.budgets!r}; expected 'equal' where tokens are put back.")
+            raise KvatlasError(f"budgets is {policy.budget.budgets!r}; expected 'equal' where tokens are put back.")
         return _with_window(
-            unequal_choice(policy.budgets, scores, cached.positions, kept_protected, slots_used), older, length
+            unequal_choice(policy.budget.budgets, scores, cached.positions, kept_protected, slots_used), older, length
         )
     order = scores.argsort(dim=-1, descending=True, stable=True)
     if put_back is not None:

@@ -25,7 +25,6 @@ from kvatlas.models import ModelHandle, Options, find
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
 from kvatlas.serve.text_stream import Detokenizer, LogprobRecorder
-from kvatlas.text import read_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,7 +95,7 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
     """
     owner = policies.policies.get(name)
     given = {
-        parameter: read_value(owner, parameter, value) if isinstance(value, str) else value
+        parameter: policies.read_parameter(owner, parameter, value) if isinstance(value, str) else value
         for parameter, value in values.items()
         if value is not None
     }

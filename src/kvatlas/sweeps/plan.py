@@ -338,7 +338,7 @@ class Plan:
             last = longest
             if isinstance(policy, CompressingPolicy) and policy.budget.most(prompt) < longest:
                 last = policy.budget.most(prompt)
-                first = policy.local_window + round(policy.ratio * max(0, last - policy.local_window))
+                first = policy.budget.window + round(policy.budget.ratio * max(0, last - policy.budget.window))
             means.append((first + last) / 2)
         return round(statistics.mean(means))
 
