@@ -92,7 +92,8 @@ class Cell:
 
     `seconds_mean` is a trace's share of the wall time of its batches. `unmeasured` counts traces whose metric is
     unknown; the estimate leaves them out. `stays_tokens` are the tokens after a compression by the setting's rule, the
-    mean over problems, and `stays_share` is their share of the tokens before it.
+    mean over problems, and `stays_share` is their share of the tokens before it. `more` has the values of other columns
+    by their names: means over traces, and what a CSV map says of them.
     """
 
     setting: Setting
@@ -108,6 +109,7 @@ class Cell:
     audit: BudgetAudit | None = None
     stays_tokens: float | None = None
     stays_share: float | None = None
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class NoteKind(StrEnum):

@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
-from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, cost_columns, cost_names
+from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, cost_columns, cost_names, share_of_traces
 from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import colours, style
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
@@ -300,7 +300,7 @@ class Cost(NamedTuple):
     def of(self, cell: Cell) -> float | None:
         """Return the cost of a cell, None if it is not known."""
         value = self.column.read(cell)
-        return _share_of_traces(value, cell) if self.column.unit == _COUNTED else value
+        return share_of_traces(value, cell) if self.column.unit == _COUNTED else value
 
     def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
         """Return the costs of the cells of which they are known."""
@@ -317,14 +317,6 @@ class Cost(NamedTuple):
         if len(self.units) == 1 or largest <= 0:
             return unit
         return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
-
-
-def _share_of_traces(count: int | None, cell: Cell) -> float | None:
-    """Return a number of a cell's traces in percent of them; None where either is unknown."""
-    estimate = cell.estimate
-    if count is None or not estimate.problems or not estimate.samples:
-        return None
-    return 100 * count / (estimate.problems * estimate.samples)
 
 
 def cost_of(name: str) -> Cost:
@@ -363,7 +355,7 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
                 {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
                 cost.label,
                 f"in {unit.name}",
-                palette=colours.COSTS,
+                palette=cost.column.scale,
                 least=0.02 * max(values.values()) / unit.size or 1.0,
                 digits=unit.digits,
                 baselines=tuple(baselines),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.columns import cost_names
+from kvatlas.columns import cost_names, means_of_traces
 from kvatlas.core import (
     BudgetAudit,
     Cell,
@@ -347,6 +347,7 @@ class CellTraces:
             audit=self.audit,
             stays_tokens=self.stays.tokens if self.stays else None,
             stays_share=self.stays.share if self.stays else None,
+            more=means_of_traces(self._mean),
         )
 
     def _costs(self, cost: str) -> list[float]:
