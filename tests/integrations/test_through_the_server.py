@@ -41,9 +41,7 @@ def engine_answers(model: ModelHandle, samples: int, sampling: Sampling) -> list
     return [Detokenizer(model).push(generation.tokens, last=True)[1] for generation in written]
 
 
-def test_inspect_gets_the_engines_answers_in_every_epoch(
-    server: str, tiny_llama: ModelHandle, tmp_path: Path
-) -> None:
+def test_inspect_gets_the_engines_answers_in_every_epoch(server: str, tiny_llama: ModelHandle, tmp_path: Path) -> None:
     """Also of a prompt that comes again without a seed: it gets its next sample."""
     pytest.importorskip("inspect_ai", reason="needs the extra inspect")
     from inspect_ai import eval as inspect_eval

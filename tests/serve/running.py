@@ -45,9 +45,7 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @contextmanager
-def served(
-    model: ModelHandle, policy: str = "full", server_seed: int | None = None, **values: Any
-) -> Iterator[str]:
+def served(model: ModelHandle, policy: str = "full", server_seed: int | None = None, **values: Any) -> Iterator[str]:
     """The application over this model under a setting, in a thread: its address."""
     setting = find_policy(model, policy, values)
     service = Service(model, setting, Sampling(), batch_size=16, seed=server_seed).start()

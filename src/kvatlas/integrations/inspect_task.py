@@ -27,7 +27,12 @@ def benchmark(name: str, problems: int | None = None) -> Task:
     # The metadata is compared when a log is imported.
     definition = benchmarks.find(name)
     samples = [
-        Sample(id=problem.id, input=definition.prompt(problem), target=problem.answer, metadata={"about": {**problem.about}})
+        Sample(
+            id=problem.id,
+            input=definition.prompt(problem),
+            target=problem.answer,
+            metadata={"about": {**problem.about}},
+        )
         for problem in definition.problems(problems)
     ]
     return Task(

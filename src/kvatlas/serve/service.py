@@ -235,8 +235,8 @@ class Service:
     """A decoder of requests to one model under one policy, `batch_size` at a time; `queue` more may wait.
 
     `sampling` is the default of a request, and so is `seed`: the n-th answer to a prompt gets its sample n, so that all
-    answers of an evaluation can be repeated; without it such answers are random. `start` loads the weights, unless `loaded` has them. `on_failure` is called
-    when the engine fails.
+    answers of an evaluation can be repeated; without it such answers are random. `start` loads the weights, unless
+    `loaded` has them. `on_failure` is called when the engine fails.
     """
 
     model: ModelHandle
