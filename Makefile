@@ -88,7 +88,7 @@ newest:
 
 # Every lower bound of pyproject.toml in an environment of its own. torch stays as it is here, too.
 OLDEST = build/oldest
-TESTED_WITH = axe-playwright-python compressed-tensors hatchling hypothesis openai playwright pytest pytest-xdist scorio slipcover \
+TESTED_WITH = axe-playwright-python compressed-tensors hatchling hypothesis lm-eval openai playwright pytest pytest-xdist scorio slipcover \
 	statsmodels ziglang
 oldest:
 	rm -rf $(OLDEST)
@@ -100,7 +100,7 @@ oldest:
 
 $(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[gguf,inspect,lm-eval,parquet,ray,serve]' $(TESTED_WITH)
+	$(PIP) -e '.[gguf,inspect,parquet,ray,serve]' $(TESTED_WITH)
 	touch $@
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
