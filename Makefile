@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: help env demo test types tests conformance newest oldest deep bench embedded example site release audit clean
+.PHONY: help env demo test types tests conformance newest oldest deep mutants bench embedded example site release audit clean
 
 # The targets that people call.
 help:
@@ -24,7 +24,7 @@ help:
 	@echo "make newest       tests with the newest version of every dependency"
 	@echo "make oldest       tests with the oldest allowed version of every dependency"
 	@echo "make conformance  policies against other people's code on a real model"
-	@echo "make deep         mutants of the core: SINCE=commit"
+	@echo "make deep         tests of minutes: calibration, stress, folders taken away; mutants of the core: SINCE=commit"
 	@echo "make bench        what README and docs quote"
 	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
 	@echo "make example      the demo's report, pictures and numbers in README and docs"
@@ -103,10 +103,15 @@ $(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PIP) -e '.[gguf,inspect,lm-eval,parquet,ray,serve]' $(TESTED_WITH)
 	touch $@
 
+# Tests that take minutes, marked `deep`, and mutants of the core.
+deep: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m deep -n 2 --dist loadfile
+	$(MAKE) mutants
+
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
 # that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived.
-deep: $(VENV)/deep.stamp
-	@test -n "$(MUTATED)" || { echo "No file of the core differs from $(SINCE); name another commit: make deep SINCE=..."; exit 2; }
+mutants: $(VENV)/deep.stamp
+	@test -n "$(MUTATED)" || { echo "No file of the core differs from $(SINCE); name another commit: make mutants SINCE=..."; exit 2; }
 	$(BIN)/python -m mutmut run --max-children 2 $(MUTATED)
 	$(BIN)/python -m mutmut results
 
