@@ -118,7 +118,11 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small(recipe: str) -> str:
-    """A recipe with one problem and short traces."""
+    """A recipe with one problem, short traces, and of the arena's 44 policies four: `make deep` runs them all."""
+    spec = yaml.safe_load(recipe)
+    if len(spec["settings"]) > 8:
+        spec["settings"] = spec["settings"][:2] + spec["settings"][-2:]
+    recipe = yaml.safe_dump(spec)
     return re.sub(r"problems: 60?\b", "problems: 1", recipe).replace("max_new_tokens: 700", "max_new_tokens: 300")
 
 
