@@ -7,8 +7,9 @@ import yaml
 
 from kvatlas.core import KvatlasError
 from kvatlas.results import Store
-from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps import make_plan, parse_spec, read_spec, sweep
 from kvatlas.sweeps.suggest import suggest
+from tests.command_line import Call
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,15 @@ def test_a_suggested_grid_compresses_and_leaves_a_choice(model: str, benchmark: 
 def test_thinking_that_is_too_short_gets_no_grid() -> None:
     with pytest.raises(KvatlasError, match="tokens on these problems"):
         suggest("embedded:tiny-llama", {"name": "CHAIN3"})
+
+
+def test_the_spec_goes_to_standard_output_alone(kvatlas: Call, tmp_path: Path) -> None:
+    code, out, err = kvatlas("plan", "--suggest", "embedded:tiny-llama", "CHAIN6")
+    assert code == 0
+    spec = tmp_path / "s.yaml"
+    spec.write_text(out)
+    assert read_spec(spec).settings
+    assert "decoded tokens" in err
+    for wrong in (["--problems", "3"], ["--json"], ["--set", "seed=1"]):
+        kvatlas.refuse("plan", "--suggest", "embedded:tiny-llama", "CHAIN6", *wrong)
+    kvatlas.refuse("plan", "demo", "--model-option", "dtype=float32")

@@ -108,7 +108,10 @@ class Parametrized:
         missing = [item.name for item in declared if item.name in RULE_PARAMETERS and item.default is MISSING]
         missing = [word for word in missing if word not in values]
         if missing:
-            raise KvatlasError(f"The policy {name!r} needs a value for {', '.join(missing)}.")
+            raise KvatlasError(
+                f"The policy {name!r} needs a value for {', '.join(missing)}. `kvatlas plan --suggest MODEL PROBLEMS` "
+                "proposes values."
+            )
 
         # The parameters of rule and precision stand beside the policy's own.
         rule = {**cls.rule_defaults, **{word: values.pop(word) for word in RULE_PARAMETERS if word in values}}
