@@ -11,7 +11,7 @@ import numpy as np
 from kvatlas.columns import page_columns
 from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
 from kvatlas.figures import colours
-from kvatlas.figures.panels import framed, has_two_claims
+from kvatlas.figures.panels import framed_cells, has_two_claims
 from kvatlas.report.description import recommendation
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
@@ -141,7 +141,7 @@ def _tested(result: Result, cells: Cells) -> Json:
 
 def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
-    region, frame = framed(map_)
+    region, frame = framed_cells(map_)
     thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []
