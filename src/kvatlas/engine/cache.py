@@ -14,7 +14,7 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,10 +25,14 @@ from kvatlas.core import POSITION_BYTES, KvatlasError, Storage
 from kvatlas.cpu.native import PagedLayer, load
 from kvatlas.engine.parts import CachedSequence, PartTables
 from kvatlas.forward import RowStates
-from kvatlas.models import Shape
+
+if TYPE_CHECKING:
+    from kvatlas.models import Shape
 
 #: Tokens of a page.
 PAGE = 64
+#: The same on GPUs: the block that FlexAttention reads at a time.
+GPU_PAGE = 128
 #: The cache grows by at least one part in so many of its size, because growth copies it.
 GROWTH = 16
 #: The same on CPUs while the cache has fewer bytes than `SMALL`: it would be copied every few steps.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.models import ModelHandle, Shape
-from kvatlas.policies import Policy, Signal, Step
+from kvatlas.policies.cache_view import Signal, Step
+from kvatlas.policies.contract import Policy
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle, Shape
 
 #: The observers of a sequence's policies; settings with the same observations share one.
 Signals = frozenset[tuple[Any, ...]]
