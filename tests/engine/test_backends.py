@@ -12,10 +12,9 @@ from kvatlas import policies
 from kvatlas.bits.storage import pack, unpack
 from kvatlas.core import KvatlasError, Setting, Shape, Storage
 from kvatlas.cpu import native
-from kvatlas.engine.attention import AttentionBackend
+from kvatlas.engine.attention import AttentionBackend, backend_for
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache, Layer
-from kvatlas.engine.engine import backend_for
 from kvatlas.engine.gpu.flex import FlexBackend
 from kvatlas.engine.native_backend import CpuBackend
 from kvatlas.engine.reference import ReferenceBackend

@@ -14,7 +14,7 @@ from kvatlas.core import AuditedCell, BudgetAudit, KvatlasError, Setting, no_cho
 from kvatlas.models import ModelHandle
 from kvatlas.policies import BudgetRule, CacheView, CompressingPolicy, select_tokens
 from kvatlas.policies.audit import audit, setting_facts
-from tests.policies.scenes import rule
+from tests.policies.scenes import Scene, rule
 
 EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
 
@@ -32,12 +32,12 @@ class Given(CompressingPolicy):
 
 def cached(
     scores: torch.Tensor, prompt: int, thinking_end: int | None = None, positions: torch.Tensor | None = None
-) -> CacheView:
+) -> Scene:
     if positions is None:
         positions = torch.arange(scores.shape[-1]).expand(scores.shape)
     unused: Any = None
     columns = {"score": scores}
-    return CacheView(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, *[unused] * 6)
+    return Scene(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, *[unused] * 6)
 
 
 def policy(**changes: Any) -> Given:

@@ -28,6 +28,8 @@ from kvatlas.forward import RowStates
 
 #: Tokens of a page.
 PAGE = 64
+#: The same on GPUs: the block that FlexAttention reads at a time.
+GPU_PAGE = 128
 #: The cache grows by at least one part in so many of its size, because growth copies it.
 GROWTH = 16
 #: The same on CPUs while the cache has fewer bytes than `SMALL`: it would be copied every few steps.

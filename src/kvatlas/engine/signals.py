@@ -12,7 +12,8 @@ from torch import Tensor
 from kvatlas.core import Shape
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.policies import Policy, Signal, Step
+from kvatlas.policies.cache_view import Signal, Step
+from kvatlas.policies.contract import Policy
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
