@@ -58,7 +58,7 @@ _KEPT = "earlier answers are kept, and the same command goes on from there"
 
 
 @dataclass(frozen=True)
-class Answer:
+class EndpointAnswer:
     """The text of an answer with its thinking in tags, its finish reason, its costs, and what the server says."""
 
     text: str
@@ -110,7 +110,7 @@ class Endpoint:
         said = by_name[self.model]
         self.about = {name: value for name, value in said.items() if isinstance(value, int) or _is_name(value)}
 
-    def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> Answer:
+    def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> EndpointAnswer:
         """Return the answer to one user message; `sampling` are fields of the request.
 
         Cache costs are read from the field that `kvatlas serve` adds to an answer.
@@ -250,7 +250,7 @@ def _parsed(raw: bytes, headers: httpx.Headers) -> Any:
         return text
 
 
-def _answer_of(body: Mapping[str, Any], headers: httpx.Headers, seconds: float) -> Answer:
+def _answer_of(body: Mapping[str, Any], headers: httpx.Headers, seconds: float) -> EndpointAnswer:
     """Return the answer in the body of a chat completion; raises the errors of Python for a body of another form."""
     (choice,) = body["choices"]
     message = choice["message"]
@@ -272,7 +272,7 @@ def _answer_of(body: Mapping[str, Any], headers: httpx.Headers, seconds: float) 
     )
     finish = str(choice.get("finish_reason"))[:_LONGEST_NAME].encode(errors="backslashreplace").decode()
     said = {name: body.get(name) for name in ("model", "system_fingerprint")} | {"server": headers.get("Server")}
-    return Answer(text, finish, costs, {name: str(value) for name, value in said.items() if _is_name(value)})
+    return EndpointAnswer(text, finish, costs, {name: str(value) for name, value in said.items() if _is_name(value)})
 
 
 def _content(content: Any) -> str:
@@ -362,7 +362,7 @@ def ask(
         failures: list[KvatlasError] = []
         stored = 0
         for question, answer in _arriving(questions, missing, concurrency):
-            if not isinstance(answer, Answer):
+            if not isinstance(answer, EndpointAnswer):
                 failures.append(answer)
                 continue
             try:
@@ -379,7 +379,7 @@ def ask(
 
 def _arriving(
     questions: _Questions, missing: Sequence[Question], concurrency: int
-) -> Iterator[tuple[Question, Answer | KvatlasError]]:
+) -> Iterator[tuple[Question, EndpointAnswer | KvatlasError]]:
     """Yield each question with its answer, or its failure, when it arrives.
 
     Asking ends early if every question fails. Ctrl-C ends it at once: what has arrived is still yielded, and what is
@@ -395,15 +395,15 @@ def _arriving(
         while open_questions:
             question, answer = arrived.get()
             open_questions -= 1
-            if not isinstance(answer, Answer | KvatlasError):
+            if not isinstance(answer, EndpointAnswer | KvatlasError):
                 raise answer
-            failures_in_row = 0 if isinstance(answer, Answer) else failures_in_row + 1
+            failures_in_row = 0 if isinstance(answer, EndpointAnswer) else failures_in_row + 1
             if failures_in_row >= max(concurrency, _FAILURES):
                 # The questions that wait are not asked; those under way are awaited.
                 open_questions -= len(_drained(waiting))
             yield question, answer
     except KeyboardInterrupt:
-        yield from [(question, answer) for question, answer in _drained(arrived) if isinstance(answer, Answer)]
+        yield from [(question, answer) for question, answer in _drained(arrived) if isinstance(answer, EndpointAnswer)]
         raise
     finally:
         questions.endpoint.stopped.set()
@@ -411,9 +411,9 @@ def _arriving(
 
 def _start_asking(
     questions: _Questions, waiting: queue.SimpleQueue[Question], threads: int
-) -> queue.SimpleQueue[tuple[Question, Answer | BaseException]]:
+) -> queue.SimpleQueue[tuple[Question, EndpointAnswer | BaseException]]:
     """Start the threads that ask the questions that wait; return the queue of their answers and failures."""
-    arrived: queue.SimpleQueue[tuple[Question, Answer | BaseException]] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[tuple[Question, EndpointAnswer | BaseException]] = queue.SimpleQueue()
     stopped = questions.endpoint.stopped
 
     def work() -> None:
@@ -523,14 +523,14 @@ class _Questions:
                     if problem.id in cell.problems and key not in stored_keys:
                         yield cell, problem, sample
 
-    def answer(self, cell: Expected, problem: Problem, sample: int) -> Answer:
+    def answer(self, cell: Expected, problem: Problem, sample: int) -> EndpointAnswer:
         """Ask one question."""
         spec = self.reference.run.manifest.spec
         # All servers accept seeds of 31 bits.
         seed = stream_key(spec["seed"], cell.benchmark, problem.id, sample) >> 32
         return self.endpoint.ask(self.benchmarks[cell.benchmark].prompt(problem), self.fields, seed)
 
-    def trace(self, cell: Expected, problem: Problem, sample: int, answer: Answer) -> Trace:
+    def trace(self, cell: Expected, problem: Problem, sample: int, answer: EndpointAnswer) -> Trace:
         """Return an answer with its grade as a trace."""
         read = reading.read_text(answer.text, cut=answer.finish == "length")
         grade = grade_reading(self.benchmarks[cell.benchmark], problem, read)
