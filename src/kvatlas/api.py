@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import core
-from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, frame_row
+from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, TRACES, Column, frame_row
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.report.result import Result, of_policy
 from kvatlas.report.view_options import ReadOptions
@@ -321,23 +321,33 @@ def add_column(
     is_share: bool = False,
     title: str = "",
 ) -> None:
-    """Add a column to the cells: `Run.cells`, `describe`, `kvatlas run --json`, CSV maps and, with a title, figures.
+    """Add a column to the cells: `Run.cells`, `describe --json`, `kvatlas run --json`, CSV maps and their reader.
+
+    With a title figures and pages have it, too: its measure of maps, its column in tables of settings, its fact in the
+    hover. Add it before a run is opened.
 
     Args:
         name: its name everywhere; KvatlasError for one that is taken or is no plain word.
-        source: a field of `kvatlas.core.Cell`, such as `mean_kv_bytes`, or a function of a cell; unknown values are
-            None.
+        source: a field of `kvatlas.core.Cell`, such as `mean_kv_bytes`; the mean of a number of the traces, such as
+            `traces.thinking_tokens`; or a function of a cell. Unknown values are None.
         unit: what is counted, such as `tokens`, `seconds`, `bytes`.
         digits: decimals in files; all if None.
         is_share: values in [0, 1], in percent in files.
-        title: what `kvatlas map --metric NAME` calls the column as a cost.
+        title: what `kvatlas map --metric NAME` and pages call the column as a cost.
     """
-    taken = {"model", "benchmark", "policy", "setting", "baseline", KV_MEMORY}
+    taken = {"model", "benchmark", "policy", "setting", "baseline", "name", "short", "difference", KV_MEMORY}
     for column in CELL_COLUMNS:
-        taken |= {column.name, column.frame}
+        taken |= {column.name, column.frame, column.page}
     if name in taken or not name.isidentifier():
         raise KvatlasError(f"add_column: expected a new name in letters, digits and _, got {name!r}.")
-    CELL_COLUMNS.append(Column(name, source, unit, is_share, digits, frame=name, in_csv=True, title=title))
+    from kvatlas.results.records import COSTS
+
+    sources = {*(field.name for field in fields(core.Cell)), *(f"{TRACES}{cost}" for cost in COSTS)}
+    if isinstance(source, str) and source.partition(".")[0] not in sources and source not in sources:
+        raise KvatlasError(
+            f"add_column: unknown source {source!r}; expected a function, or {', '.join(sorted(sources))}."
+        )
+    CELL_COLUMNS.append(Column(name, source, unit, is_share, digits, None, name, name, True, title))
 
 
 __all__ = ["Description", "Heatmap", "KvatlasError", "Run", "add_column", "open_run", "run", "sweep"]

@@ -96,7 +96,7 @@ def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, ModelHandl
     layers, heads = policy.scope.width(shape)
     # Three sequences share what is allocated, which has a page of no sequence and grows by a part of itself.
     pages = 1 + 3 * pages_for(BUDGET)
-    assert not policy.keep_prompt or engine.cache.bytes >= PAGE * pages * shape.kv_bytes_per_token()
+    assert not policy.budget.keep_prompt or engine.cache.bytes >= PAGE * pages * shape.kv_bytes_per_token()
     noted = 4 * len(policy.columns) * layers * heads * rows * pages_for(BUDGET) * (1 + 1 / GROWTH)
     rings = (rows + 1) * policy.queries * shape.layers * shape.heads * shape.head_dim * 4
     most = pages * (1 + 1 / SMALL_GROWTH) * shape.kv_bytes_per_token() + noted

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status
-from kvatlas.figures.findings import finding
+from kvatlas.figures.findings import panels_title
 from kvatlas.figures.panels import metric_panels
 from kvatlas.report.description import every_map, one_page, recommendation
 from kvatlas.report.result import analyse
@@ -266,7 +266,7 @@ def test_marks_frames_and_recommendation_agree_in_borderline_runs(benchmarks, ma
     assert len(re.findall(r"\d!! ", page)) == sum(entry["broken"] for entry in decided.values())
     for one, entry in zip(result.means or result.maps, entries, strict=True):
         assert one.map.keeps == frozenset()
-        title = finding(metric_panels([one.map]))
+        title = panels_title(metric_panels([one.map]))
         assert title.startswith("no setting is proven to stay within") or "proven to stay" not in title
         for cell in entry["estimates"]:
             loss = decided[cell["setting"]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.figures.loss_memory import data_csv as losses_csv
+from kvatlas.figures.loss_memory import losses_csv
 from kvatlas.figures.pairwise import names_of
 from kvatlas.report.description import every_map, one_page
 from kvatlas.report.next_steps import next_steps

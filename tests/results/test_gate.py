@@ -198,10 +198,11 @@ def test_a_cell_whose_traces_no_store_can_hold_is_not_promised(tmp_path: Path) -
         assert sentence in str(refused.value)
 
 
-def test_what_is_accepted_can_be_read_and_exported() -> None:
+@pytest.mark.parametrize("examples", [25, pytest.param(150, marks=pytest.mark.deep)])
+def test_what_is_accepted_can_be_read_and_exported(examples: int) -> None:
     counts = Counts()
 
-    @settings(WITHOUT_SHRINKING, max_examples=150)
+    @settings(WITHOUT_SHRINKING, max_examples=examples)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         with TemporaryDirectory() as scratch:
@@ -232,8 +233,8 @@ def test_what_is_accepted_can_be_read_and_exported() -> None:
 
     check()
     print(vars(counts) | {"sentences": len(counts.sentences)})
-    assert counts.accepted > 500
-    assert counts.refused > 500
+    assert counts.accepted > 3 * examples
+    assert counts.refused > 3 * examples
     # One sentence each, in characters that a terminal can write.
     assert all(sentence.isprintable() for sentence in counts.sentences)
     for sentence in counts.sentences:
@@ -244,10 +245,11 @@ def _named(trace: Trace) -> tuple[str, str, int]:
     return trace.setting.id, trace.problem, trace.sample
 
 
-def test_what_is_accepted_can_be_drawn() -> None:
+@pytest.mark.parametrize("examples", [6, pytest.param(30, marks=pytest.mark.deep)])
+def test_what_is_accepted_can_be_drawn(examples: int) -> None:
     counts = Counts()
 
-    @settings(WITHOUT_SHRINKING, max_examples=15)
+    @settings(WITHOUT_SHRINKING, max_examples=examples)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         with TemporaryDirectory() as scratch:
@@ -262,4 +264,4 @@ def test_what_is_accepted_can_be_drawn() -> None:
 
     check()
     print(vars(counts) | {"sentences": len(counts.sentences)})
-    assert counts.runs > 5
+    assert counts.runs > examples // 3

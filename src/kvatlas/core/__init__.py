@@ -1,4 +1,4 @@
-"""The terms of kvatlas as frozen data, shared by every room; of these it imports only the columns of a cell."""
+"""The terms of kvatlas as frozen data, shared by every room; it imports nothing of ours."""
 
 from kvatlas.core.basics import (
     LARGEST_INTEGER,
@@ -55,6 +55,7 @@ from kvatlas.core.traces import (
     MAX_NEW_TOKENS,
     POSITION_BYTES,
     SERVED,
+    CachedLayer,
     Costs,
     EvictionTrace,
     Grade,
@@ -62,6 +63,7 @@ from kvatlas.core.traces import (
     Problem,
     Sampling,
     Setting,
+    Shape,
     Status,
     Storage,
     Trace,
@@ -82,6 +84,7 @@ __all__ = [
     "WARNINGS",
     "AuditedCell",
     "BudgetAudit",
+    "CachedLayer",
     "Cell",
     "CellCoord",
     "Check",
@@ -102,6 +105,7 @@ __all__ = [
     "Sampling",
     "Setting",
     "SettingFacts",
+    "Shape",
     "Status",
     "Stays",
     "Storage",

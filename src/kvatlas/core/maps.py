@@ -10,10 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from kvatlas.columns import cell_document
-from kvatlas.core.basics import (
-    percent,
-)
+from kvatlas.core.basics import percent
 from kvatlas.core.settings import BudgetAudit
 from kvatlas.core.traces import Setting
 
@@ -95,7 +92,8 @@ class Cell:
 
     `seconds_mean` is a trace's share of the wall time of its batches. `unmeasured` counts traces whose metric is
     unknown; the estimate leaves them out. `stays_tokens` are the tokens after a compression by the setting's rule, the
-    mean over problems, and `stays_share` is their share of the tokens before it.
+    mean over problems, and `stays_share` is their share of the tokens before it. `more` has the values of other columns
+    by their names: means over traces, and what a CSV map says of them.
     """
 
     setting: Setting
@@ -111,10 +109,7 @@ class Cell:
     audit: BudgetAudit | None = None
     stays_tokens: float | None = None
     stays_share: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
-        return {"setting": str(self.setting), "policy": self.setting.policy, **cell_document(self)}
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class NoteKind(StrEnum):

@@ -228,15 +228,16 @@ def _values_with_every(
     exact if the ratio counts the same tokens as the target's budget; otherwise a typical prompt is assumed. `only` is
     the target's one way of counting its budget, None if it takes both.
     """
-    values = {field.name: getattr(policy, field.name) for field in parameters(policy)}
+    values = policy.parameter_values()
     del values["ratio"], values["ratio_over"]
     # Raises KvatlasError for a budget in bytes, whose tokens are known only with the model.
     budget = policy.budget.tokens
-    if policy.every:
+    values["local_window"] = policy.budget.window
+    if policy.budget.every:
         return values, []
     excludes_prompt = _target_excludes_prompt(policy, only)
     # Ratio, budget and target all count the prompt, or none of them does.
-    is_exact = {policy.ratio_over == "thinking", policy.budget_over == "thinking"} == {excludes_prompt}
+    is_exact = {policy.budget.ratio_over == "thinking", policy.budget.budget_over == "thinking"} == {excludes_prompt}
     if is_exact:
         assumed_prompt = 0
     elif prompt is None:
@@ -246,11 +247,11 @@ def _values_with_every(
     kept, total = _tokens_at_compression(policy, assumed_prompt)
     kv_budget = kept - assumed_prompt if excludes_prompt else kept
     every = total - kept
-    if kv_budget <= policy.local_window or every < 1:
+    if kv_budget <= policy.budget.window or every < 1:
         raise KvatlasError(f"{kept} of {total} tokens stay, so there is nothing to choose and nothing to export.")
     changed = []
     if not is_exact:
-        given = f"kv_budget {budget} with ratio {policy.ratio}"
+        given = f"kv_budget {budget} with ratio {policy.budget.ratio}"
         counted = f"counts otherwise and is, with prompts of {prompt} tokens, kv_budget {kv_budget} and every {every}"
         changed.append(f"{given} {counted}")
     values["kv_budget"] = kv_budget
@@ -263,19 +264,19 @@ def _target_excludes_prompt(policy: CompressingPolicy, only: str | None) -> bool
     """Return whether the target's budget counts the tokens of thinking alone; `only` is its one way of counting."""
     if only is not None:
         return only == "thinking"
-    return "thinking" in (policy.ratio_over, policy.budget_over)
+    return "thinking" in (policy.budget.ratio_over, policy.budget.budget_over)
 
 
 def _tokens_at_compression(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
     """Return the number of tokens that a compression keeps, and the number before it, both with the prompt."""
     total = policy.budget.tokens
-    if policy.budget_over == "thinking":
+    if policy.budget.budget_over == "thinking":
         total += prompt
     # These tokens stay, and the ratio does not count them.
-    always_kept = policy.local_window
-    if policy.ratio_over == "thinking":
+    always_kept = policy.budget.window
+    if policy.budget.ratio_over == "thinking":
         always_kept += prompt
-    return always_kept + floor_ratio(policy.ratio, max(0, total - always_kept)), total
+    return always_kept + floor_ratio(policy.budget.ratio, max(0, total - always_kept)), total
 
 
 def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool = False) -> list[Path]:

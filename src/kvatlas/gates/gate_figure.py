@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvatlas.figures.style import SMALL_TYPE, FigureOptions, Margins, line_axes, settle, sheet
+from kvatlas.figures.style import SMALL_TYPE, FigureOptions, Margins, finish_texts, line_axes, make_panels
 from kvatlas.gates.sentences import headline
 from kvatlas.text import percent_text
 
@@ -36,11 +36,11 @@ def gate_figure(judged: Judged, options: FigureOptions | None = None) -> Figure:
             f"dots: points lost, with limits; red line: the margin of {margin}",
             "bars: share of a problem's answers that were lost (down) or gained (up)",
         ]
-        figure, panels = sheet(options, _SIZE, len(tasks) + 1, 1, margins, title=headline(judged), about=about)
+        figure, panels = make_panels(options, _SIZE, len(tasks) + 1, 1, margins, title=headline(judged), about=about)
         _draw_limits(panels[0], judged, options)
         for panel, task in zip(panels[1:], tasks, strict=True):
             _draw_task(panel, task, options)
-        settle(figure, options)
+        finish_texts(figure, options)
     return figure
 
 

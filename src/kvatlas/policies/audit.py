@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from kvatlas.core import AuditedCell, BudgetAudit, Compression, KvatlasError, Setting, SettingFacts
 from kvatlas.policies import all_values, file_of, from_setting, parameters
-from kvatlas.policies.contract import CompressingPolicy, Policy, allotted
+from kvatlas.policies.budget_rule import BudgetRule
+from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.memory import kept_and_total, rule_of
 
 #: Fewer new tokens between two compressions are warned of.
@@ -20,21 +21,20 @@ _SHARED = frozenset(item.name for item in parameters(CompressingPolicy))
 
 def audit(policy: Policy, prompts: Sequence[int]) -> BudgetAudit | None:
     """Return the audit of a setting for prompts of these lengths in tokens; None without compressions or prompts."""
-    if not isinstance(policy, CompressingPolicy):
+    rule = policy.budget
+    if rule is None:
         return None
-    compressions = {prompt: Compression(None, None, *_choice(policy, prompt)) for prompt in set(prompts)}
+    compressions = {prompt: Compression(None, None, *_choice(rule, prompt)) for prompt in set(prompts)}
     return BudgetAudit.over(compressions, prompts)
 
 
-def _choice(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
+def _choice(rule: BudgetRule, prompt: int) -> tuple[int, int]:
     """Return how many older tokens compete at the first compression, during thinking, and how many of them stay.
 
     Later compressions have the same number of older tokens and the same prompt.
     """
-    # The cache has the length of the budget, unless the prompt alone is longer.
-    older = max(policy.budget.first(prompt), prompt + 1) - policy.local_window
-    protected = min(prompt, older) if policy.keep_prompt else 0
-    return older - protected, allotted(policy, older, protected, protected)[1]
+    _, older, protected = rule.at_first_compression(prompt)
+    return older - protected, rule.allotted(older, protected, protected)[1]
 
 
 def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | None = None) -> SettingFacts:
@@ -49,16 +49,16 @@ def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int,
 
     # What stays follows from the rule of all policies; the audit needs the policy, and a budget in tokens.
     rule = rule_of(setting, kv_bytes)
-    audited: Policy | None = None
+    audited: BudgetRule | None = None
     if file_of(setting.policy) is None:
         with suppress(KvatlasError):
-            policy = from_setting(setting)
-            audited = policy if policy.budget else None
+            budget = from_setting(setting).budget
+            audited = budget if budget is not None and budget.has_tokens else None
 
     compressions = {}
     for prompt in sorted(set(prompts)):
         after, before = kept_and_total(rule, prompt) if rule is not None else (None, None)
-        candidates, places = _choice(audited, prompt) if isinstance(audited, CompressingPolicy) else (None, None)
+        candidates, places = _choice(audited, prompt) if audited is not None else (None, None)
         compressions[prompt] = Compression(before, after, candidates, places)
     return SettingFacts(all_values(setting), shared, compressions)
 
@@ -82,16 +82,16 @@ def uncompressed_sentence(policies: Iterable[Policy], model: str, benchmark: str
 
 def narrow_sentence(policies: Iterable[Policy], model: str, benchmark: str, prompt: int) -> str:
     """Return a sentence on settings that compress again after a few tokens behind a prompt of this length, or ""."""
-    budgeted = [policy for policy in policies if isinstance(policy, CompressingPolicy)]
+    rules = [policy.budget for policy in policies if policy.budget is not None]
     # A setting that frees nothing is named by the audit.
-    narrow = [policy for policy in budgeted if 0 < policy.new_between(prompt) < _LITTLE_ROOM]
+    narrow = [rule for rule in rules if 0 < rule.new_between(prompt) < _LITTLE_ROOM]
     if not narrow:
         return ""
-    worst = min(narrow, key=lambda policy: policy.new_between(prompt))
+    worst = min(narrow, key=lambda rule: rule.new_between(prompt))
     return (
-        f"{len(narrow)} of {len(budgeted)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "
+        f"{len(narrow)} of {len(rules)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "
         f"tokens on {benchmark} with {model}, whose longest prompt has {prompt:,}: kv_budget {worst.kv_budget}, "
-        f"local_window {worst.local_window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
+        f"local_window {worst.window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
         f"{worst.advice(prompt)}."
     )
 

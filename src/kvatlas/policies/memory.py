@@ -5,41 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvatlas.core import Compression, KvatlasError, Setting, Stays, budget_in_tokens, mean_stays, window_in_tokens
-from kvatlas.policies.contract import CompressingPolicy, allotted
-
-#: The parameters that decide how many tokens stay.
-_RULE = (
-    "kv_budget",
-    "local_window",
-    "ratio",
-    "ratio_over",
-    "keep_prompt",
-    "strict_budget",
-    "budget_over",
-    "every",
-    "every_from",
-)
+from kvatlas.core.settings import OF_SCORES
+from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 
 
-def kept_and_total(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
+def kept_and_total(rule: BudgetRule, prompt: int) -> tuple[int, int]:
     """Return the tokens after and before a compression during thinking, both with a prompt of this length.
 
     All compressions keep the same number, except that the first one of a count from the start may come later.
     """
-    # The cache has the length of the budget, unless the prompt alone is longer.
-    total = max(policy.budget.first(prompt), prompt + 1)
-    older = total - policy.local_window
-    protected = min(prompt, older) if policy.keep_prompt else 0
-    return policy.local_window + sum(allotted(policy, older, protected, protected)), total
+    total, older, protected = rule.at_first_compression(prompt)
+    return rule.window + sum(rule.allotted(older, protected, protected)), total
 
 
-def rule_of(setting: Setting, kv_bytes: tuple[int, int] | None = None) -> CompressingPolicy | None:
-    """Return a policy with the parameters of a setting that decide how many tokens stay; None without a budget.
+def rule_of(setting: Setting, kv_bytes: tuple[int, int] | None = None) -> BudgetRule | None:
+    """Return the rule of a setting, with the parameters that decide how many tokens stay; None without a budget.
 
     `kv_bytes` are those of a token and of a sequence, for budgets in bytes. The rule is that of all policies, so that
     code of files and unknown policies is not needed.
     """
-    values = {name: value for name, value in setting.values.items() if name in _RULE}
+    # Parameters of the scores do not change how many tokens stay.
+    counted = [name for name in RULE_PARAMETERS if name not in OF_SCORES]
+    values = {name: setting.values[name] for name in counted if name in setting.values}
     if "kv_budget" not in values:
         return None
     if isinstance(values["kv_budget"], str):
@@ -47,7 +34,10 @@ def rule_of(setting: Setting, kv_bytes: tuple[int, int] | None = None) -> Compre
             return None
         values["kv_budget"] = budget_in_tokens(values["kv_budget"], *kv_bytes)
     try:
-        return CompressingPolicy.from_setting(Setting.from_parameters("rule", **values), preset=setting.policy)
+        values |= implied_values(values)
+        if not {"local_window", "ratio"} <= values.keys():
+            return None
+        return BudgetRule(**values)
     except KvatlasError:
         return None
 

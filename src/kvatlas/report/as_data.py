@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from kvatlas.columns import cell_document
 from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Control
@@ -190,7 +191,7 @@ def chosen_document(cell: Cell | None, choice: Choice) -> Json:
     if cell is None:
         return dict(NO_SETTING)
     return {
-        **cell.to_dict(),
+        **cell_document(cell),
         "may_lose": percent(choice.may_lose.get(cell.setting.id)),
         "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
         "kept_tokens_measured": cell.mean_kv_tokens is not None,
@@ -206,7 +207,13 @@ def table_document(table: SettingTable) -> Json:
         if row.loss is not None:
             decided = {"shown": row.loss.is_kept, "broken": row.loss.is_broken}
         settings.append(
-            {"name": row.name, **row.cell.to_dict(), **loss_values(row.loss), **decided, "benchmarks": by_benchmark}
+            {
+                "name": row.name,
+                **cell_document(row.cell),
+                **loss_values(row.loss),
+                **decided,
+                "benchmarks": by_benchmark,
+            }
         )
     return {
         "model": table.model,

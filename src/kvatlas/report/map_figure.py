@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING
 from kvatlas import models
 from kvatlas.columns import KV_MEMORY, cost_names
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
-from kvatlas.figures import curves as line_charts
-from kvatlas.figures.by_memory import data_csv as memory_csv
-from kvatlas.figures.by_memory import memory_figure
-from kvatlas.figures.findings import finding
+from kvatlas.figures.by_memory import memory_csv, memory_figure
+from kvatlas.figures.curves import curves_csv, line_figure
+from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure, plot
-from kvatlas.figures.loss_memory import data_csv as losses_csv
-from kvatlas.figures.loss_memory import has_losses, loss_figure
-from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels
-from kvatlas.figures.policy_differences import against_figure
-from kvatlas.figures.policy_differences import data_csv as against_csv
+from kvatlas.figures.loss_memory import has_losses, loss_figure, losses_csv
+from kvatlas.figures.panels import ComparedMaps, Panel, cost_panels, difference_panels, panels_csv
+from kvatlas.figures.policy_differences import against_csv, against_figure
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.headline import headline, recommended_words
 from kvatlas.report.memory_sentences import memory_title
@@ -92,7 +89,7 @@ def plot_sources(
         panels = _difference_panels(result, show.against, show.mean)
         policies = {show.against, *(panel.map.policy for panel in panels)}
         lead = headline((), _comparisons(result, policies))
-        return _draw_panels(result, panels, out, show, f"{lead}; {finding(panels)}" if lead else "")
+        return _draw_panels(result, panels, out, show, f"{lead}; {panels_title(panels)}" if lead else "")
     return _draw_metric(result, sources, out, options.metric, show)
 
 
@@ -230,7 +227,7 @@ def _draw_panels(result: Result, panels: Sequence[Panel], out: Path, show: MapOp
         notes=recommended_notes(result, maps),
         options=show.figure,
     )
-    return save(figure, out, data=data_csv(panels))
+    return save(figure, out, data=panels_csv(panels))
 
 
 def _comparisons(result: Result, policies: Set[str]) -> list[Comparison]:
@@ -321,8 +318,8 @@ def _draw_lines(
         curves = _curves_of_policy(curves, policy)
     if cost == KV_MEMORY:
         curves = [with_kv_bytes(curve) for curve in curves]
-    figure = line_charts.line_figure(curves, cost=cost, options=options)
-    return save(figure, out, data=line_charts.data_csv(curves, cost))
+    figure = line_figure(curves, cost=cost, options=options)
+    return save(figure, out, data=curves_csv(curves, cost))
 
 
 def _curves_of_policy(curves: Sequence[Map], policy: str) -> list[Map]:
@@ -352,7 +349,7 @@ def _difference_panels(result: Result, against: str, mean: bool) -> list[Panel]:
     return difference_panels(_of_means(compared) if mean else compared)
 
 
-def _of_means(compared: Compared) -> Compared:
+def _of_means(compared: ComparedMaps) -> ComparedMaps:
     """Return the same comparison for means over benchmarks."""
     others = [
         replace(compared.others[map_.name], model=map_.model, benchmark=map_.benchmark, policy=map_.policy)
@@ -362,7 +359,7 @@ def _of_means(compared: Compared) -> Compared:
     return replace(compared, maps=mean_maps(compared.maps), others=means)
 
 
-def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> Compared:
+def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> ComparedMaps:
     """Return maps against a baseline, a policy, a model, or the maps of the `other` source.
 
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.
@@ -393,27 +390,27 @@ def _names(maps: Sequence[Map]) -> list[str]:
     return list(filter(None, names))
 
 
-def _against_source(maps: Sequence[Map], runs: Sequence[RunData], name: str, other: Source) -> Compared:
+def _against_source(maps: Sequence[Map], runs: Sequence[RunData], name: str, other: Source) -> ComparedMaps:
     """Return maps against those of the same name in another source, which is shown under `name`."""
     other_runs = [other] if isinstance(other, RunData) else []
     return _compared(maps, _Others(name, bare_maps(other), lambda map_name: map_name), runs, other_runs)
 
 
-def _against_policy(maps: Sequence[Map], runs: Sequence[RunData], policy: str) -> Compared:
+def _against_policy(maps: Sequence[Map], runs: Sequence[RunData], policy: str) -> ComparedMaps:
     rest = [map_ for map_ in maps if map_.policy != policy]
     return _compared(rest, _Others(policy, maps, lambda name: name._replace(policy=policy)), runs, runs)
 
 
-def _against_model(maps: Sequence[Map], runs: Sequence[RunData], model: str) -> Compared:
+def _against_model(maps: Sequence[Map], runs: Sequence[RunData], model: str) -> ComparedMaps:
     rest = [map_ for map_ in maps if map_.model != model]
     return _compared(rest, _Others(model_name(model), maps, lambda name: name._replace(model=model)), runs, runs)
 
 
-def _against_baseline(maps: Sequence[Map], runs: Sequence[RunData], baseline: str) -> Compared:
+def _against_baseline(maps: Sequence[Map], runs: Sequence[RunData], baseline: str) -> ComparedMaps:
     paired: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
     for run in runs:
         paired |= differences_of_run(run, baseline)
-    return Compared(maps, baseline, {map_.name: _everywhere(map_, baseline) for map_ in maps}, paired)
+    return ComparedMaps(maps, baseline, {map_.name: _everywhere(map_, baseline) for map_ in maps}, paired)
 
 
 def _everywhere(map_: Map, baseline: str) -> Map:
@@ -435,7 +432,9 @@ class _Others:
     partner: Callable[[MapName], MapName]
 
 
-def _compared(maps: Sequence[Map], others: _Others, runs: Sequence[RunData], other_runs: Sequence[RunData]) -> Compared:
+def _compared(
+    maps: Sequence[Map], others: _Others, runs: Sequence[RunData], other_runs: Sequence[RunData]
+) -> ComparedMaps:
     """Return maps with their partners of the same axes; raises KvatlasError if none has one."""
     by_name = {(map_.name, *_axes(map_)): map_ for map_ in others.maps}
     partners: dict[MapName, Map] = {}
@@ -451,7 +450,7 @@ def _compared(maps: Sequence[Map], others: _Others, runs: Sequence[RunData], oth
     for run in runs:
         for other_run in other_runs:
             contrasts |= differences_of_runs(run, other_run, others.partner)
-    return Compared([map_ for map_ in maps if map_.name in partners], others.name, partners, contrasts)
+    return ComparedMaps([map_ for map_ in maps if map_.name in partners], others.name, partners, contrasts)
 
 
 def _axes(map_: Map) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.adaptive.decisions import NO_PAIRS
+from kvatlas.columns import cell_document
 from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
 from kvatlas.report.as_data import (
     NO_SETTING,
@@ -144,7 +145,7 @@ class MapResult:
             "peaks": [self._estimate(coord) for coord in self.peaks],
             "lowest": [self._estimate(coord) for coord in self.lowest],
             "estimates": [self._cell(coord) for coord in map_.cells],
-            "baselines": [{**cell.to_dict(), "setting": name} for name, cell in map_.baselines.items()],
+            "baselines": [{**cell_document(cell), "setting": name} for name, cell in map_.baselines.items()],
             "omnibus": omnibus_document(verdict.omnibus),
             "evidence_of_difference": verdict.evidence,
             "plateau": [self._coord(coord) for coord in verdict.plateau] or None,
@@ -171,7 +172,7 @@ class MapResult:
         loss = self.losses.get(coord)
         return {
             **self._coord(coord),
-            **self.map.cells[coord].to_dict(),
+            **cell_document(self.map.cells[coord]),
             "p_best": p_value(self.verdict.p_best.get(coord)),
             "may_lose": percent(self.verdict.may_lose.get(coord)),
             **loss_values(loss),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.public import SOURCES
-from kvatlas.columns import csv_columns
+from kvatlas.columns import Column, csv_columns
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting, ascending
 from kvatlas.core.settings import WINDOW_SHARE
 from kvatlas.policies.memory import stays
@@ -33,10 +33,7 @@ _PUBLISHED_RULE: Mapping[str, Any] = {"ratio_over": "older"}
 _PUBLISHED_PROMPT = 150
 #: The columns that hold the values of a metric, in percent.
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
-#: The other columns that kvatlas itself writes; they are read back. Columns that users add are written alone.
-EXTRAS = tuple(column.name for column in csv_columns())
-#: The smallest values of the columns that hold integers, and a limit of all of them.
-_INTEGERS = {"local_window": 0, "problems": 1, "samples": 1, "peak_kv_tokens": 0, "truncated": 0}
+#: A limit of integers.
 _BELOW = 10**9
 _MEAN = re.compile(r"mean of (\d+)")
 #: Missing cells that an error lists.
@@ -92,9 +89,10 @@ def read_maps(
 
     The form is that of `write_maps`: UTF-8, fields separated by commas, the columns model, benchmark, two axes
     (local_window and ratio, or two others; the first is vertical), the metric in percent (pass_at_1), and optionally
-    policy and `EXTRAS`. A row without axis values is a baseline of its benchmark. Without a column `problems` the
-    argument counts, else the known size of the benchmark; without a column `samples` the argument. Raises KvatlasError
-    for every fault of the file, and for missing cells unless `partial`, which notes them on the map.
+    policy and the declared `csv_columns`. A row without axis values is a baseline of its benchmark. Without a column
+    `problems` the argument counts, else the known size of the benchmark; without a column `samples` the argument.
+    Raises KvatlasError for every fault of the file, and for missing cells unless `partial`, which notes them on the
+    map.
     """
     name = str(source)
     defaults = dict(_PUBLISHED_AS) if name.startswith(PUBLISHED) else {}
@@ -145,7 +143,8 @@ def _columns(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
     if not named or len(values) != 1 or len(axes) != 2 or not all(axes):
         raise KvatlasError(
             f"{name} has the columns {', '.join(header) or 'none'}; expected each once: model, benchmark, two axes "
-            f"(local_window, ratio), one metric in percent (pass_at_1), and any of policy, {', '.join(EXTRAS)}."
+            f"(local_window, ratio), one metric in percent (pass_at_1), and any of policy, "
+            f"{', '.join(column.name for column in csv_columns())}."
         )
     return (axes[0], axes[1]), values[0]
 
@@ -170,8 +169,8 @@ def _cell(
     value = _number(where, table.column, fields[table.column])
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
-    numbers = _further_numbers(where, fields, defaults)
-    _check_limits(where, table.column, value, numbers)
+    cell = _cell_of_numbers(where, fields, value / 100, defaults)
+    _check_limits(where, table.column, value, cell.estimate)
     policy = fields.get("policy") or defaults.get("policy", "")
     coord = None
     parameters: dict[str, Any] = {}
@@ -180,16 +179,7 @@ def _cell(
         if "kv_budget" in defaults:
             parameters["kv_budget"] = defaults["kv_budget"]
         parameters |= values
-    cell = Cell(
-        Setting.from_parameters(policy, **parameters),
-        Estimate(value / 100, numbers.get("low"), numbers.get("high"), numbers["problems"], numbers["samples"]),
-        mean_kv_tokens=numbers.get("kept_tokens_mean"),
-        peak_kv_tokens=numbers.get("peak_kv_tokens"),
-        output_tokens_mean=numbers.get("output_tokens_mean"),
-        truncated=numbers.get("truncated"),
-        seconds_mean=numbers.get("seconds_mean"),
-        stays_tokens=numbers.get("stays_tokens"),
-    )
+    cell = replace(cell, setting=Setting.from_parameters(policy, **parameters))
     if coord is not None and "kv_budget" in defaults:
         rule = Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE})
         kept = stays(rule, [_PUBLISHED_PROMPT])
@@ -197,10 +187,10 @@ def _cell(
     return coord, cell
 
 
-def _check_limits(where: str, column: str, value: float, numbers: Mapping[str, Any]) -> None:
+def _check_limits(where: str, column: str, value: float, estimate: Estimate) -> None:
     """Raise KvatlasError for limits of an interval that are not on both sides of its value, in percent."""
-    low = 100 * numbers.get("low", 0.0)
-    high = 100 * numbers.get("high", 1.0)
+    low = 0.0 if estimate.low is None else 100 * estimate.low
+    high = 100.0 if estimate.high is None else 100 * estimate.high
     if not low - _ROUNDING <= value <= high + _ROUNDING:
         raise KvatlasError(
             f"{where}: {column} is {value:g} with low {low:g} and high {high:g}; expected low <= {column} <= high."
@@ -217,35 +207,58 @@ def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -
         if axis == "local_window" and WINDOW_SHARE.fullmatch(fields[axis]):
             values[axis] = fields[axis]
         elif axis in ("local_window", "ratio"):
-            values[axis] = _number(where, axis, fields[axis])
+            values[axis] = _number(where, axis, fields[axis], 0 if axis == "local_window" else None)
         else:
             values[axis] = number(fields[axis])
     return values
 
 
-def _further_numbers(where: str, fields: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a row other than its metric: those of its columns, else the defaults; limits as shares."""
+def _cell_of_numbers(where: str, fields: Mapping[str, str], value: float, defaults: Mapping[str, Any]) -> Cell:
+    """Return a cell of this value, without a setting, with what the declared columns of the row say of it.
+
+    The problems and samples of rows that do not say them are the defaults, else the known size of the benchmark.
+    """
     source = SOURCES.get(fields["benchmark"])
-    numbers: dict[str, Any] = {"problems": source.size if source else None, "samples": None, **defaults}
-    numbers |= {name: _number(where, name, fields[name]) for name in EXTRAS if fields.get(name)}
-    for limit in ("low", "high"):
-        if limit in numbers:
-            numbers[limit] /= 100
-    return numbers
+    numbers = {name: defaults[name] for name in ("problems", "samples") if name in defaults}
+    numbers = {"problems": source.size if source else None, "samples": None, **numbers}
+    numbers |= {
+        column.name: _column_value(where, column, fields) for column in csv_columns() if fields.get(column.name)
+    }
+
+    # A column is a field of the cell, a field of its estimate, or kept under its own name.
+    of_estimate: dict[str, Any] = {"low": None, "high": None}
+    of_cell: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    for column in csv_columns():
+        if column.name not in numbers:
+            continue
+        if not column.is_field:
+            more[column.name] = numbers[column.name]
+        elif str(column.source).startswith("estimate."):
+            of_estimate[str(column.source).removeprefix("estimate.")] = numbers[column.name]
+        else:
+            of_cell[str(column.source)] = numbers[column.name]
+    return Cell(Setting(""), Estimate(value, **of_estimate), more=more, **of_cell)
 
 
-def _number(where: str, column: str, text: str) -> float:
-    """Return the finite number in a field; an integer for columns of integers."""
+def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
+    """Return the value of a declared column in a row, shares in [0, 1]."""
+    text = fields[column.name]
+    # A function may have any value.
+    value = number(text) if callable(column.source) else _number(where, column.name, text, column.least)
+    return value / 100 if column.is_share and not isinstance(value, str) else value
+
+
+def _number(where: str, name: str, text: str, least: int | None = None) -> float:
+    """Return the finite number in a field; an integer from `least` up, if that is given."""
     value = number(text)
     if isinstance(value, str) or not math.isfinite(value) or "_" in text:
-        raise KvatlasError(f"{where}: {column} is {text!r}; expected a number.")
-    if column == "ratio" and not 0 <= value <= 1:
+        raise KvatlasError(f"{where}: {name} is {text!r}; expected a number.")
+    if name == "ratio" and not 0 <= value <= 1:
         raise KvatlasError(f"{where}: ratio is {text}; expected a share from 0 to 1.")
-    if column in _INTEGERS:
-        if not _INTEGERS[column] <= value < _BELOW or value % 1:
-            raise KvatlasError(
-                f"{where}: {column} is {text}; expected an integer from {_INTEGERS[column]} to {_BELOW - 1:,}."
-            )
+    if least is not None:
+        if not least <= value < _BELOW or value % 1:
+            raise KvatlasError(f"{where}: {name} is {text}; expected an integer from {least} to {_BELOW - 1:,}.")
         return int(value)
     return value
 

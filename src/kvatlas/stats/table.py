@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.columns import cost_names
+from kvatlas.columns import cost_names, means_of_traces
 from kvatlas.core import (
     BudgetAudit,
     Cell,
@@ -278,7 +278,7 @@ class CellTraces:
         for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
             # Status 0 is a missing trace.
             if code > 1:
-                found[Grade(bool(code % 2), 0.0, None, _STATUSES[code // 2]).verdict] += count
+                found[Grade(bool(code % 2), 0.0, None, _STATUSES[code // 2]).outcome] += count
         return found
 
     @property
@@ -347,6 +347,7 @@ class CellTraces:
             audit=self.audit,
             stays_tokens=self.stays.tokens if self.stays else None,
             stays_share=self.stays.share if self.stays else None,
+            more=means_of_traces(self._mean),
         )
 
     def _costs(self, cost: str) -> list[float]:

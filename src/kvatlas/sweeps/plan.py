@@ -37,7 +37,7 @@ from kvatlas.sweeps.plan_notes import byte_notes, device_notes, unequal_notes, w
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
-    from kvatlas.engine.scheduler import Peak
+    from kvatlas.engine.memory_plan import Peak
 
 #: Part of every run key; rises with every change of the meaning of a key.
 RUN_KEY_VERSION = 4
@@ -275,7 +275,7 @@ class Plan:
 
     def _largest_batch(self, memory: int) -> int:
         """Return the largest batch that fits into so many bytes with every model; 0 if no sequence does."""
-        from kvatlas.engine.scheduler import GPU_BATCH, largest_batch
+        from kvatlas.engine.memory_plan import GPU_BATCH, largest_batch
 
         return min(largest_batch(memory, GPU_BATCH, partial(self._peak, model)) for model in self.models)
 
@@ -338,7 +338,7 @@ class Plan:
             last = longest
             if isinstance(policy, CompressingPolicy) and policy.budget.most(prompt) < longest:
                 last = policy.budget.most(prompt)
-                first = policy.local_window + round(policy.ratio * max(0, last - policy.local_window))
+                first = policy.budget.window + round(policy.budget.ratio * max(0, last - policy.budget.window))
             means.append((first + last) / 2)
         return round(statistics.mean(means))
 
@@ -369,7 +369,7 @@ class Plan:
         return self.spec.samples * problems
 
     def _peak(self, model: ModelHandle, batch_size: int) -> Peak:
-        from kvatlas.engine.scheduler import peak
+        from kvatlas.engine.memory_plan import peak
 
         trees = self.trees(model)
         output = self.spec.sampling.max_new_tokens

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.columns import CELL_COLUMNS, Column
+from kvatlas.columns import page_columns
 from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
 from kvatlas.figures import colours
-from kvatlas.figures.panels import framed, has_two_claims
+from kvatlas.figures.panels import framed_cells, has_two_claims
 from kvatlas.report.description import recommendation
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
@@ -60,7 +60,7 @@ class Cells:
                 "model": model,
                 "benchmark": benchmark,
                 "short": self.short.get(setting.id, str(setting)),
-                **dict.fromkeys(column.page for column in _page_columns()),
+                **dict.fromkeys(column.page for column in page_columns()),
                 "difference": None,
             }
         )
@@ -77,26 +77,9 @@ class Cells:
         if index is None:
             index = self._add(place.model, place.benchmark, cell.setting)
         if self.documents[index]["value"] is None:
-            self.documents[index] |= _values(cell, difference)
+            self.documents[index] |= {column.page: column.page_value(cell) for column in page_columns()}
+            self.documents[index]["difference"] = None if difference is None else _interval(difference)
         return index
-
-
-def _page_columns() -> list[Column]:
-    return [column for column in CELL_COLUMNS if column.page]
-
-
-def _values(cell: Cell, difference: Contrast | None) -> Json:
-    """Return the columns of a cell under their names in the app; truncated traces in percent, where all are known."""
-    values: Json = {}
-    for column in _page_columns():
-        # Means of tokens are printed in whole numbers.
-        is_mean_of_tokens = column.unit == "tokens" and column.digits is not None
-        values[column.page] = rounded(column.read(cell), 1) if is_mean_of_tokens else column.file_value(cell)
-    traces = (cell.estimate.problems or 0) * (cell.estimate.samples or 0)
-    if cell.truncated is not None and traces:
-        values["truncated"] = percent(cell.truncated / traces)
-    values["difference"] = None if difference is None else _interval(difference)
-    return values
 
 
 def _interval(contrast: Any) -> list[float | None]:
@@ -158,7 +141,7 @@ def _tested(result: Result, cells: Cells) -> Json:
 
 def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
-    region, frame = framed(map_)
+    region, frame = framed_cells(map_)
     thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []

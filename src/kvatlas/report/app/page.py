@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kvatlas.columns import page_columns
 from kvatlas.core import KvatlasError
 from kvatlas.figures import colours
 from kvatlas.report.app.documents import RIGHT, Json, maps_of
@@ -65,10 +66,9 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
     script = "\n".join((web / name).read_text("utf-8") for name in SCRIPTS)
     constants: dict[str, Any] = {
         "source": source,
-        "colours": colours.colour_steps(colours.VALUES),
-        "costs": colours.colour_steps(colours.COSTS),
-        "differences": colours.colour_steps(colours.DIFFERENCES),
+        "scales": {scale: colours.colour_steps(scale) for scale in colours.SCALES},
         "lines": colours.LINES,
+        "columns": [column.page_words() for column in page_columns() if column.title],
     }
     if documents is not None:
         packed = gzip.compress(embedded(documents).encode(), mtime=0)
