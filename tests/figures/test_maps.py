@@ -26,7 +26,7 @@ from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import RunAnalysis, with_regions
+from kvatlas.stats.run_analysis import with_regions
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import by_sample
 from kvatlas.stats.table import CellTraces
@@ -371,7 +371,7 @@ def test_numbers_on_bars_are_rounded_as_in_cells_and_stand_at_their_values(llama
 
 
 def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
-    result = Result((RunAnalysis(run),))
+    result = Result((run,))
     (choice,) = result.choices
     setting = next(iter(choice.settings.values()))
     cell = next(

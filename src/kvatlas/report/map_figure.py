@@ -29,7 +29,6 @@ from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, percent_text
 
@@ -74,11 +73,11 @@ def plot_sources(
     cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
-    if any(not analysis.run.has_maps for analysis in result.opened_runs):
+    if any(not run.has_maps for run in result.opened_runs):
         if show.against:
             return _draw_against(result, out, cost, options.policy, show)
         _check_line(result, show)
-        return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
+        return _draw_lines(result.opened_runs[0], out, cost, options.policy, show.figure)
     _check_mean(result, show)
     if show.by_memory:
         return _draw_by_memory(result, out, cost, show)
@@ -109,7 +108,7 @@ def _is_by_memory(result: Result, cost: str | None, show: MapOptions) -> bool:
     other = next((option for option, is_given in others.items() if is_given), None)
     if show.loss_by_memory is None:
         # Tokens and bits that take equal memory are compared by what they lose in it.
-        axes = {analysis.run.axes for analysis in result.opened_runs}
+        axes = {run.axes for run in result.opened_runs}
         return other is None and axes == {("kv_budget", "kv_bits")} and has_losses(result.choices)
     if show.loss_by_memory and other is not None:
         raise KvatlasError(f"--loss-by-memory and {other} are different figures; leave one of them out.")
@@ -136,7 +135,7 @@ def _check_heatmap_options(show: MapOptions, figure: str) -> None:
 
 def _draw_losses(result: Result, out: Path, show: MapOptions) -> list[Path]:
     notes = list(chain.from_iterable(one.map.notes for one in result.grids))
-    metric = result.opened_runs[0].run.metric if result.opened_runs else ""
+    metric = result.opened_runs[0].metric if result.opened_runs else ""
     figure = loss_figure(
         result.choices, metric, title=headline(result.choices, result.comparisons), notes=notes, options=show.figure
     )
@@ -298,7 +297,7 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     if cost:
         raise KvatlasError(f"--against {show.against} draws differences of a metric; leave out the cost {cost}.")
     _check_heatmap_options(show, f"the settings of a run against {show.against}")
-    runs = [analysis.run for analysis in result.opened_runs]
+    runs = result.opened_runs
     for run in runs:
         cells = list(filter(run.fits, run.cells))
         check_complete(cells, run.partial, "figure")
@@ -345,7 +344,7 @@ def _difference_panels(result: Result, against: str, mean: bool) -> list[Panel]:
     """Return the maps of a result minus a baseline, a policy, a model, or the maps of another source."""
     is_source = Path(against).exists() or against.startswith(PUBLISHED)
     other = result.options.open_source(against) if is_source else None
-    compared = compare(result.every_map, [analysis.run for analysis in result.opened_runs], against, other)
+    compared = compare(result.every_map, result.opened_runs, against, other)
     compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
     return difference_panels(_of_means(compared) if mean else compared)
 
@@ -393,7 +392,7 @@ def _names(maps: Sequence[Map]) -> list[str]:
 
 def _against_source(maps: Sequence[Map], runs: Sequence[RunData], name: str, other: Source) -> ComparedMaps:
     """Return maps against those of the same name in another source, which is shown under `name`."""
-    other_runs = [other.run] if isinstance(other, RunAnalysis) else []
+    other_runs = [other] if isinstance(other, RunData) else []
     return _compared(maps, _Others(name, bare_maps(other), lambda map_name: map_name), runs, other_runs)
 
 

@@ -91,9 +91,9 @@ def maps_of(result: Result, tested: bool = True) -> list[Map]:
 
     Raises KvatlasError as `maps_of_run` does.
     """
-    (analysis,) = result.opened_runs
-    if not analysis.run.has_maps:
-        return curves_of_run(analysis.run)
+    (run,) = result.opened_runs
+    if not run.has_maps:
+        return curves_of_run(run)
     return _as_maps(result.maps) if tested else result.untested
 
 
@@ -103,16 +103,16 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
 
 def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
-    (analysis,) = result.opened_runs
-    cells = Cells(analysis.run.manifest.expected)
-    compared = tested and analysis.run.has_maps
+    (run,) = result.opened_runs
+    cells = Cells(run.manifest.expected)
+    compared = tested and run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
     if tested:
         every_map = with_recommended(every_map, result.choices)
     verdicts = result.verdicts if compared else {}
     differences = result.differences if compared else {}
     documents = [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
-    metric = maps[0].metric if maps else analysis.run.metric
+    metric = maps[0].metric if maps else run.metric
     return {
         "metric": axis_label(metric),
         "against": _against(every_map),
