@@ -29,6 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
+@pytest.mark.deep
 def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> None:
     result = run("gpu.py", "--tiny", "--out", str(tmp_path / "results" / "gpu.json"))
     assert result["hardware"]
