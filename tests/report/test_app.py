@@ -328,7 +328,7 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
 
 def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
-    modules = dict.fromkeys(("losses_of", "verdicts"), run_analysis)
+    modules = dict.fromkeys(("losses_of", "fixed_run_tests"), run_analysis)
     modules |= dict.fromkeys(("comparisons", "with_regions", "mean_maps"), result) | {"maps_of_run": view_options}
     for name, module in modules.items():
         original = getattr(module, name)
@@ -343,7 +343,7 @@ def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch
         fresh.refresh(store)
     first = fresh.answer("about")
     made = Counter(calls)
-    assert made["losses_of"] == made["verdicts"] == made["comparisons"] == 1
+    assert made["losses_of"] == made["fixed_run_tests"] == made["comparisons"] == 1
     # Of three documents (no traces, all traces, with tests) each has its maps made once; tested are maps and means.
     assert made == Counter(dict.fromkeys(modules, 1) | {"maps_of_run": 3, "with_regions": 2})
     assert [fresh.answer("about"), fresh.answer("about")] == [first, first]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvatlas.stats.map_tests import levels_of, map_tests
 from kvatlas.stats.table import GradeMatrix
-from kvatlas.stats.verdicts import levels_of, verdict
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -144,7 +144,7 @@ def test_maps_are_judged_as_verdicts_judge_them(simulations: ModuleType, designs
     places = tuple(zip(design.rows.tolist(), design.columns.tolist(), strict=True))
     axes = ("rows", "columns")
     p, tests = simulations.tests_of_map(means, design.strata, levels_of(places, axes), seed=0)
-    found = verdict(GradeMatrix.from_means(places, means, design.strata), axes)
+    found = map_tests(GradeMatrix.from_means(places, means, design.strata), axes)
     assert found.omnibus is not None
     # Random orders differ in number.
     assert p == pytest.approx(found.omnibus.p, abs=0.05)

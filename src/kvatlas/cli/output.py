@@ -270,7 +270,7 @@ def _first_traces(folder: Path, cells: Sequence[CellTraces], most: int) -> list[
 
 def _verdicts(cell: CellTraces) -> dict[str, int]:
     """Return the number of traces with each outcome."""
-    counts = cell.verdicts
+    counts = cell.outcomes
     return {str(outcome): counts[outcome] for outcome in dict.fromkeys([*VERDICTS, *counts])}
 
 

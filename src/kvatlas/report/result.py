@@ -32,9 +32,10 @@ from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, floor_reason
-from kvatlas.stats.csv_tests import PooledEffect, pooled_effects, verdicts_of_maps
+from kvatlas.stats.csv_tests import PooledEffect, bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.map_tests import Basis, Effect, MapTests
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjusted, comparisons, differences_of_run
@@ -45,14 +46,13 @@ from kvatlas.stats.run_analysis import (
     evidence_of,
     grids,
     join_runs,
-    tests_of_run,
+    run_tests,
     with_regions,
 )
 from kvatlas.stats.run_data import RunData, shown_policies
 from kvatlas.stats.setting_tables import SettingTable, setting_tables
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Kind, Limitation, findings
-from kvatlas.stats.verdicts import Basis, Effect, Verdict
 from kvatlas.stats.windows_at_memory import level_stays
 from kvatlas.text import model_name
 
@@ -65,7 +65,7 @@ class MapResult:
     """A map and its tests."""
 
     map: Map
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: MapTests = field(default_factory=MapTests)
 
     @property
     def title(self) -> str:
@@ -299,17 +299,17 @@ class Result:
         return self.opened_runs[0].margin if self.opened_runs else self.options.margin
 
     @cached_property
-    def verdicts(self) -> Mapping[MapName, Verdict]:
+    def tests(self) -> Mapping[MapName, MapTests]:
         """The tests by map, means over benchmarks included."""
-        by_map: dict[MapName, Verdict] = {}
+        by_map: dict[MapName, MapTests] = {}
         if len(self.opened_runs) < len(self.sources):
-            by_map |= verdicts_of_maps(self.untested)
+            by_map |= bound_tests_of_maps(self.untested)
         for run, evidence in zip(self.runs, self.evidence, strict=True):
             if run.has_maps:
                 # An adaptive run stands alone, with all its policies.
                 sources = zip(self.sources, self._maps_of_sources, strict=True)
                 maps = next((maps for source, maps in sources if source is run), self.untested)
-                by_map |= tests_of_run(run, evidence, maps)
+                by_map |= run_tests(run, evidence, maps)
         return by_map
 
     @cached_property
@@ -324,8 +324,8 @@ class Result:
         return self._tested(means)
 
     def _tested(self, maps: Sequence[Map]) -> tuple[MapResult, ...]:
-        regions = with_regions(maps, self.verdicts, self.margin)
-        return tuple(MapResult(map_, self.verdicts.get(map_.name, Verdict())) for map_ in regions)
+        regions = with_regions(maps, self.tests, self.margin)
+        return tuple(MapResult(map_, self.tests.get(map_.name, MapTests())) for map_ in regions)
 
     @cached_property
     def findings(self) -> tuple[Limitation, ...]:
@@ -349,14 +349,14 @@ class Result:
     @cached_property
     def effects(self) -> tuple[PooledEffect, ...]:
         """The effects of the axes over all benchmarks."""
-        return tuple(pooled_effects([one.map for one in self.maps], self.verdicts))
+        return tuple(pooled_effects([one.map for one in self.maps], self.tests))
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
         """The recommendation for each model, without a full cache for each model and policy."""
         by_loss = list(chain.from_iterable(self._choices_of_runs))
         means, _ = self._means_and_notes
-        of_maps = choices_of_maps(grids(self.untested, means), self.verdicts, by_loss, self.effects)
+        of_maps = choices_of_maps(grids(self.untested, means), self.tests, by_loss, self.effects)
         return (*by_loss, *of_maps)
 
     @cached_property

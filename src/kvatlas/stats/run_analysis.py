@@ -10,10 +10,10 @@ from typing import NamedTuple
 from kvatlas.adaptive.decisions import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.core import Map, MapName, grouped
 from kvatlas.stats.choice import Choice, choices
-from kvatlas.stats.csv_tests import verdicts_of_maps
+from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.losses import GridLosses, losses_of
+from kvatlas.stats.map_tests import MapTests, fixed_run_tests
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.verdicts import Verdict, verdicts
 
 
 def join_runs(runs: Sequence[RunData]) -> list[RunData]:
@@ -46,16 +46,16 @@ def evidence_of(run: RunData) -> Evidence:
     return Evidence(losses_of(run))
 
 
-def tests_of_run(run: RunData, evidence: Evidence, maps: Sequence[Map]) -> Mapping[MapName, Verdict]:
+def run_tests(run: RunData, evidence: Evidence, maps: Sequence[Map]) -> Mapping[MapName, MapTests]:
     """Return the tests of each of the run's maps and means; of maps without a full cache with the bound's plateau."""
     if not run.has_maps:
         return {}
     if evidence.decisions is not None:
         return adaptive_verdicts(evidence.decisions, maps)
 
-    found = verdicts(run, evidence.losses)
+    found = fixed_run_tests(run, evidence.losses)
     without_full = [map_ for map_ in maps if map_.name in found and found[map_.name].losses is None]
-    for name, bound in verdicts_of_maps(without_full).items():
+    for name, bound in bound_tests_of_maps(without_full).items():
         if name in found:
             # Where no difference is proven all cells are tied.
             plateau = bound.plateau if found[name].evidence else tuple(bound.may_lose)
@@ -76,15 +76,15 @@ def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
     return [*means, *(map_ for map_ in maps if not map_.is_mean and (map_.model, map_.policy) not in averaged)]
 
 
-def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:
+def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, MapTests], margin: float) -> list[Map]:
     """Return the maps with the regions of their tests: the plateau, and the cells shown to keep the margin."""
     framed = []
     for map_ in maps:
-        verdict = by_map.get(map_.name)
-        if verdict is not None:
-            map_ = replace(map_, plateau=frozenset(verdict.plateau), keeps=None, breaks=None, margin=margin)
-        if verdict is not None and verdict.losses is not None:
-            losses = verdict.losses.items()
+        tests = by_map.get(map_.name)
+        if tests is not None:
+            map_ = replace(map_, plateau=frozenset(tests.plateau), keeps=None, breaks=None, margin=margin)
+        if tests is not None and tests.losses is not None:
+            losses = tests.losses.items()
             map_ = replace(
                 map_,
                 keeps=frozenset(coord for coord, loss in losses if loss.keeps_any),

@@ -271,7 +271,7 @@ class CellTraces:
         return int(np.count_nonzero(self.is_stored & np.isnan(self.grades)))
 
     @cached_property
-    def verdicts(self) -> Counter[Outcome]:
+    def outcomes(self) -> Counter[Outcome]:
         """The number of traces with each outcome."""
         codes, counts = np.unique(2 * self.traces["status"].astype(int) + self.traces["correct"], return_counts=True)
         found = Counter[Outcome]()
@@ -341,7 +341,7 @@ class CellTraces:
             mean_kv_bytes=mean_bytes,
             peak_kv_bytes=peak_bytes,
             output_tokens_mean=self._mean("output_tokens"),
-            truncated=self.verdicts[Outcome.TRUNCATED],
+            truncated=self.outcomes[Outcome.TRUNCATED],
             seconds_mean=self._mean("seconds"),
             unmeasured=self.unmeasured,
             audit=self.audit,

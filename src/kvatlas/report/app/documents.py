@@ -18,12 +18,12 @@ from kvatlas.report.result import MapResult, Result
 from kvatlas.results import Expected
 from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice, with_recommended
+from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
 from kvatlas.stats.setting_tables import SettingRow, SettingTable
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.verdicts import Verdict
 from kvatlas.text import axis_label, model_name
 
 Json = dict[str, Any]
@@ -109,9 +109,9 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
     if tested:
         every_map = with_recommended(every_map, result.choices)
-    verdicts = result.verdicts if compared else {}
+    tests = result.tests if compared else {}
     differences = result.differences if compared else {}
-    documents = [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
+    documents = [_map(map_, tests.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
     metric = maps[0].metric if maps else run.metric
     return {
         "metric": axis_label(metric),
@@ -139,7 +139,7 @@ def _tested(result: Result, cells: Cells) -> Json:
     }
 
 
-def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
+def _map(map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed_cells(map_)
     thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
@@ -164,7 +164,7 @@ def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Con
         "frame": frame,
         "loses": _places(map_, map_.breaks),
         "recommended": _places(map_, {map_.recommended}),
-        "evidence": verdict.evidence if verdict else None,
+        "evidence": tests.evidence if tests else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
         "vacuous": map_.validity.reason if map_.validity else None,
