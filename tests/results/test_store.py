@@ -210,7 +210,7 @@ def remade(**values: Any) -> list[Any]:
         ({"sample": -5}, "", "the sample is -5"),
         ({"metrics": '{"recall": NaN}'}, "", "recall is nan, expected a finite number"),
         ({"metrics": '{"recall": Infinity}'}, "", "expected a finite number"),
-        ({"metrics": '{"recall": [1]}'}, "", "no object of numbers and texts"),
+        ({"metrics": '{"recall": [1]}'}, "", "expected a finite number or a text"),
         ({"usage": "[]"}, "", "no object of numbers and texts"),
         ({}, "kvatlas 7", "Expecting value"),
         ({}, "[]", "no object of numbers and texts"),
