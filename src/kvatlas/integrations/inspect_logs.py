@@ -25,7 +25,7 @@ from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason, refusal
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import changed_problems, contents_of
-from kvatlas.results.records import MAX_SAMPLES
+from kvatlas.results.records import MAX_SAMPLES, is_cost
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
@@ -497,7 +497,8 @@ def _provider_note(sample: EvalSample) -> Mapping[str, Any] | None:
         raise KvatlasError(f"The note of the sample {sample.id!r} is {note!r:.200}; expected a setting and a usage.")
     usage = note.get("usage")
     names = {field.name for field in fields(Costs)}
-    is_usage = isinstance(usage, dict) and usage.keys() == names and all(map(_is_cost, usage.values()))
+    is_usage = isinstance(usage, dict) and usage.keys() == names
+    is_usage = is_usage and all(_is_cost(value, name) for name, value in usage.items())
     if usage is not None and not is_usage:
         raise KvatlasError(
             f"The usage of the sample {sample.id!r} is {usage!r:.200}; expected {', '.join(sorted(names))}."
@@ -505,11 +506,9 @@ def _provider_note(sample: EvalSample) -> Mapping[str, Any] | None:
     return note
 
 
-def _is_cost(value: Any) -> bool:
-    """Return True for a number that a cost can have, or None for an unknown one."""
-    if value is None:
-        return True
-    return type(value) in (int, float) and 0 <= value < MAX_TOKENS
+def _is_cost(value: Any, name: str = "seconds") -> bool:
+    """Return True for a number that a cost of this name can have, or None for an unknown one."""
+    return is_cost(name, value) and (value is None or value < MAX_TOKENS)
 
 
 def _noted_setting(noted: Mapping[str, Any]) -> Setting:
