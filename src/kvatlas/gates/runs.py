@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import SERVED, KvatlasError, Setting, Status
+from kvatlas.core import SERVED, KvatlasError, Outcome, Setting, Status
 from kvatlas.gates.outcomes import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
 from kvatlas.results import Store
 from kvatlas.results.records import STATUS
@@ -21,7 +21,12 @@ from kvatlas.stats.table import CellTraces, check_pairs
 
 #: Digests of traces without tokens.
 _NO_TOKENS = (bytes(16), bytes.fromhex(digest_of_tokens(b"")))
-_ENDINGS = {STATUS[Status.TRUNCATED]: "truncated", STATUS[Status.NO_ANSWER]: "no answer"}
+#: By the number of a status the ending of a trace without an answer.
+_ENDINGS = {
+    code: str(Outcome[status.name])
+    for status, code in STATUS.items()
+    if not status.answered and status is not Status.UNKNOWN
+}
 
 
 def side_of(folder: Path, cell: str, name: str, choice: Choice) -> Side:
