@@ -156,7 +156,9 @@ def is_cost(name: str, value: object) -> bool:
         return True
     if not isinstance(value, int) and name in _COUNTS:
         return False
-    return is_storable_number(value) and not isinstance(value, bool) and value >= 0
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return is_storable_number(value) and value >= 0
 
 
 def _cost_faults(costs: Costs) -> Iterator[str]:
