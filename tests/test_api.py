@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 import kvatlas
-from kvatlas.columns import CELL_COLUMNS, Column
+from kvatlas.columns import CELL_COLUMNS, Column, cell_document
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.figures import colours
 from kvatlas.report.app.documents import maps_of, run_document
@@ -131,12 +131,12 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
     cells = again.cells()
     assert list(cells.half) == [value / 2 for value in cells.value]
     cell = next(iter(again.maps()[0].cells.values()))
-    assert cell.to_dict()["half"] == pytest.approx(cell.to_dict()["value"] / 2, abs=1e-4)
+    assert cell_document(cell)["half"] == pytest.approx(cell_document(cell)["value"] / 2, abs=1e-4)
     write_maps(again.maps(), tmp_path / "m.csv")
     assert "half" in (tmp_path / "m.csv").read_text().splitlines()[0].split(",")
     read = read_maps(tmp_path / "m.csv")
-    assert [cell.to_dict()["half"] for map_ in read for cell in map_.cells.values()] == [
-        cell.to_dict()["half"] for map_ in again.maps() for cell in map_.cells.values()
+    assert [cell_document(cell)["half"] for map_ in read for cell in map_.cells.values()] == [
+        cell_document(cell)["half"] for map_ in again.maps() for cell in map_.cells.values()
     ]
     plot_sources([run.path or ""], tmp_path / "m.svg", ReadOptions(metric="half"))
     assert "Half the value" in (tmp_path / "m.svg").read_text()
@@ -177,7 +177,7 @@ def test_one_entry_in_the_columns_reaches_every_reader(
     # A CSV map is read back, and drawn without the run.
     path = tmp_path / "m.csv"
     write_maps(again.maps(), path)
-    read = [cell.to_dict() for map_ in read_maps(path) for cell in map_.cells.values()]
+    read = [cell_document(cell) for map_ in read_maps(path) for cell in map_.cells.values()]
     assert {cell["prompt_tokens_mean"] for cell in read} == {20.0}
     for source in (folder, path):
         succeed("map", source, "--metric", "prompt_tokens", "--out", tmp_path / "m.svg")

@@ -20,7 +20,6 @@ from kvatlas.report.result import Result, of_policy
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, compared_systems, systems_of
 
@@ -77,7 +76,7 @@ class Run:
 
     def __init__(self, data: RunData, scratch: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.data = data
-        self._result = Description((RunAnalysis(data),))
+        self._result = Description((data,))
         self._scratch = scratch
 
     def __repr__(self) -> str:
@@ -144,8 +143,8 @@ class Run:
         `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several. Raises KvatlasError for an
         adaptive sweep, in which the problems that two settings share depend on their outcomes.
         """
-        (analysis,) = self._result.opened_runs
-        if found := [pair for pair in analysis.comparisons if (pair.first, pair.second) == (first, second)]:
+        pairs = self._result.unadjusted_comparisons
+        if found := [pair for pair in pairs if (pair.first, pair.second) == (first, second)]:
             return found
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
         _, difference = compared_systems(system, other, self.data.claim)

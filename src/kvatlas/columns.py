@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+from kvatlas.core import Cell
+
 #: Beginning of a source that is a number of the traces, as in `traces.thinking_tokens`.
 TRACES = "traces."
 #: The forms in which the app prints numbers of a unit (functions of `base.js`); others are printed briefly.
@@ -18,8 +20,8 @@ class Column:
     """One value of a cell, and the forms in which files, the DataFrame, the app and figures have it.
 
     name: its name in JSON, and in CSV maps if `in_csv` is true.
-    source: a field of `kvatlas.core.Cell`, with dots for fields of fields; `traces.NAME` for the mean of a number of
-        the cell's traces; or a function of a cell. Unknown values are None.
+    source: a field of `Cell`, with dots for fields of fields; `traces.NAME` for the mean of a number of the cell's
+        traces; or a function of a cell. Unknown values are None.
     unit: what is counted, such as tokens; "" for a share.
     is_share: the value is in [0, 1] in Python, and in percent with four decimals in files.
     digits: decimals of another number in files; all if None.
@@ -35,7 +37,7 @@ class Column:
     """
 
     name: str
-    source: str | Callable[[Any], Any]
+    source: str | Callable[[Cell], Any]
     unit: str = ""
     is_share: bool = False
     digits: int | None = None
@@ -54,7 +56,7 @@ class Column:
         """True if the value is a field of a cell; others are kept in its `more` where they are not computed."""
         return isinstance(self.source, str) and not self.source.startswith(TRACES)
 
-    def read(self, cell: Any) -> Any:
+    def read(self, cell: Cell) -> Any:
         """Return the value of a cell, shares in [0, 1]; None if it is unknown."""
         if isinstance(self.source, str) and self.is_field:
             return attrgetter(self.source)(cell)
@@ -62,7 +64,7 @@ class Column:
             return self.source(cell)
         return cell.more.get(self.name)
 
-    def file_value(self, cell: Any) -> Any:
+    def file_value(self, cell: Cell) -> Any:
         """Return the value of a cell as files have it: shares in percent, other numbers with their decimals."""
         value = self.read(cell)
         if value is None:
@@ -71,7 +73,7 @@ class Column:
             return round(100 * value, 4)
         return value if self.digits is None else round(value, self.digits)
 
-    def page_value(self, cell: Any) -> Any:
+    def page_value(self, cell: Cell) -> Any:
         """Return the value of a cell as the app has it: means of tokens to a tenth, numbers of traces in percent."""
         share = share_of_traces(self.read(cell), cell) if self.unit == "traces" else None
         if share is not None:
@@ -95,13 +97,13 @@ class Column:
         }
 
 
-def share_of_traces(count: int | None, cell: Any) -> float | None:
+def share_of_traces(count: int | None, cell: Cell) -> float | None:
     """Return a number of a cell's traces in percent of them; None where either is unknown."""
     traces = (cell.estimate.problems or 0) * (cell.estimate.samples or 0)
     return None if count is None or not traces else 100 * count / traces
 
 
-def _audit(cell: Any) -> dict[str, Any] | None:
+def _audit(cell: Cell) -> dict[str, Any] | None:
     return None if cell.audit is None else cell.audit.to_dict()
 
 
@@ -197,12 +199,13 @@ CELL_COLUMNS = [
 ]
 
 
-def cell_document(cell: Any) -> dict[str, Any]:
-    """Return all columns of a cell by their names, as files have them."""
-    return {column.name: column.file_value(cell) for column in CELL_COLUMNS}
+def cell_document(cell: Cell) -> dict[str, Any]:
+    """Return a cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
+    values = {column.name: column.file_value(cell) for column in CELL_COLUMNS}
+    return {"setting": str(cell.setting), "policy": cell.setting.policy, **values}
 
 
-def frame_row(cell: Any) -> dict[str, Any]:
+def frame_row(cell: Cell) -> dict[str, Any]:
     """Return the columns of a cell by their names in the DataFrame, with all digits and shares in [0, 1]."""
     return {column.frame: column.read(cell) for column in CELL_COLUMNS if column.frame}
 

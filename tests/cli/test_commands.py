@@ -159,6 +159,7 @@ def test_a_run_draws_from_other_tokens_and_asks_another_way(kvatlas: Call, tmp_p
     assert spec["benchmarks"][0]["prompt"] == "{question}"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_run_says_its_workers_and_memory_before_it_decodes(
     kvatlas: Call, write_spec: Callable[..., Path], tmp_path: Path
 ) -> None:

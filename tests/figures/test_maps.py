@@ -16,7 +16,7 @@ from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.headline import recommended_words
-from kvatlas.report.map_figure import compare
+from kvatlas.report.map_figure import compare, with_kv_bytes
 from kvatlas.report.result import Result
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import marked_csv
@@ -26,7 +26,7 @@ from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import RunAnalysis, with_regions
+from kvatlas.stats.run_analysis import with_regions
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import by_sample
 from kvatlas.stats.table import CellTraces
@@ -183,7 +183,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
     for name, shown in costs.items():
         result = texts(plot(cost_panels(maps, name)), tmp_path)
         assert result.count(shown) + result.count("61") >= 18, name
-        assert cost_of(name, "").label[1:] in " ".join(result)
+        assert cost_of(name).label[1:] in " ".join(result)
     truncated = cost_panels(maps, "truncated")
     wanted = set()
     for cell in chain.from_iterable(map_.cells.values() for map_ in maps):
@@ -197,7 +197,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
 def test_kv_memory_reckons_with_the_model():
     cell = Cell(Setting.from_parameters("p"), Estimate(0.5, None, None, None, None), mean_kv_tokens=1024.0)
     map_ = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
-    (panel,) = cost_panels([map_], "kv_memory")
+    (panel,) = cost_panels([with_kv_bytes(map_)], "kv_memory")
     assert panel.cells[1, 1].value == pytest.approx(models.find("embedded:tiny-llama").kv_bytes_per_token / 1024)
     assert (panel.unit, panel.cells[1, 1].text) == ("in MiB", f"{panel.cells[1, 1].value:.2f}")
 
@@ -371,7 +371,7 @@ def test_numbers_on_bars_are_rounded_as_in_cells_and_stand_at_their_values(llama
 
 
 def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
-    result = Result((RunAnalysis(run),))
+    result = Result((run,))
     (choice,) = result.choices
     setting = next(iter(choice.settings.values()))
     cell = next(

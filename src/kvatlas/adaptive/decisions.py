@@ -12,12 +12,12 @@ from kvatlas.core import Claim, Map, MapName, Note, NoteKind, grouped
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.choice import Choice, choice_of
 from kvatlas.stats.losses import LossFamily, SettingLoss, is_full
+from kvatlas.stats.map_tests import Basis, MapTests
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.against_reference import Loss
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.numerics.sequential import Decision, TracesSoFar, block_slice, decisions, in_order
 from kvatlas.stats.table import CellTraces, select
-from kvatlas.stats.verdicts import Basis, Verdict
 
 NO_PAIRS = Note(
     NoteKind.LEFT_OUT,
@@ -111,7 +111,7 @@ def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) ->
     return by_model
 
 
-def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName, Verdict]:
+def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName, MapTests]:
     """Return the verdict of each mean map, or only map, of an adaptive run.
 
     It holds losses against the full cache and nothing else.
@@ -121,7 +121,7 @@ def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName,
     for map_ in (*maps, *mean_maps(maps)):
         if map_.model in by_model:
             by_policy[map_.model, map_.policy] = map_
-    by_map: dict[MapName, Verdict] = {}
+    by_map: dict[MapName, MapTests] = {}
     for map_ in by_policy.values():
         settings, decision = by_model[map_.model]
         coords = {cell.setting.id: coord for coord, cell in map_.cells.items()}
@@ -131,7 +131,7 @@ def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName,
             f"most the margin and {int(decision.broken.sum())} to lose more"
         )
         losses = losses_of_decision(decision, settings)
-        by_map[map_.name] = Verdict(
+        by_map[map_.name] = MapTests(
             Basis.GROUP_SEQUENTIAL,
             spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
             notes=(Note(NoteKind.ADAPTIVE, text),),

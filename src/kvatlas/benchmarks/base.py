@@ -159,7 +159,7 @@ def grade_reading(benchmark: Benchmark, problem: Problem, reading: Reading, all_
 
     With `all_metrics` such a grade has the metrics of an empty answer, for callers that need the same ones of each.
     """
-    if reading.answer is not None and reading.status is not Status.TRUNCATED:
+    if reading.answer is not None and reading.status.ended:
         return judge(benchmark, problem, reading.answer)
     metrics = judge(benchmark, problem, "").metrics if all_metrics else {}
     return Grade(False, 0.0, None, reading.status, metrics)

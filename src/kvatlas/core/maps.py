@@ -10,10 +10,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from kvatlas.columns import cell_document
-from kvatlas.core.basics import (
-    percent,
-)
+from kvatlas.core.basics import percent
+from kvatlas.core.settings import BudgetAudit
 from kvatlas.core.traces import Setting
 
 
@@ -31,26 +29,6 @@ class Estimate:
     def to_dict(self) -> dict[str, float | None]:
         """Return value and interval in percent."""
         return {"value": percent(self.value), "low": percent(self.low), "high": percent(self.high)}
-
-
-@dataclass(frozen=True)
-class BudgetAudit:
-    """The number of older tokens that a policy may keep at the first compression of a setting, over `problems`.
-
-    `median` and `worst` (the minimum) count these places; only thinking tokens compete for them while the prompt is
-    kept. `none` is the share of problems without any place. `no_choice`, which includes `none`, is the share in which
-    all competing tokens are kept or all are evicted, so that every policy keeps the same tokens.
-    """
-
-    problems: int
-    median: float
-    worst: int
-    none: float
-    no_choice: float
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Return the fields with shares in percent."""
-        return {**asdict(self), "none": percent(self.none), "no_choice": percent(self.no_choice)}
 
 
 class Vacuous(StrEnum):
@@ -132,10 +110,6 @@ class Cell:
     stays_tokens: float | None = None
     stays_share: float | None = None
     more: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the cell in the form of JSON, CSV files and pages: values in percent, unknown ones None."""
-        return {"setting": str(self.setting), "policy": self.setting.policy, **cell_document(self)}
 
 
 class NoteKind(StrEnum):

@@ -233,7 +233,7 @@ def _measure_of(curves: Sequence[Map], cost: str | None) -> _CurveMeasure:
     first = curves[0]
     if cost is None:
         return _CurveMeasure(axis_label(first.metric), CostUnit("%"))
-    known_cost = cost_of(cost, first.model)
+    known_cost = cost_of(cost)
     values = []
     for curve in curves:
         values += [_curve_point(curve, cell, cost).value for cell in (*curve.cells.values(), *curve.baselines.values())]
@@ -321,7 +321,7 @@ def _curve_point(curve: Map, cell: Cell, cost: str | None) -> _CurvePoint:
         low = None if estimate.low is None else 100 * estimate.low
         high = None if estimate.high is None else 100 * estimate.high
         return _CurvePoint(100 * estimate.value, low, high)
-    value = cost_of(cost, curve.model).of(cell)
+    value = cost_of(cost).of(cell)
     if value is None:
         raise KvatlasError(
             f"The setting {cell.setting} of {curve.model} on {curve.benchmark} does not tell its {cost}."

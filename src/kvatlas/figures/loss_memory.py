@@ -17,7 +17,6 @@ from kvatlas.figures.style import (
     text_width,
     wrapped,
 )
-from kvatlas.policies import all_values
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import SettingLoss
 from kvatlas.stats.run_data import shown_policies, whole_names
@@ -128,7 +127,7 @@ def _marks_of_choice(choice: Choice) -> list[_SettingMark]:
     """Return the marks of a model's settings in their order."""
     losses = choice.losses or {}
     settings = [choice.settings[id_] for id_ in losses]
-    has_bits = "kv_bits" in differing(all_values(setting) for setting in settings)
+    has_bits = len({setting.values.get("kv_bits", 16) for setting in settings}) > 1
     shown = shown_policies(setting.policy for setting in settings)
 
     marks = []
@@ -138,7 +137,7 @@ def _marks_of_choice(choice: Choice) -> list[_SettingMark]:
         setting = choice.settings[id_]
         series = shown[setting.policy]
         if has_bits:
-            series = f"{series}, {all_values(setting)['kv_bits']} bits"
+            series = f"{series}, {setting.values.get('kv_bits', 16)} bits"
         marks.append(_SettingMark(setting, series, 100 * (1 - choice.savings[id_].memory), loss))
     return marks
 

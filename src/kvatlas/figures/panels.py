@@ -10,7 +10,7 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
-from kvatlas.columns import KV_MEMORY, Column, cost_columns, cost_names, share_of_traces
+from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, cost_columns, cost_names, share_of_traces
 from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import colours, style
 from kvatlas.stats.estimates import common
@@ -289,21 +289,16 @@ _COUNTED = "traces"
 
 
 class Cost(NamedTuple):
-    """A cost that a map's cells carry: its label, its column, its units, and a factor for the first of them."""
+    """A cost that a map's cells carry: its label, its column, and its units."""
 
     label: str
     column: Column
     units: tuple[CostUnit, ...] = (CostUnit("tokens"),)
-    factor: float = 1.0
 
     def of(self, cell: Cell) -> float | None:
         """Return the cost of a cell, None if it is not known."""
-        if self.units is _BYTES and cell.mean_kv_bytes is not None:
-            return cell.mean_kv_bytes
         value = self.column.read(cell)
-        if self.column.unit == _COUNTED:
-            return share_of_traces(value, cell)
-        return None if value is None else self.factor * value
+        return share_of_traces(value, cell) if self.column.unit == _COUNTED else value
 
     def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
         """Return the costs of the cells of which they are known."""
@@ -322,7 +317,7 @@ class Cost(NamedTuple):
         return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
 
 
-def cost_of(name: str, model: str) -> Cost:
+def cost_of(name: str) -> Cost:
     """Return the cost that `--metric` knows under a name; raises KvatlasError without one."""
     columns = cost_columns()
     if name in columns:
@@ -330,17 +325,14 @@ def cost_of(name: str, model: str) -> Cost:
         return Cost(column.title, column, _UNITS.get(column.unit, (CostUnit(column.unit),)))
     if name != KV_MEMORY:
         raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join(cost_names())}.")
-    from kvatlas import models
-
-    # Where the bytes of a cell are unknown, they are its tokens times the model's bytes per token.
-    return Cost("mean KV memory", columns["mean_kv_tokens"], _BYTES, models.find(model).kv_bytes_per_token)
+    return Cost("mean KV memory", next(column for column in CELL_COLUMNS if column.name == "kv_bytes_mean"), _BYTES)
 
 
 def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
     """Return maps of a cost (see `cost_of`), all in one unit; raises KvatlasError if the maps do not carry it."""
     costs = []
     for map_ in maps:
-        cost = cost_of(name, map_.model)
+        cost = cost_of(name)
         values = cost.known(map_.cells)
         if not values:
             raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")

@@ -8,8 +8,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.columns import cost_names
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
+from kvatlas import models
+from kvatlas.columns import KV_MEMORY, cost_names
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
 from kvatlas.figures.by_memory import memory_csv, memory_figure
 from kvatlas.figures.curves import curves_csv, line_figure
 from kvatlas.figures.findings import panels_title
@@ -28,7 +29,6 @@ from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, percent_text
 
@@ -74,7 +74,7 @@ def plot_sources(
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
 
-    if any(not analysis.run.has_maps for analysis in result.opened_runs):
+    if any(not run.has_maps for run in result.opened_runs):
         if show.against:
             return _draw_against(result, out, cost, options.policy, show)
         return _draw_lines(result, out, cost, options.policy, show)
@@ -88,7 +88,7 @@ def plot_sources(
         return _draw_by_memory(result, out, cost, show)
     if _shows_losses(result, cost, show):
         notes = list(chain.from_iterable(one.map.notes for one in result.grids))
-        metric = result.opened_runs[0].run.metric if result.opened_runs else ""
+        metric = result.opened_runs[0].metric if result.opened_runs else ""
         title = headline(result.choices, result.comparisons)
         figure = loss_figure(result.choices, metric, title=title, notes=notes, options=show.figure)
         return save(figure, out, data=losses_csv(result.choices))
@@ -96,8 +96,10 @@ def plot_sources(
     if cost and show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     if cost:
-        panels = cost_panels(result.untested_means if show.mean else result.untested, cost)
-        return _draw_panels(result, panels, out, show)
+        maps = result.untested_means if show.mean else result.untested
+        if cost == KV_MEMORY:
+            maps = [with_kv_bytes(map_) for map_ in maps]
+        return _draw_panels(result, cost_panels(maps, cost), out, show)
     if show.against:
         panels = _panels_against(result, show.against, show.mean)
         policies = {show.against, *(panel.map.policy for panel in panels)}
@@ -120,7 +122,7 @@ def _shows_losses(result: Result, cost: str | None, show: MapOptions) -> bool:
     other = next((option for option, is_given in others.items() if is_given), None)
     if show.loss_by_memory is None:
         # Tokens and bits that take equal memory are compared by what they lose in it.
-        axes = {analysis.run.axes for analysis in result.opened_runs}
+        axes = {run.axes for run in result.opened_runs}
         return other is None and axes == {("kv_budget", "kv_bits")} and has_losses(result.choices)
     if show.loss_by_memory and other is not None:
         raise KvatlasError(f"--loss-by-memory and {other} are different figures; leave one of them out.")
@@ -158,6 +160,25 @@ def _draw_by_memory(result: Result, out: Path, cost: str | None, show: MapOption
     memories = [one.verdict.memory for one in grids]
     figure = memory_figure(maps, memories, title=memory_title(grids, result.single), options=show.figure)
     return save(figure, out, data=memory_csv(maps, memories))
+
+
+def with_kv_bytes(map_: Map) -> Map:
+    """Return a map whose cells of unknown KV bytes have their tokens times the bytes of a token of the model."""
+    cells = [*map_.cells.values(), *map_.baselines.values()]
+    if all(cell.mean_kv_bytes is not None for cell in cells):
+        return map_
+    token_bytes = models.find(map_.model).kv_bytes_per_token
+
+    def completed(cell: Cell) -> Cell:
+        if cell.mean_kv_bytes is not None or cell.mean_kv_tokens is None:
+            return cell
+        return replace(cell, mean_kv_bytes=token_bytes * cell.mean_kv_tokens)
+
+    return replace(
+        map_,
+        cells={coord: completed(cell) for coord, cell in map_.cells.items()},
+        baselines={name: completed(cell) for name, cell in map_.baselines.items()},
+    )
 
 
 def metric_figure(result: Result, maps: Sequence[Map], show: MapOptions) -> Figure:
@@ -248,7 +269,7 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     if cost:
         raise KvatlasError(f"--against {show.against} draws differences of a metric; leave out the cost {cost}.")
     _check_heatmap_options(show, f"the settings of a run against {show.against}")
-    runs = [analysis.run for analysis in result.opened_runs]
+    runs = result.opened_runs
     for run in runs:
         cells = list(filter(run.fits, run.cells))
         check_complete(cells, run.partial, "figure")
@@ -265,7 +286,7 @@ def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None,
     if len(result.sources) > 1:
         raise KvatlasError("A run with fewer than two axes is drawn as a line chart, alone; name one run.")
     _check_heatmap_options(show, "lines, for a run with fewer than two axes")
-    curves = curves_of_run(result.opened_runs[0].run)
+    curves = curves_of_run(result.opened_runs[0])
     if not curves:
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
 
@@ -282,6 +303,8 @@ def _draw_lines(result: Result, out: Path, cost: str | None, policy: str | None,
             raise KvatlasError(f"There is no curve of the policy {policy!r}; there are: {', '.join(every)}.")
         curves = chosen
 
+    if cost == KV_MEMORY:
+        curves = [with_kv_bytes(curve) for curve in curves]
     figure = line_figure(curves, cost=cost, options=show.figure)
     return save(figure, out, data=curves_csv(curves, cost))
 
@@ -293,7 +316,7 @@ def _panels_against(result: Result, against: str, mean: bool) -> list[Panel]:
     """Return the maps of a result minus a baseline, a policy, a model, or the maps of another source."""
     is_source = Path(against).exists() or against.startswith(PUBLISHED)
     other = result.options.open_source(against) if is_source else None
-    compared = compare(result.every_map, [analysis.run for analysis in result.opened_runs], against, other)
+    compared = compare(result.every_map, result.opened_runs, against, other)
     compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
 
     if mean:
@@ -313,7 +336,7 @@ def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: S
     """
     if other is not None:
         # The maps of the same name in another source.
-        other_runs = [other.run] if isinstance(other, RunAnalysis) else []
+        other_runs = [other] if isinstance(other, RunData) else []
         name = Path(against).name
         return _compared_maps(maps, name, bare_maps(other), lambda map_name: map_name, runs, other_runs)
 

@@ -18,11 +18,11 @@ from kvatlas.core import (
     MapName,
     Note,
     NoteKind,
+    ascending,
     differing,
     grouped,
     mean_of,
 )
-from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.run_data import RunData, short_names, shown_policies, without
 from kvatlas.stats.table import CellTraces, missing, select

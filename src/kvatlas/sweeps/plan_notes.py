@@ -7,11 +7,11 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from kvatlas.core import grouped
+from kvatlas.core import apart_sentence, grouped, windows_apart
 from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CompressingPolicy, Policy, has_unequal_budgets
-from kvatlas.policies.memory import apart_sentence, stays, windows_apart
+from kvatlas.policies import CompressingPolicy, Policy
+from kvatlas.policies.memory import stays
 
 
 def device_notes(models: Sequence[ModelHandle]) -> list[str]:
@@ -22,7 +22,7 @@ def device_notes(models: Sequence[ModelHandle]) -> list[str]:
 
 def unequal_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> list[str]:
     """Return a sentence on each model on a GPU with settings that are decoded there by themselves."""
-    unequal = sum(map(has_unequal_budgets, policies))
+    unequal = sum(policy.has_unequal_budgets for policy in policies)
     if not unequal:
         return []
     named = "1 setting" if unequal == 1 else f"{unequal} settings"
@@ -38,7 +38,7 @@ def unequal_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> 
 def byte_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> list[str]:
     """Return a sentence on each model in float32 whose few bits are compared with 16 at equal bytes."""
     compressing = [policy for policy in policies if isinstance(policy, CompressingPolicy)]
-    storages = {policy.storage for policy in compressing if isinstance(policy.kv_budget, str)}
+    storages = {policy.storage for policy in compressing if isinstance(policy.budget.kv_budget, str)}
     if len(storages) < 2 or all(storage.packed for storage in storages):
         return []
     return [

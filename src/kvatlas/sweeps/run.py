@@ -364,7 +364,7 @@ class Driver:
         return self.plan.units([cell for cell in cells if cell.model == model.name], self.store.samples())
 
     def _can_halve(self) -> bool:
-        from kvatlas.engine.scheduler import GPU_BATCH
+        from kvatlas.engine.memory_plan import GPU_BATCH
 
         return (self.batch_size or GPU_BATCH) >> self.halvings > 1
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.columns import page_columns
-from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
+from kvatlas.core import Cell, CellCoord, Grade, Map, Outcome, Setting, Status, percent, rounded
 from kvatlas.figures import colours
 from kvatlas.figures.panels import framed_cells, has_two_claims
 from kvatlas.report.description import recommendation
@@ -18,21 +18,32 @@ from kvatlas.report.result import MapResult, Result
 from kvatlas.results import Expected
 from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice, with_recommended
+from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
 from kvatlas.stats.setting_tables import SettingTable
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.verdicts import Verdict
 from kvatlas.text import axis_label, model_name
 
 Json = dict[str, Any]
-#: The outcome of a trace in one letter, in the words of `source.js`.
-RIGHT = "r"
-WRONG = "w"
-TRUNCATED = "t"
+#: The letter of each outcome of a trace in documents, and that of a trace that is not there.
+LETTERS: Mapping[Outcome, str] = {
+    Outcome.CORRECT: "r",
+    Outcome.WRONG: "w",
+    Outcome.TRUNCATED: "t",
+    Outcome.NO_ANSWER: "n",
+    Outcome.GRADER_TIMEOUT: "g",
+    Outcome.UNKNOWN: "u",
+}
+RIGHT = LETTERS[Outcome.CORRECT]
+TRUNCATED = LETTERS[Outcome.TRUNCATED]
 MISSING = "."
-_LETTERS = {Status.TRUNCATED: TRUNCATED, Status.NO_ANSWER: "n", Status.GRADER_TIMEOUT: "g", Status.UNKNOWN: "u"}
+#: The signs of outcomes in tables of the page; those of others are their letters.
+_SIGNS = {"r": "✓", "w": "·", "t": "…", "n": "?", "g": "!", "u": "¿"}
+#: The word and the sign of each letter.
+MARKS = {letter: (str(outcome), _SIGNS.get(letter, letter)) for outcome, letter in LETTERS.items()}
+MARKS |= {RIGHT: ("right", _SIGNS[RIGHT]), MISSING: ("missing", "")}
 
 
 class PageCells:
@@ -91,9 +102,9 @@ def maps_of(result: Result, tested: bool = True) -> list[Map]:
 
     Raises KvatlasError as `maps_of_run` does.
     """
-    (analysis,) = result.opened_runs
-    if not analysis.run.has_maps:
-        return curves_of_run(analysis.run)
+    (run,) = result.opened_runs
+    if not run.has_maps:
+        return curves_of_run(run)
     return _as_maps(result.maps) if tested else result.untested
 
 
@@ -103,21 +114,19 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
 
 def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
-    (analysis,) = result.opened_runs
-    cells = PageCells(analysis.run.manifest.expected)
-    compared = tested and analysis.run.has_maps
+    (run,) = result.opened_runs
+    cells = PageCells(run.manifest.expected)
+    compared = tested and run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
 
     if tested:
         every_map = with_recommended(every_map, result.choices)
 
-    verdicts = result.verdicts if compared else {}
+    tests = result.tests if compared else {}
     differences = result.differences if compared else {}
-    documents = [
-        _map_document(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map
-    ]
+    documents = [_map_document(map_, tests.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
 
-    metric = maps[0].metric if maps else analysis.run.metric
+    metric = maps[0].metric if maps else run.metric
     # The baseline against which differences are shown: the first one of the maps.
     against = next(chain.from_iterable(map_.baselines for map_ in every_map), "the first baseline")
     document: Json = {
@@ -144,7 +153,7 @@ _UNTESTED: Json = {"headline": "", "next": [], "tables": [], "cards": [], "findi
 
 
 def _map_document(
-    map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: PageCells
+    map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Contrast], cells: PageCells
 ) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
     region, frame = framed_cells(map_)
@@ -176,7 +185,7 @@ def _map_document(
         "frame": frame,
         "loses": _places_on_page(map_, map_.breaks),
         "recommended": _places_on_page(map_, {map_.recommended}),
-        "evidence": verdict.evidence if verdict else None,
+        "evidence": tests.evidence if tests else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
         "vacuous": map_.validity.reason if map_.validity else None,
@@ -304,7 +313,8 @@ def outcome_letters(cell: CellTraces, problems: Sequence[str]) -> str:
     status = cell.traces["status"]
     correct = cell.traces["correct"] > 0
     letters = np.full(status.shape, MISSING)
-    for without_answer, letter in _LETTERS.items():
-        letters[status == STATUS[without_answer]] = letter
-    letters = np.where(status == STATUS[Status.OK], np.where(correct, RIGHT, WRONG), letters)
+    for name, code in STATUS.items():
+        outcome = Grade(True, 1.0, None, name).outcome
+        letters[status == code] = LETTERS[outcome]
+    letters[(status == STATUS[Status.OK]) & ~correct] = LETTERS[Outcome.WRONG]
     return "".join(cell.in_order(letters, problems, MISSING).ravel().tolist())

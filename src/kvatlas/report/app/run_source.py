@@ -26,7 +26,6 @@ from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import Result
 from kvatlas.results import Key, Manifest, Store
 from kvatlas.stats.metrics import usual_metric
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 from kvatlas.text import model_name
@@ -153,7 +152,7 @@ class AppRun:
         #: Those that were there when the run was opened or changed.
         self.autopsies = read_autopsies(self.folder)
 
-        result = self._given or Result((RunAnalysis(self.data),))
+        result = self._given or Result((self.data,))
         warnings: list[str] = []
         maps: list[Map] = []
         if not tested:

@@ -40,7 +40,7 @@ def trace_document(trace: Trace, materials: RunMaterials, whole: bool = False) -
 
     outcome = "right" if trace.grade.correct else "wrong"
     if trace.grade.status is not Status.OK:
-        outcome = f"wrong ({trace.grade.verdict})"
+        outcome = f"wrong ({trace.grade.outcome})"
     answer = trace.grade.answer
     document = {
         "problem": trace.problem,
