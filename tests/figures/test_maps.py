@@ -16,7 +16,7 @@ from kvatlas.figures.heatmap import map_figure, plot
 from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.headline import recommended_words
-from kvatlas.report.map_figure import compare, with_kv_bytes
+from kvatlas.report.map_figure import maps_against, with_kv_bytes
 from kvatlas.report.result import Result
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import marked_csv
@@ -205,7 +205,7 @@ def test_kv_memory_reckons_with_the_model():
 def test_differences_are_paired_and_bold_where_their_interval_excludes_0(run, maps, tmp_path):
     result = differences_of_run(run, "full")
     assert set(result) == {("tiny", name, "dynts") for name in ("CHAIN6", "CHAIN8", "mean of 2")}
-    against_full = compare([*maps, *mean_maps(maps)], [], "full", None)
+    against_full = maps_against([*maps, *mean_maps(maps)], [], "full", None)
     panels = difference_panels(replace(against_full, differences=result))
     assert len(panels) == 3
     for panel in panels:
@@ -400,9 +400,9 @@ def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
 
 
 def test_full_is_black_and_random_grey_and_a_policy_has_one_identity():
-    assert colours.LIGHT.lines[colours.identity("full")[0]] == "#000000"
-    assert colours.LIGHT.lines[colours.identity("random")[0]] == "#7f7f7f"
-    assert colours.identity("dynts@dynts-paper") == colours.identity("dynts")
-    known = [colours.identity(name) for name in colours._IDENTITIES]
+    assert colours.LIGHT.lines[colours.policy_identity("full")[0]] == "#000000"
+    assert colours.LIGHT.lines[colours.policy_identity("random")[0]] == "#7f7f7f"
+    assert colours.policy_identity("dynts@dynts-paper") == colours.policy_identity("dynts")
+    known = [colours.policy_identity(name) for name in colours._IDENTITIES]
     assert len(set(known)) == len(known)
-    assert colours.identity("MyOwn")[0] < len(colours.LINES) - 2
+    assert colours.policy_identity("MyOwn")[0] < len(colours.LINES) - 2

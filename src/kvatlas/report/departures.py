@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, Trace
+from kvatlas.core import KvatlasError, Trace, first_difference
 from kvatlas.models import ModelHandle
 from kvatlas.report.materials import RunMaterials
 
@@ -18,7 +18,7 @@ BYTES_LIMIT = 1 << 30
 NAMED = 8
 
 
-def departures(
+def measured_departures(
     pairs: Sequence[tuple[Trace, Trace | None]], materials: RunMaterials, limit: int
 ) -> list[dict[str, Any] | None]:
     """Return what the departing step missed, for the first `limit` traces that depart from the full cache's.
@@ -66,8 +66,9 @@ def measure_departure(
     """
     from kvatlas.predictor.labels import answer_attention
 
-    at = _first_difference(trace.tokens, full.tokens)
-    if not at or trace.eviction_trace is None:
+    # A trace that is the beginning of the other one does not depart from it.
+    at = first_difference(trace.tokens, full.tokens)
+    if not at or at == min(len(trace.tokens), len(full.tokens)) or trace.eviction_trace is None:
         return None
     query = len(prompt) + at - 1
     evicted = [position for position, step in enumerate(trace.eviction_trace.evicted_at[:query]) if 0 < step <= at]
@@ -85,11 +86,3 @@ def measure_departure(
         "prompt": round(sum(on_prompt), 4),
         "missed": [[position - len(prompt), round(shares[position], 4)] for position in largest],
     }
-
-
-def _first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:
-    """Return the first place at which two traces differ; None if one is the beginning of the other."""
-    for place, (token, other) in enumerate(zip(tokens, others, strict=False)):
-        if token != other:
-            return place
-    return None

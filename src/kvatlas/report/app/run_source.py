@@ -20,7 +20,7 @@ from kvatlas.autopsy.page_part import autopsy_document, autopsy_sentences
 from kvatlas.core import KvatlasError, Map, NoteKind, Trace, grouped
 from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, outcome_letters, run_document
 from kvatlas.report.app.traces import question_documents, trace_document
-from kvatlas.report.departures import departures
+from kvatlas.report.departures import measured_departures
 from kvatlas.report.description import say
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import Result
@@ -262,7 +262,7 @@ class AppRun:
             for place in places:
                 full = self.full(place)
                 pairs.append((store.trace(self.key(place)), None if full is None else store.trace(self.key(full))))
-        return departures(pairs, self.materials, limit)
+        return measured_departures(pairs, self.materials, limit)
 
     def about(self) -> Json:
         """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""
