@@ -166,8 +166,7 @@ def _clauses_about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[st
 
     if any(one.proven_off for one in maps):
         about.append("crossed out: proven off it")
-    halves = [half for half in (one.half_interval for one in maps) if half is not None]
-    if len(halves) == len(maps) and options.intervals is not False:
+    if options.intervals is not False and all(one.half_interval is not None for one in maps):
         about.append("bar at the left: 95 % interval of the median cell")
     return about
 
