@@ -1,6 +1,6 @@
 """How does the loss of a setting grow with the length of the thinking? Ledgers of 8 to 36 lines, embedded models.
 
-    python bench/trace_length.py --runs runs/length --out bench/results/trace_length.json --figure docs/images/trace-length.png
+    python bench/trace_length.py --out bench/results/trace_length.json --figure docs/images/trace-length.png
 
 Decodes (or resumes) a run for each length: `dynts` and `random` at a KV budget of 120 for every length, and of 10
 tokens for each line. The predictions are in recipes/embedded/predictions.md. `rows` has for each model, length, policy
@@ -22,9 +22,9 @@ TOKENS_PER_LINE = 10
 
 def spec(lines: int) -> dict[str, Any]:
     settings = []
-    for policy in ("dynts", "random"):
-        for budget in sorted({FIXED, TOKENS_PER_LINE * lines}):
-            settings.append({"policy": policy, "kv_budget": budget, "local_window": 16, "ratio": 0.5})
+    for budget in sorted({FIXED, TOKENS_PER_LINE * lines}):
+        rule = {"kv_budget": budget, "local_window": 16, "ratio": 0.5}
+        settings += [{"policy": "dynts", **rule}, {"policy": "random", **rule}]
     return {
         "models": list(MODELS),
         "benchmarks": [f"LEDGER{lines}"],
