@@ -255,7 +255,7 @@ def _answer_of(body: Mapping[str, Any], headers: httpx.Headers, seconds: float) 
     (choice,) = body["choices"]
     message = choice["message"]
     thinking = _content(message.get("reasoning_content")) or _content(message.get("reasoning"))
-    text = reading.joined(thinking, _content(message.get("content")))
+    text = reading.join_thinking(thinking, _content(message.get("content")))
     # Half a character cannot be stored: UnicodeEncodeError is a ValueError.
     text.encode()
     usage = body.get("usage") or {}
