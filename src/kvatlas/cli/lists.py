@@ -158,7 +158,7 @@ def check(
     import torch
 
     from kvatlas.benchmarks import find
-    from kvatlas.benchmarks.file_checks import check as check_benchmark
+    from kvatlas.benchmarks.file_checks import check_benchmark
     from kvatlas.models import find as find_model
     from kvatlas.sweeps.doctor import check_machine, check_model, questions
 

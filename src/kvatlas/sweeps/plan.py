@@ -493,7 +493,7 @@ def _check_grading(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
         return
     if not problems:
         raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
-    benchmarks.judge(benchmark, problems[0], problems[0].answer)
+    benchmarks.grade_answer(benchmark, problems[0], problems[0].answer)
 
 
 def _prompt_texts(model: ModelHandle, benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
