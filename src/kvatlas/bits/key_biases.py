@@ -1,7 +1,7 @@
 """The biases of a model's keys: known numbers, which packed keys need not hold.
 
 The keys of the Qwen2 family have biases that are far larger than the rest of a key. A bias is rotated with the position
-of its token, so it is known for each position: packed keys are stored without it (`engine.storage.pack_keys`).
+of its token, so it is known for each position: packed keys are stored without it (`storage.PackedRows`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from kvatlas.engine.cache import KVCache
 from kvatlas.engine.parts import CachedSequence
 
 
-class Group(NamedTuple):
+class SequenceGroup(NamedTuple):
     """Sequences with equally many new tokens: their indices in the batch, their tokens [sequences, new], the slots of
     their cached tokens [sequences, longest], and a mask of the tokens that each new one sees [sequences, new, longest].
 
@@ -188,7 +188,7 @@ class ForwardBatch:
         return self.slots(self.row.repeat_interleave(counts), logical)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[SequenceGroup]:
         """The sequences by their numbers of new tokens, for attention in plain torch."""
         device = self.positions.device
         groups = []
@@ -209,7 +209,7 @@ class ForwardBatch:
             visible = logical <= (self.length[column] + new)[..., None]
             sequence = in_parts.get(members[0])
             slots = logical[None] if sequence is not None else self.slots(self.row[column], logical)
-            groups.append(Group(members, starts[column] + new, slots, visible, sequence))
+            groups.append(SequenceGroup(members, starts[column] + new, slots, visible, sequence))
         return groups
 
     def slots(self, rows: Tensor, logical: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
-from kvatlas.policies import file_of, from_setting
+from kvatlas.policies import from_setting, policy_file
 from kvatlas.policies.budget_rule import OF_SCORES, USUAL_RULE
 from kvatlas.policies.contract import Policy
 from kvatlas.policies.precision import USUAL_PRECISION
@@ -37,7 +37,7 @@ class AuditedCell:
         return tuple((name, values[name]) for name in ("kv_budget", "local_window", "ratio", *names) if name in values)
 
 
-def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
+def audit_policy(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
     """Return the audit of a setting for prompts of these lengths in tokens; None without compressions or prompts.
 
     It is that of the first compression, during thinking: later ones have the same number of older tokens and the same
@@ -57,12 +57,12 @@ def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
 
 
 def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | None:
-    """Return the `audit` of a setting; None also for unknown policies (a remote model's, a plug-in's)."""
+    """Return the audit of a setting; None also for unknown policies (a remote model's, a plug-in's)."""
     # Reading a run does not run code of a file.
-    if "kv_budget" not in setting.values or file_of(setting.policy) is not None:
+    if "kv_budget" not in setting.values or policy_file(setting.policy) is not None:
         return None
     try:
-        return audit(from_setting(setting), prompts)
+        return audit_policy(from_setting(setting), prompts)
     except KvatlasError:
         return None
 
@@ -108,36 +108,25 @@ def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
     if not blocked:
         return None
     blocked.sort(key=lambda cell: -cell.audit.no_choice)
+    percent = [f"{100 * cell.audit.no_choice:.0f}" for cell in blocked]
     names = differing(dict(cell.rule) for cell in cells) or ["kv_budget", "local_window", "ratio"]
     with_model = len({cell.model for cell in cells}) > 1
-    listed = "; ".join(_cell_text(cell, names, with_model) for cell in blocked[:_NAMED])
+    listed = []
+    for cell, of_cell in zip(blocked[:_NAMED], percent, strict=False):
+        rule = ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
+        model = f" with {cell.model}" if with_model else ""
+        listed.append(f"{rule} on {cell.benchmark}{model} ({of_cell} %)")
+
+    # A ratio that counts the prompt may count thinking alone, unless the budget is strict.
+    rules = [dict(cell.rule) for cell in blocked]
+    can_exclude = any("ratio_over" in rule and "strict_budget" not in rule for rule in rules)
+    over = ", or ratio_over thinking" if can_exclude else ""
     more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
-    over = ", or ratio_over thinking" if any(map(_counts_prompt, blocked)) else ""
-    least = _percent(blocked[-1])
-    most = _percent(blocked[0])
-    range_text = most if least == most else f"{least} to {most}"
+    range_text = percent[0] if percent[0] == percent[-1] else f"{percent[-1]} to {percent[0]}"
     return (
         f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in {range_text} % of problems, so "
-        f"choose another kv_budget, local_window or ratio{over} for them: {listed}{more}."
+        f"choose another kv_budget, local_window or ratio{over} for them: {'; '.join(listed)}{more}."
     )
-
-
-def _cell_text(cell: AuditedCell, names: Sequence[str], with_model: bool) -> str:
-    """Return a cell's values of the named parameters, its benchmark, its model if asked, and its percentage."""
-    rule = ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
-    model = f" with {cell.model}" if with_model else ""
-    return f"{rule} on {cell.benchmark}{model} ({_percent(cell)} %)"
-
-
-def _percent(cell: AuditedCell) -> str:
-    """Return the percentage of problems on which a cell leaves no choice."""
-    return f"{100 * cell.audit.no_choice:.0f}"
-
-
-def _counts_prompt(cell: AuditedCell) -> bool:
-    """Return True if the cell's ratio counts the prompt, and another `ratio_over` is possible."""
-    rule = dict(cell.rule)
-    return "ratio_over" in rule and "strict_budget" not in rule
 
 
 def check_choice(cells: Sequence[AuditedCell]) -> None:
