@@ -71,6 +71,7 @@ def find_key_biases(model: PreTrainedModel, layers: Sequence[int]) -> KeyBiases 
     attentions = {getattr(module, "layer_idx", None): module for module in projecting}
     if rotary is None or not all(layer in attentions for layer in layers):
         return None
+
     try:
         found = [_keys_of_nothing(model, attentions[layer], rotary) for layer in layers]
         biases = KeyBiases([keys[:, 0].contiguous() for keys in found], rotary)

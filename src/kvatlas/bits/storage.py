@@ -77,6 +77,7 @@ def pack_bits(numbers: Tensor, bits: int, group: int) -> Tensor:
     scales = torch.cat([(high - low) / largest_code, low], -1).half()
     scale = scales[..., :1].float()
     zero = scales[..., 1:].float()
+
     # All numbers of a group without a range have the code 0.
     codes = ((groups - zero) / scale).round().nan_to_num(0.0).clamp(0, largest_code).to(torch.uint8)
     codes = codes.flatten(-2)[..., : size + -size % CODES]
@@ -87,6 +88,7 @@ def pack_bits(numbers: Tensor, bits: int, group: int) -> Tensor:
         packed = torch.cat([_join_codes(codes & 3, 2), _join_codes(codes >> 2, 1)], -1)
     else:
         packed = _join_codes(codes, bits)
+
     whole_words = torch.nn.functional.pad(packed, (0, -packed.shape[-1] % 4))
     return torch.cat([whole_words, scales.flatten(-2).view(torch.uint8)], -1)
 
@@ -104,6 +106,7 @@ def unpack_bits(rows: Tensor, size: int, bits: int, group: int) -> Tensor:
         codes = codes | _split_codes(rows[..., low_bytes : low_bytes + padded // 8], 1) << 2
     if bits == 4:
         codes = codes.reshape(*head, -1, 2, CODES // 2).transpose(-1, -2).flatten(-3)
+
     scales = rows[..., code_bytes:].contiguous().view(torch.float16).float().view(*head, -1, 2)
     scale, zero = (each.repeat_interleave(group, -1)[..., :size] for each in scales.unbind(-1))
     numbers: Tensor = codes[..., :size] * scale + zero

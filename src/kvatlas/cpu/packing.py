@@ -188,6 +188,7 @@ class PackedExperts(nn.Module):
             places = (flat == expert).nonzero()[:, 0]
             inner = self.first[expert](x[places // experts_per_token])
             out[places] = self.second[expert](layer._apply_gate(inner) if layer.has_gate else layer.act_fn(inner))
+
         if layer.has_post_expert_norm:
             out = layer.post_expert_norm(out)
         first, *others = (out * weights.reshape(-1, 1)).view(*chosen.shape, -1).unbind(1)
@@ -235,6 +236,7 @@ def pack_model(model: PreTrainedModel, tables: PackedTables | None = None) -> Ex
         return undo
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         return undo
+
     tables = tables or PackedTables()
     if any(map(has_hooks, model.modules())):
         _pack_linear(tables, model, undo)
@@ -254,6 +256,7 @@ def _try_steps(steps: Sequence[Step], tables: PackedTables, model: PreTrainedMod
     Raises KvatlasError for a step that changes them with weights in bfloat16: undoing it would leave them rounded.
     """
     tolerance = ROUNDING if tables.dtype is torch.float32 else ROUNDING_SHORT
+
     before = _probe_numbers(model)
     done = []
     for step in steps:
@@ -368,6 +371,7 @@ def _join_layers(tables: PackedTables, parent: nn.Module) -> dict[int, Linear]:
             continue
         if len({layer.bias is None for layer in layers}) > 1:
             continue
+
         biases = [layer.bias for layer in layers]
         bias = None if biases[0] is None else torch.cat(biases)
         table = tables.linear([layer.weight for layer in layers], bias)

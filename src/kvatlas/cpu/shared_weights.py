@@ -168,6 +168,7 @@ class WeightsFile:
             [offset, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")]
             for offset, tensor in zip(offsets, tensors, strict=True)
         ]
+
         count = len(tables.used)
         header = {
             "identity": self.identity,
@@ -176,6 +177,7 @@ class WeightsFile:
             "tables": entries[:count],
             "parameters": dict(zip(parameters, entries[count:], strict=True)),
         }
+
         text = json.dumps(header).encode()
         text += b" " * (-(8 + len(text)) % ALIGNMENT)
         with unfinished.open("wb") as file:
@@ -198,6 +200,7 @@ class WeightsFile:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
+
         content = torch.frombuffer(memory, dtype=torch.uint8)[8 + length :]
         tables = [_tensor(content, entry) for entry in header["tables"]]
         parameters = {name: _tensor(content, entry) for name, entry in header["parameters"].items()}

@@ -155,6 +155,7 @@ class ForwardBatch:
         if self.watched:
             watched = torch.full(self.row.shape, -1, dtype=torch.int32)
             watched[list(self.watched)] = torch.arange(len(self.watched), dtype=torch.int32)
+
         packed = self.cache.packed
         parts = self.cache.parts
         if not self.has_parts:
@@ -198,6 +199,7 @@ class ForwardBatch:
         for index, count in enumerate(self.counts):
             if index not in in_parts:
                 by_count.setdefault(count, []).append(index)
+
         for members in [*by_count.values(), *([index] for index in in_parts)]:
             count = self.counts[members[0]]
             # Indices as a column, to be broadcast against new or against cached tokens.

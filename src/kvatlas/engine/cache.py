@@ -145,6 +145,7 @@ class KVCache:
         #: The form of its rows, and the biases that packed keys are without.
         self.form = PackedRows(storage, key_biases)
         self.key_biases = self.form.key_biases
+
         key_sizes = [layer.key for layer in shape.cached_layers]
         value_sizes = [layer.value for layer in shape.cached_layers]
         self.keys = self._empty_pools(storage.key_bits, key_sizes, 0 if self.key_biases is None else POSITION_BYTES)
@@ -152,6 +153,7 @@ class KVCache:
         recent_keys = self._recent_rings(storage.key_bits, key_sizes)
         recent_values = self._recent_rings(storage.value_bits, value_sizes)
         self.recent = list(zip(recent_keys, recent_values, strict=True))
+
         self.positions: dict[int, Tensor] = {}
         self.layers: dict[int, Layer] = {}
         self.idle = CachedSequence(rows)
@@ -165,6 +167,7 @@ class KVCache:
             torch.zeros(rows + 1, shape.heads, query_window, layer.key, device=device, dtype=dtype)
             for layer in (shape.cached_layers if query_window else ())
         ]
+
         #: The number of replacements of a tensor by a larger one.
         self.moves = 0
         #: The layers over these pools as native code takes them, until the pools are replaced.
@@ -201,12 +204,14 @@ class KVCache:
         # A separate mapping returns the old memory of a grown cache to the system at once. It is private, because Linux
         # by default gives large pages, which are faster to fill and to read, to private mappings only.
         private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
         # A large page is filled with zeros as a whole, which takes longer than a small pool is read faster.
         is_large = size >= 2 * HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE")
         try:
             memory = mmap.mmap(-1, size + (HUGE_PAGE if is_large else 0), **private)
         except OSError as error:
             raise MemoryError(f"{size} bytes of the cache: {error}") from error
+
         mapped = torch.frombuffer(memory, dtype=torch.uint8)
         start = 0
         if is_large:
@@ -497,10 +502,12 @@ class KVCache:
         used = self.keys[0].shape[1]
         cached_bytes = sum(pool.numel() * pool.element_size() for pool in (*self.keys, *self.values))
         pages = len(self.holders) + max(missing, len(self.holders) // growth(cached_bytes, self.device.type))
+
         for pools in (self.keys, self.values):
             for layer, old in enumerate(pools):
                 pools[layer] = self._pool(pages, old.shape[-1], old.dtype)
                 pools[layer][:, :used] = old
+
         wider = self.keys[0].shape[1] - used
         self.positions = {layer: torch.nn.functional.pad(old, (0, wider)) for layer, old in self.positions.items()}
         self._free_pages += range(pages - 1, len(self.holders) - 1, -1)

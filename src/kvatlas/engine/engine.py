@@ -233,6 +233,7 @@ class Engine:
                 use_cache=False,
                 logits_to_keep=0 if every else torch.tensor(needed, dtype=torch.long).to(batch.positions.device),
             )
+
         logits = output.logits[0]
         # Some models ignore `logits_to_keep`.
         if needed is not None and not every and len(logits) == batch.starts[-1]:

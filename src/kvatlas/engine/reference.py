@@ -164,6 +164,7 @@ def _newest_unpacked(
     member, token = ((behind >= -residual) & (behind < 0)).nonzero(as_tuple=True)
     place = (batch.positions[group.tokens[member, 0]] + behind[member, token]) % residual
     numbers[member, :, token] = ring[batch.row[group.members][member], :, place]
+
     member, token = ((behind >= 0) & (behind < group.tokens.shape[1])).nonzero(as_tuple=True)
     numbers[member, :, token] = new[group.tokens[member, behind[member, token]]]
     return numbers

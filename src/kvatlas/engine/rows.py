@@ -338,6 +338,7 @@ class RowView(CacheView):
         if policy.budget is not None and policy.budget.remembers:
             scores = cache.token_state[score_state(policy)][row.cached.row, ..., : row.cached.length]
             self.memory = ScoreMemory(scores, row.scored_at)
+
         self._cache = cache
         self._row = row
         self._queries = policy.queries

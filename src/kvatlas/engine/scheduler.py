@@ -176,16 +176,19 @@ class Scheduler:
         # One object for equal samplings, so that rows can be grouped by identity.
         unlimited = replace(sampling, max_new_tokens=0)
         unlimited = self.samplings.setdefault(unlimited, unlimited)
+
         limit = sampling.max_new_tokens
         if script:
             # A script without an end token ends the generation as well.
             limit = min(limit, len(script))
+
         if request.start is not None:
             if request.start.cache is not self.cache:
                 raise KvatlasError(
                     "The memory of this machine does not suffice for the checkpoints; use smaller batches."
                 )
             return self._restrict(request.start.begin_row(request), request.policies)
+
         prompt_length = len(request.prompt)
         steady = self.model.files.steady_positions
         # The last token does not go through the model.
@@ -194,6 +197,7 @@ class Scheduler:
                 f"A prompt of {prompt_length} tokens and {limit} new ones are more than the {steady} positions up to "
                 f"which the model {self.model.name!r} rotates short and long texts alike."
             )
+
         row = Row(request, (), frozenset(), unlimited, limit, self.cache.begin(), prompt_left=prompt_length)
         if script:
             row.likeness = Likeness()

@@ -114,6 +114,7 @@ def _plugin_fault(name: str, value: object) -> str:
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
+
     shared = {*RULE_PARAMETERS, *USUAL_PRECISION, "budget", "precision", "preset"}
     taken = shared & {*vars(value), *vars(value).get("__annotations__", ())}
     if taken:
@@ -222,6 +223,7 @@ def from_setting(setting: Setting) -> Policy:
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
             return kind.from_setting(setting, setting.policy if policy_file(setting.policy) is not None else "")
+
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
             raise KvatlasError(
@@ -263,6 +265,7 @@ def all_values(setting: Setting) -> dict[str, Any]:
     if policy_file(setting.policy) is None:
         with suppress(KvatlasError):
             usual = _usual_values_of(setting.policy)
+
     values = {**usual, **setting.values}
     # Equal bits of keys and values are named as one.
     for name in BITS:
@@ -299,6 +302,7 @@ def describe_policy(name: str) -> dict[str, Any]:
         "preset": None,
         "description": inspect.getdoc(policy),
     }
+
     if preset:
         row |= {
             "summary": preset.summary,

@@ -91,6 +91,7 @@ def narrow_sentence(policies: Iterable[Policy], model: str, benchmark: str, prom
     narrow = [rule for rule in rules if 0 < rule.new_between(prompt) < _LITTLE_ROOM]
     if not narrow:
         return ""
+
     worst = min(narrow, key=lambda rule: rule.new_between(prompt))
     return (
         f"{len(narrow)} of {len(rules)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "

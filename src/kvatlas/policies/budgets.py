@@ -65,6 +65,7 @@ def pyramid(slots: int, candidates: list[int]) -> list[int]:
     first = 2 * slots - last
     step = (first - last) / (layers - 1)
     by_layer = [min(int(first - layer * step), candidates[layer]) for layer in range(layers)]
+
     missing = slots * layers - sum(by_layer)
     while missing > 0:
         for layer in range(layers):

@@ -61,6 +61,7 @@ def stays(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | 
         rule = BudgetRule(**values)
     except KvatlasError:
         return None
+
     tokens = 0.0
     share = 0.0
     for prompt, problems in lengths.items():

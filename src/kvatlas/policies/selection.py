@@ -113,6 +113,7 @@ def recall_scores(
     entered = cached.length - memory.length
     if memory.length and entered < rule.refresh and entered <= quota:
         return old_scores.masked_fill(~has_score, float("inf"))
+
     scores = compute()
     if rule.carry:
         carried = has_score & old_scores.isfinite()

@@ -53,6 +53,7 @@ def _loaded() -> tuple[Native | None, str | None]:
     files = sorted(_FOLDER.glob(f"{system}-{family}*{_SUFFIXES.get(system, '.so')}"))
     if not files:
         return None, f"The native CPU kernels were not built for {system} on {machine}."
+
     targets = {file.stem.removeprefix(f"{system}-"): file for file in files}
     try:
         usable = list(targets)
@@ -237,6 +238,7 @@ class Linear:
         _check_width(x.shape[-1] == inputs, x, inputs)
         if x.dim() != 2 and not x.is_contiguous():
             x = x.contiguous()
+
         y = x.new_empty((*x.shape[:-1], outputs))
         rows = x.numel() // inputs
         x_stride = x.stride(-2)
@@ -431,6 +433,7 @@ class Native:
             struct.kept = chosen.data_ptr()
             struct.head_stride = chosen.stride(0) if len(chosen) > 1 else 0
             widest = max(widest, struct.bytes)
+
         scratch = self._empty(-(-count * widest // 4))
         self._compact(
             ctypes.addressof(structs),

@@ -70,6 +70,7 @@ class CompiledLayer:
         projections = [getattr(attention, name) for name in JOINED[0]]
         self.heads = [projection.out_features // self.size for projection in projections]
         turned = sum(self.heads[:2]) if getattr(attention, "use_rope", True) else 0
+
         first_norm = layer.input_layernorm
         second_norm = layer.post_attention_layernorm
         down = layer.mlp.down_proj
@@ -102,6 +103,7 @@ def _join_weights(layers: list[Any]) -> tuple[Tensor, Tensor | None]:
     weight = torch.cat([layer.weight.data for layer in layers])
     for layer, rows in zip(layers, torch.split(weight, sizes), strict=True):
         layer.weight.data = rows
+
     if all(layer.bias is None for layer in layers):
         return weight, None
     biases = [weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.data for layer in layers]

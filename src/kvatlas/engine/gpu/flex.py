@@ -136,6 +136,7 @@ def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor,
             keys = cache.keys[layer.place][:, slots].repeat_interleave(heads_per_kv_head, 0)
             values = cache.values[layer.place][:, slots].repeat_interleave(heads_per_kv_head, 0)
             visible = logical <= logical[cached:, None]
+
         output = F.scaled_dot_product_attention(
             query[new].transpose(0, 1)[None],
             keys[None],
