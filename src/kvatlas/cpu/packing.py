@@ -264,11 +264,7 @@ def _try_steps(steps: Sequence[Step], tables: PackedTables, model: PreTrainedMod
         # Leaving the block undoes the step, unless its callbacks were moved to `undo`.
         with ExitStack() as undo_step:
             step(tables, model, undo_step)
-            after = _probe_numbers(model)
-            same = bool(before) and [each.shape for each in after] == [each.shape for each in before]
-            is_close = same and all(
-                torch.dist(new, old) <= tolerance * old.norm() for new, old in zip(after, before, strict=True)
-            )
+            is_close = bool(before) and _close(_probe_numbers(model), before, tolerance)
             if is_close:
                 undo.push(undo_step.pop_all())
             elif tables.dtype is not torch.float32 and len(tables.used) > noted:
@@ -309,6 +305,11 @@ def _probe_numbers(model: PreTrainedModel) -> list[Tensor]:
     except Exception:
         return []
     return [*numbers, logits]
+
+
+def _close(numbers: list[Tensor], others: list[Tensor], tolerance: float) -> bool:
+    same = [each.shape for each in numbers] == [each.shape for each in others]
+    return same and all(torch.dist(a, b) <= tolerance * b.norm() for a, b in zip(numbers, others, strict=True))
 
 
 def _pack_linear(tables: PackedTables, model: PreTrainedModel, undo: ExitStack) -> None:
