@@ -28,6 +28,7 @@ def departures(
     """
     weights: dict[str, PreTrainedModel | None] = {}
     results: list[dict[str, Any] | None] = []
+
     for trace, full in pairs:
         result = None
         prompt = materials.prompt(trace) if full is not None and limit > 0 else None
@@ -37,6 +38,7 @@ def departures(
             model = weights[trace.model]
             if model is not None:
                 result = measure_departure(model, prompt, trace, full)
+
         if result is not None:
             limit -= 1
         results.append(result)
@@ -71,6 +73,7 @@ def measure_departure(
     evicted = [position for position, step in enumerate(trace.eviction_trace.evicted_at[:query]) if 0 < step <= at]
     if not evicted:
         return None
+
     attention, _ = answer_attention(model, [*prompt, *trace.tokens[:at]], query)
     shares = {position: float(attention[position]) for position in evicted}
     on_prompt = [share for position, share in shares.items() if position < len(prompt)]
