@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import count_display, note
+from kvatlas.cli.output import note
+from kvatlas.cli.progress import count_display
 from kvatlas.core import KvatlasError, Sampling
 
 #: The environment variable with the key of the server.
@@ -21,8 +22,8 @@ deploy = options.Commands(no_args_is_help=True)
 app.add_typer(deploy, name="deploy", help="A setting in another engine: its configuration, and proof.")
 
 
-@app.command()
-def serve(
+@app.command("serve")
+def serve_command(
     model: options.Model,
     policy: options.Policy = "full",
     kv_budget: options.KvBudget = None,
@@ -72,8 +73,8 @@ def serve(
     run(application(service, name or model, key, hosts), service, host, port, grace)
 
 
-@deploy.command()
-def export(
+@deploy.command("export")
+def deploy_export_command(
     run: options.Run,
     to: Annotated[
         str,
@@ -90,8 +91,8 @@ def export(
         typer.echo(path)
 
 
-@deploy.command()
-def verify(
+@deploy.command("verify")
+def deploy_verify_command(
     url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible endpoint, http://HOST:PORT.")],
     against: Annotated[Path, typer.Option(metavar="RUN", help="The run with the cell.")],
     out: Annotated[Path, typer.Option(metavar="RUN", help="The run of the answers; an unfinished one is resumed.")],
