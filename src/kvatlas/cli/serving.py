@@ -53,7 +53,7 @@ def serve_command(
 
     try:
         from kvatlas.serve.app import application
-        from kvatlas.serve.server import LOOPBACK, run
+        from kvatlas.serve.server import LOOPBACK, serve_forever
     except ModuleNotFoundError as error:
         raise KvatlasError("Serving needs the extra: pip install 'kvatlas[serve]'.") from error
     from kvatlas.serve.service import Service, find_policy, sampling_with
@@ -70,7 +70,7 @@ def serve_command(
     sampling = sampling_with(Sampling(), temperature=temperature)
     service = Service(loaded, setting, sampling, batch_size, queue, seed)
     hosts = LOOPBACK if host in LOOPBACK and not key else ()
-    run(application(service, name or model, key, hosts), service, host, port, grace)
+    serve_forever(application(service, name or model, key, hosts), service, host, port, grace)
 
 
 @deploy.command("export")

@@ -26,15 +26,15 @@ from starlette.types import Receive, Scope, Send
 from kvatlas import __version__
 from kvatlas.core import KvatlasError
 from kvatlas.serve.protocol import ChatRequest, CompletionRequest, Generating
-from kvatlas.serve.replies import AnswerFormat, answer_span, error, event
-from kvatlas.serve.server import Gate, add_error_handlers
+from kvatlas.serve.replies import AnswerFormat, answer_span, error_body, event_bytes
+from kvatlas.serve.server import RequestLimits, add_error_handlers
 from kvatlas.serve.service import (
     ClosedError,
     GenerationRequest,
     LengthError,
     RequestHandle,
     Service,
-    follow,
+    follow_tokens,
     next_stream,
     room_for,
     sampling_with,
@@ -53,7 +53,7 @@ Body = TypeVar("Body", bound=Generating)
 def application(service: Service, name: str, api_key: str | None = None, hosts: Collection[str] = ()) -> FastAPI:
     """Return the application over a service; `name` is the model's name for clients.
 
-    `api_key` and `hosts` are those of `Gate`.
+    `api_key` and `hosts` are those of `RequestLimits`.
     """
     app = FastAPI(
         title="kvatlas",
@@ -65,7 +65,7 @@ def application(service: Service, name: str, api_key: str | None = None, hosts: 
     )
     handler = CompletionHandler(service, name)
     add_error_handlers(app)
-    app.add_middleware(Gate, api_key=api_key, hosts=hosts, on_response=handler.metrics.note)
+    app.add_middleware(RequestLimits, api_key=api_key, hosts=hosts, on_response=handler.metrics.note)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -273,7 +273,7 @@ class CompletionHandler:
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-            return _Stream(self._events(endpoint, answer_format, handles, with_usage, began), handles)
+            return _EventStream(self._events(endpoint, answer_format, handles, with_usage, began), handles)
         try:
             with self._counted(endpoint, began):
                 await _unless_gone(request, asyncio.gather(*(handle.finished() for handle in handles)))
@@ -291,7 +291,7 @@ class CompletionHandler:
                     for index in range(len(handles)):
                         yield answer_format.begin(index)
                 is_first = True
-                async for piece in _pieces(answer_format, handles):
+                async for piece in _answer_events(answer_format, handles):
                     if is_first:
                         self.metrics.first.labels(endpoint).observe(time.perf_counter() - began)
                         is_first = False
@@ -302,7 +302,7 @@ class CompletionHandler:
                     yield answer_format.piece([], usage=answer_format.usage(handles))
             yield answer_format.done
         except ClosedError as closed:
-            yield event(error(str(closed), "server_error"))
+            yield event_bytes(error_body(str(closed), "server_error"))
 
     @contextmanager
     def _counted(self, endpoint: str, began: float) -> Iterator[None]:
@@ -319,12 +319,12 @@ class CompletionHandler:
             self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - began)
 
 
-async def _pieces(answer_format: AnswerFormat, handles: list[RequestHandle]) -> AsyncIterator[bytes]:
+async def _answer_events(answer_format: AnswerFormat, handles: list[RequestHandle]) -> AsyncIterator[bytes]:
     """Yield the events of new tokens of all choices, empty if they add no text yet."""
     detokenizers = [handle.ask.detokenizer(handle.model) for handle in handles]
     sent_tokens = [0 for _ in handles]
     sent_characters = [0 for _ in handles]
-    async for index, tokens, is_last in follow(handles):
+    async for index, tokens, is_last in follow_tokens(handles):
         handle = handles[index]
         thinking, answer = detokenizers[index].push(tokens, is_last)
         if thinking or answer:
@@ -341,7 +341,7 @@ async def _pieces(answer_format: AnswerFormat, handles: list[RequestHandle]) -> 
             yield answer_format.end(index, handle)
 
 
-class _Stream(StreamingResponse):
+class _EventStream(StreamingResponse):
     """Server-sent events whose requests are cancelled when the response ends."""
 
     def __init__(self, events: AsyncIterator[bytes], handles: list[RequestHandle]) -> None:

@@ -196,7 +196,7 @@ class RequestHandle:
         return "stop" if self.generation.result().finished or self._text.stopped else "length"
 
 
-async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, list[int], bool]]:
+async def follow_tokens(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, list[int], bool]]:
     """Yield (index of a handle, all its new tokens so far, True if it is finished) whenever a handle has new tokens.
 
     Raises the error of a generation. Pieces are rarer when the service is busy.
