@@ -123,7 +123,7 @@ def _print_problem(name: str, problem: str, model: str | None, column: list[str]
     from kvatlas.benchmarks import find, for_model, problem_of
     from kvatlas.models import find as find_model
 
-    benchmark = find(name, **options.columns(column))
+    benchmark = find(name, **options.file_columns(column))
     chosen = problem_of(benchmark, problem)
     text = benchmark.prompt(chosen)
     if model is not None:
@@ -170,7 +170,7 @@ def check_command(
             typer.echo(fence, nl=False)
         return
     try:
-        benchmark = find(target, **options.columns(column))
+        benchmark = find(target, **options.file_columns(column))
     except KvatlasError as error:
         kind, colon, _ = target.partition(":")
         has_model_prefix = bool(colon) and kind in ("embedded", "hf")

@@ -36,7 +36,7 @@ class Commands(typer.Typer):
         return super().command(name, cls=CommandOnce, **named)
 
 
-def finite(value: float | None) -> float | None:
+def finite_option(value: float | None) -> float | None:
     """Return the value of an option; BadParameter if it is infinite or not a number."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is not a finite number.")
@@ -45,7 +45,7 @@ def finite(value: float | None) -> float | None:
 
 def positive(value: float | None) -> float | None:
     """Return the value of an option; BadParameter if it is infinite, not a number, 0 or negative."""
-    if finite(value) is not None and value is not None and value <= 0:
+    if finite_option(value) is not None and value is not None and value <= 0:
         raise typer.BadParameter(f"{value:g} is not above 0.")
     return value
 
@@ -234,14 +234,14 @@ def model_options(
     return joined_values(assignments("--model-option", texts), prompt_options)
 
 
-def changes(texts: Sequence[str] | None, problems: int | None, samples: int | None) -> dict[str, str]:
+def spec_changes(texts: Sequence[str] | None, problems: int | None, samples: int | None) -> dict[str, str]:
     """Return the values for keys of a spec that `--problems`, `--samples` and `--set` give, as texts in YAML."""
     numbers = {"problems": problems, "samples": samples}
     given = {name: str(value) for name, value in numbers.items() if value is not None}
     return joined_values(assignments("--set", texts), given)
 
 
-def columns(texts: Sequence[str] | None) -> dict[str, Any]:
+def file_columns(texts: Sequence[str] | None) -> dict[str, Any]:
     """Return the column names of a problem file as an option of its benchmark."""
     names = assignments("--column", texts)
     if unknown := set(names) - {"question", "answer"}:

@@ -79,7 +79,7 @@ def print_rows(rows: Sequence[dict[str, Any]], as_json: bool = False) -> None:
     texts: dict[str, list[str]] = {}
     for row in rows:
         for name, value in row.items():
-            texts.setdefault(name, []).append(visible(_cell_text(value)))
+            texts.setdefault(name, []).append(visible(_value_text(value)))
     numeric = []
     for name in texts:
         values = [row[name] for row in rows]
@@ -126,7 +126,7 @@ def _rich_table(texts: dict[str, list[str]], numeric: Sequence[str]) -> Table:
     return table
 
 
-def _cell_text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(name if default == "required" else f"{name}={default}" for name, default in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -85,8 +85,8 @@ def _print_cell_table(cells: Sequence[CellTraces], margin: float) -> None:
                 "Pass@1": percent_text(estimate.value),
                 "95 %": interval,
                 "problems": estimate.problems,
-                "KV tokens": _rounded(cell.cell.mean_kv_tokens),
-                "new tokens": _rounded(cell.cell.output_tokens_mean),
+                "KV tokens": _whole_number(cell.cell.mean_kv_tokens),
+                "new tokens": _whole_number(cell.cell.output_tokens_mean),
                 "traces": ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()),
             }
         )
@@ -97,7 +97,7 @@ def _print_cell_table(cells: Sequence[CellTraces], margin: float) -> None:
         print_text("\n" + " ".join(say("provable", provable(sizes, margin, 1, samples))))
 
 
-def _rounded(value: float | None) -> int | str:
+def _whole_number(value: float | None) -> int | str:
     return "unknown" if value is None else round(value)
 
 

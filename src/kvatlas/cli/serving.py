@@ -35,7 +35,9 @@ def serve_command(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 8000,
     batch_size: Annotated[int, typer.Option(min=1, max=65_536, help="Sequences decoded together.")] = 32,
     queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
-    grace: Annotated[float, typer.Option(min=0, callback=options.finite, help="Seconds to finish answers.")] = 30.0,
+    grace: Annotated[
+        float, typer.Option(min=0, callback=options.finite_option, help="Seconds to finish answers.")
+    ] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="For requests that name none.")] = 0.6,
     seed: Annotated[
         int | None, typer.Option(help="For requests that name none: answer n to a prompt is its sample n.")

@@ -101,7 +101,7 @@ def plan_command(
     from kvatlas.stats.run_data import margin_from_points
     from kvatlas.sweeps import make_plan, measure, read_spec
 
-    planned = make_plan(read_spec(spec, options.changes(set_, problems, samples)))
+    planned = make_plan(read_spec(spec, options.spec_changes(set_, problems, samples)))
     for sentence in planned.notes:
         note(sentence)
     rate = tokens_per_second or measure(planned)
@@ -231,7 +231,7 @@ def run_command(
         _check_start(out)
     spec = setting_spec(
         model,
-        [{"name": name, "prompt": prompt, **options.columns(column)} for name in benchmarks],
+        [{"name": name, "prompt": prompt, **options.file_columns(column)} for name in benchmarks],
         options.cell(policy, kv_budget, local_window, ratio, set_),
         problems=problems,
         samples=samples,
@@ -296,7 +296,7 @@ def sweep_command(
     if from_ is not None and not screen:
         raise KvatlasError("--from names the full-cache traces of a screen; add --screen.")
     with logging_to(log):
-        changes = options.changes(set_, problems, samples)
+        changes = options.spec_changes(set_, problems, samples)
         plan = dataclasses.replace(make_plan(read_spec(spec, changes)), changes=changes)
         if screen:
             plan = screening(plan)

@@ -133,12 +133,12 @@ class Endpoint:
             cache = choice.get("kvatlas") or {}
             mean: Any = cache.get("mean_kv_tokens")
             costs = Costs(
-                prompt_tokens=_token_count(usage.get("prompt_tokens")),
-                output_tokens=_token_count(usage.get("completion_tokens")),
-                thinking_tokens=_token_count(details.get("reasoning_tokens")),
-                peak_kv_tokens=_token_count(cache.get("peak_kv_tokens")),
+                prompt_tokens=_known_count(usage.get("prompt_tokens")),
+                output_tokens=_known_count(usage.get("completion_tokens")),
+                thinking_tokens=_known_count(details.get("reasoning_tokens")),
+                peak_kv_tokens=_known_count(cache.get("peak_kv_tokens")),
                 mean_kv_tokens=float(mean) if type(mean) in (int, float) and 0 <= mean < _MAX_COUNT else None,
-                compressions=_token_count(cache.get("compressions")),
+                compressions=_known_count(cache.get("compressions")),
                 seconds=seconds,
             )
 
@@ -283,7 +283,7 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
-def _token_count(value: Any) -> int | None:
+def _known_count(value: Any) -> int | None:
     """Return the value if it is an integer that a count can be; None for others, which servers may send."""
     return value if type(value) is int and 0 <= value < _MAX_COUNT else None
 

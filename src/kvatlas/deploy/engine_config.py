@@ -303,11 +303,11 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     if model is None:
         raise KvatlasError(f"The model {reference.model!r} is not available, so its statistics cannot be written.")
     policy.check(model)
-    torch.save(_query_statistics(policy.file(model), model), statistics)
+    torch.save(_triattention_statistics(policy.file(model), model), statistics)
     return [configuration, statistics]
 
 
-def _query_statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
+def _triattention_statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     """Return the query statistics in the form of the authors' calibration: `metadata`, and `stats` for each query head.
 
     `stats["layerLL_headHH"]` holds q_mean_real, q_mean_imag and q_abs_mean [planes] (github.com/WeianMao/triattention,

@@ -1,4 +1,4 @@
-"""`kvatlas.gate`: open two sides, each by the reader of its kind, pair their answers, judge them."""
+"""`kvatlas.gate`: open two sides, each by the reader of its kind, pair their answers, judge_pairs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvatlas.gates import lm_eval_logs
 from kvatlas.gates.answer_files import side_of_answer_file
 from kvatlas.gates.endpoints import Asking, endpoint_sides, run_and_endpoint_sides
 from kvatlas.gates.gate_result import GateResult
-from kvatlas.gates.judgement import judge
+from kvatlas.gates.judgement import judge_pairs
 from kvatlas.gates.outcomes import Side, SideOptions
 from kvatlas.gates.pairing import pair_answers
 from kvatlas.gates.runs import side_of_inspect_logs, side_of_run
@@ -67,7 +67,7 @@ def gate(
     elif None in known:
         independent = None
     chosen = None if claim == "auto" else Claim(claim)
-    judgement = judge(pairs, margin, chosen, independent, (first.may_copy, second.may_copy))
+    judgement = judge_pairs(pairs, margin, chosen, independent, (first.may_copy, second.may_copy))
     return GateResult(first, second, pairs, judgement)
 
 

@@ -78,7 +78,7 @@ def gate_page(result: GateResult) -> str:
         cells = line.strip("|").split(" | ")
         table.append([cell.strip().replace("\\|", "|") for cell in cells])
 
-    changed, with_texts = _changed_problems(result)
+    changed, with_texts = _changed_rows(result)
     return template.render(
         headline=gate_headline(result),
         verdict=result.verdict.split()[0],
@@ -94,7 +94,7 @@ def gate_page(result: GateResult) -> str:
     )
 
 
-def _changed_problems(result: GateResult) -> tuple[list[dict[str, Any]], int]:
+def _changed_rows(result: GateResult) -> tuple[list[dict[str, Any]], int]:
     """Return the changed problems, and the number of those with texts."""
     names: list[AnswerName] = []
     for problem in result.changed:

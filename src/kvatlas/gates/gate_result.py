@@ -272,8 +272,8 @@ def gate_text(result: GateResult) -> str:
         f"{counted(problems, 'problem')}{times}: {percent_text(judgement.before)} % of the answers were right before "
         f"and {percent_text(judgement.after)} % after{mean}; {judgement.lost:,} answers were lost and "
         f"{judgement.gained:,} gained.",
-        f"{words[:1].upper()}{words[1:]} it loses {_points(limits.loss)} points, at most "
-        f"{_points(limits.high)} and at least {_points(limits.low)} (95 %, {units}).",
+        f"{words[:1].upper()}{words[1:]} it loses {_points_lost(limits.loss)} points, at most "
+        f"{_points_lost(limits.high)} and at least {_points_lost(limits.low)} (95 %, {units}).",
     ]
 
     sentences += [f"Nothing is proven: {reason}." for reason in judgement.reasons]
@@ -310,7 +310,7 @@ def gate_text(result: GateResult) -> str:
     return " ".join(sentences)
 
 
-def _points(share: float) -> str:
+def _points_lost(share: float) -> str:
     return fixed(100 * share)
 
 
@@ -327,9 +327,11 @@ def _other_claim(judgement: Judgement) -> str:
     if other is Claim.THESE:
         if max(task.samples for task in judgement.tasks) == 1:
             return "With one sample of each problem the limits are the same for these problems alone."
-        return f"On these problems, however often they are sampled, it loses at most {_points(limits.high)} points."
+        return (
+            f"On these problems, however often they are sampled, it loses at most {_points_lost(limits.high)} points."
+        )
     return (
-        f"For problems like these it may lose up to {_points(limits.high)} points: a kind of problem that these "
+        f"For problems like these it may lose up to {_points_lost(limits.high)} points: a kind of problem that these "
         f"{limits.units:,} do not hold may fail."
     )
 
@@ -360,19 +362,19 @@ def task_table(judgement: Judgement) -> str:
         rows.append(
             f"| {name} | {task.problems:,} x {task.samples} | {percent_text(task.before)} | "
             f"{percent_text(task.after)} | {task.lost:,} | {task.gained:,} | "
-            f"{_loss_text(task.limits[judgement.claim])} | {task.verdict.value} |"
+            f"{_loss_with_limits(task.limits[judgement.claim])} | {task.verdict.value} |"
         )
     if len(judgement.tasks) > 1:
         rows.append(
             f"| mean | {sum(task.problems for task in judgement.tasks):,} | {percent_text(judgement.before)} | "
             f"{percent_text(judgement.after)} | {judgement.lost:,} | {judgement.gained:,} | "
-            f"{_loss_text(judgement.limits[judgement.claim])} | {judgement.verdict.value} |"
+            f"{_loss_with_limits(judgement.limits[judgement.claim])} | {judgement.verdict.value} |"
         )
     head = "| task | problems x samples | before, % | after, % | lost | gained | loses (at least, at most) | verdict |"
     return "\n".join([head, "|---|--:|--:|--:|--:|--:|--:|---|", *rows])
 
 
-def _loss_text(limits: LossLimits) -> str:
+def _loss_with_limits(limits: LossLimits) -> str:
     return f"{points_text(limits.loss)} ({points_text(limits.low)}, {points_text(limits.high)})"
 
 

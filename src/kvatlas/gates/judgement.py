@@ -114,7 +114,7 @@ class Judgement:
         return [task.task for task in self.tasks if task.verdict is Verdict.LOSES]
 
 
-def judge(
+def judge_pairs(
     pairs: PairedAnswers, margin: float, claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
 ) -> Judgement:
     """Return the verdict on pairs; `independent` and `may_copy` say of the samples what a `Side` does.

@@ -129,7 +129,7 @@ def _sample_log(file: Path) -> SampleLog:
     return SampleLog(file, match["task"], match["date"], results if isinstance(results, dict) else {})
 
 
-def _sample_rows(log: SampleLog) -> Iterator[tuple[str, dict[str, Any]]]:
+def _log_rows(log: SampleLog) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a log with the name of each for a sentence."""
     with log.path.open(encoding="utf-8") as file:
         for row_number, line in enumerate(file, 1):
@@ -161,7 +161,7 @@ class SampleGrading:
 def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
     """Return the metric and the filter of a log: those chosen, else the first."""
     filters: dict[str, tuple[str, ...]] = {}
-    for _, row in _sample_rows(log):
+    for _, row in _log_rows(log):
         # Rows lie filter by filter, all documents of one before the next.
         name = str(row.get("filter", "none"))
         if name not in filters:
@@ -228,7 +228,7 @@ def _conditions_of_log(log: SampleLog, grading: SampleGrading) -> dict[str, str]
     values["seed"] = config.get("torch_seed")
     values["lm-eval"] = results.get("lm_eval_version")
     values["transformers"] = results.get("transformers_version")
-    values |= _generation_arguments(next(_sample_rows(log))[1])
+    values |= _generation_arguments(next(_log_rows(log))[1])
     return {name: str(value)[:_LONGEST] for name, value in values.items() if value not in (None, "")}
 
 
@@ -257,7 +257,7 @@ def _sample_answers(
     for task, of_task in logs.items():
         metric = grading[task].metric
         for sample, log in enumerate(of_task):
-            for where, row in _sample_rows(log):
+            for where, row in _log_rows(log):
                 if str(row.get("filter", "none")) != grading[task].filter:
                     continue
                 if metric not in row:
@@ -271,7 +271,7 @@ def _sample_answers(
                     str(row["doc_id"]),
                     sample,
                     score_of(row[metric], f"{where}: {metric!r}"),
-                    _content_digest(row),
+                    _document_digest(row),
                     _prompt_digest(row),
                     fingerprint_of(text),
                     "no answer" if has_no_answer else "",
@@ -279,7 +279,7 @@ def _sample_answers(
                 )
 
 
-def _content_digest(row: Mapping[str, Any]) -> str:
+def _document_digest(row: Mapping[str, Any]) -> str:
     """Return the digest of document and target, from their texts or as the log has them."""
     if "doc" in row:
         return digest_of(row["doc"], row.get("target"))
@@ -324,7 +324,7 @@ def _sample_texts(
     texts: dict[AnswerName, AnswerTexts] = {}
     for task, of_task in logs.items():
         for sample, log in enumerate(of_task):
-            for _, row in _sample_rows(log):
+            for _, row in _log_rows(log):
                 name = (task, str(row["doc_id"]), sample)
                 is_counted = str(row.get("filter", "none")) == grading[task].filter
                 if name in wanted and is_counted and _is_generation(row):

@@ -213,7 +213,7 @@ def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> Pair
                 raise KvatlasError(f"{side.name!r} lacks the task {', '.join(sorted(lacking))}; {hint}.")
 
     # Differences that change the question; what one side does not name is not known to differ.
-    differences = _differences(before, after, names)
+    differences = _condition_differences(before, after, names)
     for condition, value_before, value_after in differences:
         word = REFUSED.get(condition.partition(" of ")[0])
         if word is not None and word not in allow and value_before and value_after:
@@ -275,7 +275,7 @@ def _renamed_task(
 # -- conditions --------------------------------------------------------------------------------------------------------
 
 
-def _differences(before: Side, after: Side, names: Mapping[str, str]) -> list[ConditionDifference]:
+def _condition_differences(before: Side, after: Side, names: Mapping[str, str]) -> list[ConditionDifference]:
     """Return the conditions that differ in any task, each once for all tasks with the same values."""
     found: dict[ConditionDifference, list[str]] = {}
     if before.kind != after.kind:

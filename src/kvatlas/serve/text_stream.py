@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _TextPart(StrEnum):
+class _OutputPart(StrEnum):
     UNKNOWN = "unknown"
     THINKING = "thinking"
     ANSWER = "answer"
@@ -34,10 +34,10 @@ class Detokenizer:
         self.model = model
         self._tags = model.thinking
         self._stop = tuple(stop)
-        self._first = _TextPart.ANSWER
+        self._first = _OutputPart.ANSWER
         if split and self._tags.close:
             opened = model.opens_thinking if opened is None else opened
-            self._first = _TextPart.THINKING if opened or not self._tags.open else _TextPart.UNKNOWN
+            self._first = _OutputPart.THINKING if opened or not self._tags.open else _OutputPart.UNKNOWN
         self._restart()
 
     def _restart(self) -> None:
@@ -57,7 +57,7 @@ class Detokenizer:
     @property
     def stopped(self) -> bool:
         """True if a stop text was written."""
-        return self._part is _TextPart.STOPPED
+        return self._part is _OutputPart.STOPPED
 
     def push(self, tokens: Sequence[int], last: bool = False) -> tuple[str, str]:
         """Return (thinking, answer) that `tokens`, all tokens so far, add for certain; with `last` the whole rest.
@@ -91,34 +91,34 @@ class Detokenizer:
         answer = ""
 
         # The first words of the model decide if it thinks; undecided while they may begin a tag.
-        if self._part is _TextPart.UNKNOWN:
+        if self._part is _OutputPart.UNKNOWN:
             start = self._held.lstrip()
             if start.startswith(self._tags.open):
-                self._part = _TextPart.THINKING
+                self._part = _OutputPart.THINKING
                 self._held = start.removeprefix(self._tags.open)
             elif start.startswith(self._tags.close):
                 # An answer without thinking, in a channel of its own.
-                self._part = _TextPart.ANSWER
+                self._part = _OutputPart.ANSWER
                 self._held = start.removeprefix(self._tags.close)
             elif last or not any(tag.startswith(start) for tag in (self._tags.open, self._tags.close)):
-                self._part = _TextPart.ANSWER
+                self._part = _OutputPart.ANSWER
 
         # After the end of thinking the answer is held.
-        if self._part is _TextPart.THINKING:
+        if self._part is _OutputPart.THINKING:
             before, close, after = self._held.partition(self._tags.close)
             if close:
                 thinking = before
-                self._part = _TextPart.ANSWER
+                self._part = _OutputPart.ANSWER
                 self._held = after
             else:
                 thinking = self._release((self._tags.close,), last)
 
         # The answer ends at the first stop text.
-        if self._part is _TextPart.ANSWER:
+        if self._part is _OutputPart.ANSWER:
             hits = [position for stop in self._stop if (position := self._held.find(stop)) >= 0]
             if hits:
                 answer = self._held[: min(hits)]
-                self._part = _TextPart.STOPPED
+                self._part = _OutputPart.STOPPED
                 self._held = ""
             else:
                 answer = self._release(self._stop, last)
