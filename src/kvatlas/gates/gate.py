@@ -1,4 +1,4 @@
-"""`kvatlas.gate`: open two sides, each by the reader of its kind, pair their answers, judge_pairs them."""
+"""`kvatlas.gate`: open two sides, each by the reader of its kind, pair their answers, judge them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _side_at_path(name: str, options: SideOptions) -> Side:
         return side_of_run(Path(folder), cell, name, options)
     if not path.exists():
         raise KvatlasError(f"{name!r} is not there; {_EXPECTED}.")
-    if path.is_file():
+    if not path.is_dir():
         return _side_of_file(path, name, options)
 
     if (path / FILE).is_file():
