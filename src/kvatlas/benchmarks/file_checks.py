@@ -17,7 +17,7 @@ from kvatlas.answers import normal
 from kvatlas.benchmarks import problem_files
 from kvatlas.benchmarks.base import Benchmark
 from kvatlas.benchmarks.public import SOURCES, Questions, Source
-from kvatlas.core import Check, Finding, KvatlasError, Problem, canonical, digest
+from kvatlas.core import Check, CheckResult, KvatlasError, Problem, canonical, digest
 from kvatlas.text import counted
 
 Problems = Sequence[Problem]
@@ -32,7 +32,7 @@ CHECKED = 2000
 ENOUGH = 20
 
 
-def check(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
+def check(benchmark: Benchmark, limit: int | None = None) -> Iterator[CheckResult]:
     """Yield the findings about a benchmark or its first `limit` problems; KvatlasError for an unreadable file."""
     problems = benchmark.problems(limit)
     if isinstance(benchmark, Questions):
@@ -42,14 +42,14 @@ def check(benchmark: Benchmark, limit: int | None = None) -> Iterator[Finding]:
         yield _references(problems)
         yield _own_answers(benchmark, problems)
     else:
-        yield Finding("problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_digest(problems)})")
+        yield CheckResult("problems", Check.OK, f"{counted(len(problems), 'problem')} (digest {_digest(problems)})")
     yield _duplicates(problems)
     lengths = [len(benchmark.prompt(problem)) for problem in problems]
     message = f"{statistics.median(lengths):,.0f} characters in the median, {max(lengths):,} at most"
-    yield Finding("prompts", Check.OK, message)
+    yield CheckResult("prompts", Check.OK, message)
     example = problems[0]
     message = f"{example.id}, to be answered with {example.answer}:\n{benchmark.prompt(example)}"
-    yield Finding("example", Check.OK, message)
+    yield CheckResult("example", Check.OK, message)
 
 
 def notes_on(benchmark: Benchmark, limit: int | None = None) -> list[str]:
@@ -96,12 +96,12 @@ def _digest(problems: Problems) -> str:
     return digest([[p.question, p.answer, p.about.get("choices")] for p in problems])[:12]
 
 
-def _fault(name: str, affected: Problems, problems: Problems, fault: str, advice: str = "") -> Finding:
+def _fault(name: str, affected: Problems, problems: Problems, fault: str, advice: str = "") -> CheckResult:
     message = f"{len(affected)} of {counted(len(problems), 'problem')} {fault} (first {affected[0].id})"
-    return Finding(name, Check.WARNING, message, advice)
+    return CheckResult(name, Check.WARNING, message, advice)
 
 
-def _columns(benchmark: Questions, row: problem_files.Row) -> Finding:
+def _columns(benchmark: Questions, row: problem_files.Row) -> CheckResult:
     named = dict(benchmark.columns)
     usual = {
         "question": problem_files.QUESTION,
@@ -109,51 +109,55 @@ def _columns(benchmark: Questions, row: problem_files.Row) -> Finding:
         "options": problem_files.OPTIONS,
     }
     found = {content: named.get(content) or problem_files.find(row, *names) for content, names in usual.items()}
-    return Finding("columns", Check.OK, ", ".join(f"{content} in {name!r}" for content, name in found.items() if name))
+    return CheckResult(
+        "columns", Check.OK, ", ".join(f"{content} in {name!r}" for content, name in found.items() if name)
+    )
 
 
-def _published(benchmark: Questions, read: problem_files.ProblemFile) -> Finding:
+def _published(benchmark: Questions, read: problem_files.ProblemFile) -> CheckResult:
     """Report the number of problems; of a published set compare number, answers and questions with it."""
     name = "problems"
     message = f"{counted(len(read.problems), 'problem')} with a reference answer (digest {_digest(read.problems)})"
     if not read.whole:
-        return Finding(name, Check.OK, f"{message}, the first of more")
+        return CheckResult(name, Check.OK, f"{message}, the first of more")
     source = SOURCES.get(benchmark.name)
     mark = fingerprint(read.problems) if source else ""
     difference = _difference(benchmark.name, source, read, mark) if source else None
     if difference:
         return difference
     if read.rows > len(read.problems):
-        return Finding(name, Check.WARNING, message, _left_out(read))
+        return CheckResult(name, Check.WARNING, message, _left_out(read))
     if source and source.answers not in ("", mark):
-        return Finding(name, Check.WARNING, "the reference answers are not all those of the published set")
-    return _questions(name, message, source, read.problems) if source else Finding(name, Check.OK, message)
+        return CheckResult(name, Check.WARNING, "the reference answers are not all those of the published set")
+    return _questions(name, message, source, read.problems) if source else CheckResult(name, Check.OK, message)
 
 
-def _questions(name: str, message: str, source: Source, problems: Problems) -> Finding:
+def _questions(name: str, message: str, source: Source, problems: Problems) -> CheckResult:
     """Compare the questions of a set, whose number and answers are the published ones, with those of public copies."""
     if not source.answers:
-        return Finding(name, Check.OK, f"{message}, as many as in the published set")
+        return CheckResult(name, Check.OK, f"{message}, as many as in the published set")
     marks = problem_marks(problems)
     unlike = [problem for problem, mark in zip(problems, marks, strict=True) if mark not in source.problems]
     if not unlike:
-        return Finding(name, Check.OK, f"{message}, as published")
+        return CheckResult(name, Check.OK, f"{message}, as published")
     if len(unlike) < MANY * len(problems):
         fault = f"{counted(len(unlike), 'question')} not in the published words (first {unlike[0].id})"
-        return Finding(name, Check.WARNING, f"{message}, answers as published, {fault}", "compare with another copy")
-    return Finding(name, Check.OK, f"{message}, answers as published (questions in other words are not compared)")
+        return CheckResult(
+            name, Check.WARNING, f"{message}, answers as published, {fault}", "compare with another copy"
+        )
+    return CheckResult(name, Check.OK, f"{message}, answers as published (questions in other words are not compared)")
 
 
-def _difference(benchmark_name: str, source: Source, read: problem_files.ProblemFile, mark: str) -> Finding | None:
+def _difference(benchmark_name: str, source: Source, read: problem_files.ProblemFile, mark: str) -> CheckResult | None:
     """Return a finding if a file with this fingerprint is another published set, or has other problems; else None."""
     name = "problems"
     other = next((other for other, published in SOURCES.items() if published.answers == mark), benchmark_name)
     if other != benchmark_name:
-        return Finding(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
+        return CheckResult(name, Check.FAILED, f"the reference answers are those of {other}", f"name it {other}")
     if source.size != len(read.problems):
         with_reference = counted(len(read.problems), "problem")
         message = f"{with_reference} with a reference answer, where the published set has {source.size}"
-        return Finding(name, Check.WARNING, message, _left_out(read) or "the file is not the published set")
+        return CheckResult(name, Check.WARNING, message, _left_out(read) or "the file is not the published set")
     return None
 
 
@@ -163,7 +167,7 @@ def _left_out(read: problem_files.ProblemFile) -> str:
     return f"{without} without one are left out" if without else ""
 
 
-def _references(problems: Problems) -> Finding:
+def _references(problems: Problems) -> CheckResult:
     """Look for solutions in place of answers, and for letters without choices."""
     name = "references"
     solutions = [p for p in problems if _is_solution(p.answer)]
@@ -175,7 +179,7 @@ def _references(problems: Problems) -> Finding:
     if len(letters) >= MANY * len(problems):
         advice = "name their column with columns: {options: NAME}, or write them into the question as A) ..., B) ..."
         return _fault(name, letters, problems, "have a letter for a reference answer and no choices", advice)
-    return Finding(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
+    return CheckResult(name, Check.OK, f"{max(len(p.answer) for p in problems)} characters at most")
 
 
 def _is_solution(answer: str) -> bool:
@@ -183,7 +187,7 @@ def _is_solution(answer: str) -> bool:
     return r"\boxed" in answer or "####" in answer or (len(answer) > SOLUTION and sentences > 1)
 
 
-def _own_answers(benchmark: Questions, problems: Problems) -> Finding:
+def _own_answers(benchmark: Questions, problems: Problems) -> CheckResult:
     """Look for reference answers that, boxed, are graded wrong."""
     name = "own answers"
     # Integers are always graded right.
@@ -191,21 +195,21 @@ def _own_answers(benchmark: Questions, problems: Problems) -> Finding:
     refused = (p for p in spelled if not benchmark.grade(p, rf"\boxed{{{p.answer}}}").correct)
     wrong = list(itertools.islice(refused, ENOUGH))
     if not wrong:
-        return Finding(name, Check.OK, "every reference answer is graded right")
+        return CheckResult(name, Check.OK, "every reference answer is graded right")
     many = "or more " if len(wrong) == ENOUGH else ""
     first = f"first {wrong[0].id}: {wrong[0].answer[:80]!r}"
     message = f"{len(wrong)} {many}of {len(problems)} reference answers are graded wrong themselves ({first})"
-    return Finding(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
+    return CheckResult(name, Check.FAILED if len(wrong) >= MANY * len(problems) else Check.WARNING, message)
 
 
-def _duplicates(problems: Problems) -> Finding:
+def _duplicates(problems: Problems) -> CheckResult:
     groups: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:
         words = re.sub(r"\W+", "", problem.question).casefold() or problem.question
         groups[canonical([words, sorted(problem.about.get("choices", ()))])].append(problem)
     repeated = [group for group in groups.values() if len(group) > 1]
     if not repeated:
-        return Finding("duplicates", Check.OK, "every question is there once")
+        return CheckResult("duplicates", Check.OK, "every question is there once")
     several = sum(_has_several_answers(group) for group in repeated)
     advice = f"{several} of them with different reference answers" if several else ""
     later = list(itertools.chain.from_iterable(group[1:] for group in repeated))

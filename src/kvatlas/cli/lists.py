@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvatlas.cli import options
-from kvatlas.cli.output import print_findings, print_rows, print_text
+from kvatlas.cli.output import print_check_results, print_rows, print_text
 from kvatlas.core import KvatlasError
 from kvatlas.text import did_you_mean, unfiltered, visible
 
@@ -165,7 +165,7 @@ def check_command(
         fence = "" if as_json else "```\n"
         typer.echo(fence, nl=False)
         try:
-            print_findings(check_machine(target), as_json)
+            print_check_results(check_machine(target), as_json)
         finally:
             typer.echo(fence, nl=False)
         return
@@ -178,6 +178,6 @@ def check_command(
         if not (has_model_prefix or is_model_file or target in PACKAGED):
             raise KvatlasError(f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.") from None
         handle = find_model(target, **options.model_options(model_option, template_values))
-        print_findings(check_model(handle, questions(handle, benchmarks or [], problems), max_new_tokens), as_json)
+        print_check_results(check_model(handle, questions(handle, benchmarks or [], problems), max_new_tokens), as_json)
         return
-    print_findings(check_benchmark(benchmark), as_json)
+    print_check_results(check_benchmark(benchmark), as_json)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from kvatlas.core import differing, grouped
+from kvatlas.core import Check, differing, grouped
 from kvatlas.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kvatlas.core import Finding
+    from kvatlas.core import CheckResult
     from kvatlas.policies.audit import AuditedCell
 
 LOG = logging.getLogger("kvatlas")
@@ -140,15 +140,13 @@ def table_console() -> Console:
     return console if console.is_terminal else Console(width=_NO_EDGE)
 
 
-def print_findings(findings: Iterable[Finding], as_json: bool) -> None:
-    """Print a line for each finding as it comes, or all of them as JSON; exit code 2 if one of them failed."""
-    from kvatlas.core import Check
-
+def print_check_results(results: Iterable[CheckResult], as_json: bool) -> None:
+    """Print a line for each result as it comes, or all of them as JSON; exit code 2 if one of the checks failed."""
     rows = []
-    for finding in findings:
-        rows.append({**vars(finding), "status": finding.status.value})
+    for result in results:
+        rows.append({**vars(result), "status": result.status.value})
         if not as_json:
-            typer.echo(f"{finding.status.value:<8} {finding.name:<15} {finding}")
+            typer.echo(f"{result.status.value:<8} {result.name:<15} {result}")
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     if any(row["status"] == Check.FAILED for row in rows):

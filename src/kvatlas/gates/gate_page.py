@@ -21,7 +21,7 @@ from kvatlas.figures.style import (
     settle,
     sheet,
 )
-from kvatlas.gates.gate_result import GateResult, difference_lines, gate_headline, gate_text, note_lines, task_table
+from kvatlas.gates.gate_result import JudgedChange, difference_lines, gate_headline, gate_text, note_lines, task_table
 from kvatlas.results.export import check_target, write_text
 from kvatlas.text import percent_text, visible
 
@@ -42,7 +42,7 @@ _LEAST_BARS = 40
 MOST_TASKS = 8
 
 
-def write_gate(result: GateResult, path: Path) -> Path:
+def write_gate(result: JudgedChange, path: Path) -> Path:
     """Write the page or the figure, by the suffix."""
     check_out(path)
     if _is_page(path):
@@ -63,7 +63,7 @@ def _is_page(path: Path) -> bool:
     return path.suffix.lower() in (".html", ".htm")
 
 
-def gate_page(result: GateResult) -> str:
+def gate_page(result: JudgedChange) -> str:
     """Return the HTML of a gate."""
     from jinja2 import Environment, StrictUndefined
 
@@ -94,7 +94,7 @@ def gate_page(result: GateResult) -> str:
     )
 
 
-def _changed_rows(result: GateResult) -> tuple[list[dict[str, Any]], int]:
+def _changed_rows(result: JudgedChange) -> tuple[list[dict[str, Any]], int]:
     """Return the changed problems, and the number of those with texts."""
     names: list[AnswerName] = []
     for problem in result.changed:
@@ -128,7 +128,7 @@ def _changed_rows(result: GateResult) -> tuple[list[dict[str, Any]], int]:
 # -- figure ------------------------------------------------------------------------------------------------------------
 
 
-def gate_figure(result: GateResult, options: FigureOptions | None = None) -> Figure:
+def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> Figure:
     """Return a panel for the limits and one for each task with its changed problems, from lost to gained."""
     options = options or FigureOptions(width=_SIZE[0])
     tasks = result.pairs.tasks[:MOST_TASKS]
@@ -147,7 +147,7 @@ def gate_figure(result: GateResult, options: FigureOptions | None = None) -> Fig
     return figure
 
 
-def _draw_limits(panel: Axes, result: GateResult, options: FigureOptions) -> None:
+def _draw_limits(panel: Axes, result: JudgedChange, options: FigureOptions) -> None:
     """Draw the loss of each task and of the mean with its limits, and the margin."""
     judgement = result.judgement
     rows = [(task.task, task.limits[judgement.claim]) for task in judgement.tasks[:MOST_TASKS]]

@@ -302,7 +302,7 @@ def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers],
     task = tasks[0]
     by_content = all(all(side.contents) for side in sides)
     keys = [side.keys(by_content) for side in sides]
-    places = [{key: place for place, key in enumerate(of_side)} for of_side in keys]
+    places = [dict(zip(of_side, range(len(of_side)), strict=True)) for of_side in keys]
     shared = [(places[0][key], places[1][key]) for key in places[0] if key in places[1]]
     if not shared and by_content:
         same_names = len(sides[0].places.keys() & sides[1].places.keys())
