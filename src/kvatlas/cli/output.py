@@ -56,6 +56,7 @@ def print_text(text: str) -> None:
     if not console.is_terminal:
         typer.echo(text)
         return
+
     for line in text.split("\n"):
         wrapped = [line]
         if not line.startswith(("|", "    ")):
@@ -164,6 +165,7 @@ def print_audit(cells: Sequence[AuditedCell]) -> None:
             audit = cell.audit
             row = rows.setdefault(cell.rule, {name: values.get(name, "") for name in names})
             row[cell.benchmark] = f"{audit.median:,.0f} / {audit.worst:,} ({100 * audit.no_choice:.0f} %)"
+
         print_text(
             f"\nbudget audit of {model}{f' with {same}' if same else ''}: places for older thinking tokens at the "
             "first compression, median / worst problem (share of problems in which policies keep the same tokens)"

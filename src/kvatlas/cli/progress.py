@@ -54,6 +54,7 @@ def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Pr
             tokens = trace.usage.output_tokens
             name = f"{trace.model} {trace.setting}, {trace.problem}, sample {trace.sample}"
             say(f"{name}: {trace.grade.verdict}, {tokens} tokens")
+
         is_last = progress.done == progress.total
         if bar is not None:
             bar.show(progress, progress.text(before, now - began))
@@ -118,6 +119,7 @@ def logging_to(file: Path | None) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     LOG.addHandler(handler)
     LOG.setLevel(logging.INFO)
+
     began = time.monotonic()
     LOG.info(visible(f"kvatlas {__version__} on {platform.node()}, process {os.getpid()}: {shlex.join(sys.argv[1:])}"))
     try:

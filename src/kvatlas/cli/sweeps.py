@@ -154,6 +154,7 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
     hours = None
     if estimate["seconds"] is not None:
         hours = round(estimate["seconds"] / 3600, 2)
+
     rate_source = "at" if is_given else "this machine decodes"
     lines = {
         "settings": (estimate["settings"], ""),
@@ -167,6 +168,7 @@ def _print_estimate(estimate: dict[str, Any], rate: float | None, *, is_given: b
         "batch size": (estimate["batch_size"], "(fits into the memory)"),
         "hours": (hours, f"({rate_source} {rate or 0:,.0f} tokens/s)"),
     }
+
     for name, (quantity, remark) in lines.items():
         if quantity is not None:
             print_text(f"{name:<23}{quantity:>14,}  {remark}".rstrip())

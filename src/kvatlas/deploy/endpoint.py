@@ -100,6 +100,7 @@ class Endpoint:
         if not isinstance(rows, list):
             raise self._nonsense("models", body)
         by_name = {row["id"]: row for row in rows if isinstance(row, dict) and _is_name(row.get("id"))}
+
         names = list(by_name)
         if not self.model and len(names) == 1:
             self.model = names[0]
@@ -107,6 +108,7 @@ class Endpoint:
             fault = f"no model {self.model!r}" if self.model else "several models"
             listed = self._hidden(", ".join(names) or "none")
             raise KvatlasError(f"{self.url} has {fault}; name one with --served: {listed}.")
+
         said = by_name[self.model]
         self.about = {name: value for name, value in said.items() if isinstance(value, int) or _is_name(value)}
 
@@ -168,6 +170,7 @@ class Endpoint:
             if status not in _AGAIN or attempt == _TRIES:
                 break
             self._wait(headers, attempt)
+
         body = _json_or_text(raw, headers)
         if status != httpx.codes.OK:
             raise KvatlasError(self._refusal(path, status, body))
@@ -181,6 +184,7 @@ class Endpoint:
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         method = "GET" if content is None else "POST"
+
         timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS)
         end = time.monotonic() + SECONDS
         raw = bytearray()
@@ -193,6 +197,7 @@ class Endpoint:
                     raise KvatlasError(f"{self.url}/{path} needs more than {SECONDS:g} s for an answer; {_KEPT}.")
                 if self.stopped.is_set():
                     raise KvatlasError("Stopped.")
+
         encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding in ("gzip", "x-gzip", "deflate"):
             # The header of gzip or of zlib decides.
@@ -489,6 +494,7 @@ class _RunQuestions:
         }
         if self.top_k and sampling["top_k"]:
             fields["top_k"] = sampling["top_k"]
+
         spec = self.reference.run.manifest.spec
         # All servers accept seeds of 31 bits.
         seed = stream_key(spec["seed"], cell.benchmark, problem.id, sample) >> 32

@@ -82,6 +82,7 @@ class MeasuredCell:
         """Return the benchmarks of the run; KvatlasError if they have other problems, prompts or grades now."""
         manifest = self.run.manifest
         recorded = {entry[0]: list(entry) for entry in manifest.provenance.get("benchmarks", ())}
+
         by_name = {}
         model = self.handle()
         for entry in manifest.spec["benchmarks"]:
@@ -321,6 +322,7 @@ def _triattention_statistics(source: Path, model: ModelHandle) -> dict[str, Any]
     for layer, head in every_head:
         values = {name: ours[source_name][layer, head].float().clone() for name, source_name in names.items()}
         stats[f"layer{layer:02d}_head{head:02d}"] = values
+
     metadata = {
         "num_traces": 1,
         "head_dim": 2 * planes,

@@ -58,6 +58,7 @@ def report(
     most = int(reference.sampling["max_new_tokens"])
     checks = [_prompt_check(cell, served), _finish_check(served, most), *_length_check(cell, served, most)]
     checks += [] if texts is None else text_checks(texts)
+
     against = _loss_against(cell, served, margin, claim, refused)
     return {
         "model": reference.model,
@@ -81,6 +82,7 @@ def verification_text(report: dict[str, Any], name: str) -> str:
         Equivalence.BETTER: f"better by more than {points}, so not that setting",
         Equivalence.UNDECIDED: "not decided",
     }
+
     lines = []
     for other, loss in ((report["against"], report["cell"]), ("the full cache", report["full"])):
         if loss is not None:
@@ -119,6 +121,7 @@ def _loss_against(reference: Traces, served: Traces, margin: float, claim: Claim
         # An answer to a trace that the run lacks is a missing pair.
         grades[0].setdefault((benchmark, problem), {}).setdefault(sample, math.nan)
     result = verified(grades[0], grades[1], margin, claim, [Claim.LIKE] if refused else list(Claim))
+
     limits: dict[str, Any] = {one.value: {"refused": refused} for one in Claim}
     for one, contrast in result.loss.claims.items():
         limits[one.value] = {"verdict": result.standings[one].value, **_loss_interval(contrast)}
@@ -157,6 +160,7 @@ def _prompt_check(cell: Traces, served: Traces) -> dict[str, Any]:
         return _deploy_check(
             "usage", False, "The endpoint does not report the lengths of its prompts (usage.prompt_tokens)."
         )
+
     shifts = Counter(difference for difference in differences if difference)
     if not shifts:
         return _deploy_check("prompts", True, f"All {len(differences):,} prompts are as long as in the run.")
@@ -262,6 +266,7 @@ def read_texts(
         return []
     options: dict[str, Any] = {"concurrency": concurrency, "again": again, "on_trace": on_trace}
     answers = ask(endpoint, greedy, folder, samples=1, top_k=False, **options).traces
+
     by_name = reference.benchmarks()
     opening = "" if model.opens_thinking else model.thinking.open
     texts = []
@@ -338,6 +343,7 @@ class _ScriptReader:
                 self.other[side] += 1
                 self.far[side] += gap > NEAR
                 self.gap[side] = max(self.gap[side], gap)
+
         forced = logits.new_full(logits.shape, float("-inf"))
         forced[written] = 0
         return forced
@@ -364,6 +370,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
         fault = f"the choice of {policy.name!r} {needs}"
     if fault:
         raise KvatlasError(f"The texts of {reference.setting} cannot be compared: {fault}.")
+
     cell = reference.cells[0]
     benchmark = next(candidate for entry in spec.benchmarks if (candidate := entry.find()).name == cell.benchmark)
     for model in (model for entry in spec.models if (model := entry.find()).name == reference.model):

@@ -79,6 +79,7 @@ def _file_answers(path: Path, grade: str, options: SideOptions) -> Iterator[Grad
         problem = row.get("problem")
         if problem is None or problem == "":
             raise KvatlasError(f"Row {row_number} of {path.name} names no problem.")
+
         question = row.get("question")
         text = str(row.get("text") or "")
         length = float(len(text)) if "text" in row else math.nan

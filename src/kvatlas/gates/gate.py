@@ -103,6 +103,7 @@ def _open_sides(
         raise KvatlasError(
             f"A benchmark ({asking.benchmarks[0]}) is asked of two endpoints; logs and runs have their questions."
         )
+
     if after_is_address:
         return run_and_endpoint_sides(before, after, asking, options, on_trace)
     if before_is_address:

@@ -139,6 +139,7 @@ def gate_figure(result: JudgedChange, options: FigureOptions | None = None) -> F
             f"dots: points lost, with limits; red line: the margin of {margin}",
             "bars: share of a problem's answers that were lost (down) or gained (up)",
         ]
+
         figure, panels = sheet(options, _SIZE, len(tasks) + 1, 1, margins, title=gate_headline(result), about=about)
         _draw_limits(panels[0], result, options)
         for panel, task in zip(panels[1:], tasks, strict=True):
@@ -158,6 +159,7 @@ def _draw_limits(panel: Axes, result: JudgedChange, options: FigureOptions) -> N
         reach = [[100 * (limits.loss - limits.low)], [100 * (limits.high - limits.loss)]]
         colour = options.colours.ink
         panel.errorbar([100 * limits.loss], [place], xerr=reach, color=colour, marker="o", markersize=3.5, capsize=2)
+
     panel.axvline(0, color=options.colours.soft, linewidth=0.5)
     panel.axvline(100 * judgement.margin, color=options.colours.warning, linewidth=1)
     panel.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=SMALL_TYPE)
@@ -173,6 +175,7 @@ def _draw_changed_problems(panel: Axes, task: TaskPairs, options: FigureOptions)
     colours = [options.colours.lines[1] if change < 0 else options.colours.lines[2] for change in changed]
     panel.bar(np.arange(len(changed)), 100 * changed, color=colours, width=0.9, linewidth=0)
     panel.axhline(0, color=options.colours.ink, linewidth=0.5)
+
     lost = int((changed < 0).sum())
     gained = int((changed > 0).sum())
     unchanged = len(changes) - lost - gained

@@ -348,12 +348,14 @@ def task_table(judgement: Judgement) -> str:
             f"{percent_text(task.after)} | {task.lost:,} | {task.gained:,} | "
             f"{_loss_with_limits(task.limits[judgement.claim])} | {task.verdict.value} |"
         )
+
     if len(judgement.tasks) > 1:
         rows.append(
             f"| mean | {sum(task.problems for task in judgement.tasks):,} | {percent_text(judgement.before)} | "
             f"{percent_text(judgement.after)} | {judgement.lost:,} | {judgement.gained:,} | "
             f"{_loss_with_limits(judgement.limits[judgement.claim])} | {judgement.verdict.value} |"
         )
+
     head = "| task | problems x samples | before, % | after, % | lost | gained | loses (at least, at most) | verdict |"
     return "\n".join([head, "|---|--:|--:|--:|--:|--:|--:|---|", *rows])
 

@@ -172,6 +172,7 @@ def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
             filters[name] = tuple(map(str, names))
     if not filters:
         raise KvatlasError(f"{log.path.name} is empty.")
+
     chosen_filter = options.filter or next(iter(filters))
     if chosen_filter not in filters:
         raise KvatlasError(f"{log.task} has no filter {options.filter!r}; there are: {', '.join(filters)}.")
@@ -179,6 +180,7 @@ def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
     metric = options.metric or next(iter(metrics), "")
     if metric not in metrics:
         raise KvatlasError(f"{log.task} has no metric {metric!r}; there are: {', '.join(metrics) or 'none'}.")
+
     higher = log.results.get("higher_is_better", {}).get(log.task, {}).get(metric)
     if higher is False:
         raise KvatlasError(f"Of {metric!r} of {log.task} less is better; name a metric of right answers with --metric.")
@@ -217,11 +219,13 @@ def _conditions_of_log(log: SampleLog, grading: SampleGrading) -> dict[str, str]
     values["system message"] = results.get("system_instruction_sha")
     values["chat template"] = results.get("chat_template_sha")
     values["model type"] = config.get("model")
+
     arguments = config.get("model_args")
     if isinstance(arguments, str):
         arguments = dict(pair.partition("=")[::2] for pair in arguments.split(","))
     for name, value in (arguments or {}).items():
         values["model" if name == "pretrained" else f"model argument {name}"] = value
+
     values["data type"] = config.get("model_dtype")
     values["weights"] = config.get("model_sha")
     values["problems at most"] = config.get("limit")
@@ -238,6 +242,7 @@ def _generation_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     arguments = first.get("arg_1") if isinstance(first, dict) else None
     if not isinstance(arguments, dict):
         return {"temperature": "0"}
+
     values = {f"generation {name}": value for name, value in arguments.items()}
     temperature = values.pop("generation temperature", None)
     do_sample = values.pop("generation do_sample", None)

@@ -251,6 +251,7 @@ def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
         answers.add(answer, side.name)
     if not tasks:
         raise KvatlasError(f"{side.name!r} has no answers of the tasks that are compared.")
+
     for task, answers in tasks.items():
         answers.check_distinct(task, side.name)
         if np.isnan(answers.scores).all():
@@ -287,6 +288,7 @@ def _condition_differences(before: Side, after: Side, names: Mapping[str, str]) 
             values = ConditionDifference(condition, first.get(condition, ""), second.get(condition, ""))
             if values.before != values.after:
                 found.setdefault(values, []).append(task)
+
     every = len(names)
     return [
         difference if len(tasks) == every else difference._replace(condition=f"{difference.condition} of {tasks[0]}")

@@ -138,6 +138,7 @@ class Metrics(Collector):
             return
         # Read once: the engine goes on while its state is reported.
         rows = engine.active_rows
+
         for name, text, value in (
             ("kvatlas_requests_waiting", "Sequences that wait for a row.", service.waiting),
             ("kvatlas_rows_active", "Sequences that are being decoded.", rows),
@@ -203,11 +204,13 @@ class CompletionHandler:
         for name in values:
             if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
                 raise KvatlasError(f"{name} is not supported: the model's chat template does not read it.")
+
         text = model.chat.conversation(messages, values)
         # Variables of the template may close thinking in the prompt, or leave it to the model.
         opened = None
         if values and model.thinking.open:
             opened = text.rstrip().endswith(model.thinking.open)
+
         most = body.max_completion_tokens or body.max_tokens
         top = None
         if body.logprobs:
@@ -223,6 +226,7 @@ class CompletionHandler:
         if not prompts:
             raise KvatlasError("prompt is empty; expected a text, token ids, or a list of them.")
         self._check_size([len(prompt) for prompt in prompts], body.n)
+
         model = self.service.model
         size = len(model.tokenizer)
         asks = []
@@ -248,6 +252,7 @@ class CompletionHandler:
         self.check_model(body.model)
         service = self.service
         policy = service.policy_for(body.policy)
+
         room = room_for(service.model, policy, prompt, most)
         sampling = sampling_with(
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
@@ -270,6 +275,7 @@ class CompletionHandler:
         prefix = "chatcmpl" if chat else "cmpl"
         answer_id = f"{prefix}-{uuid.uuid4().hex}"
         answer_format = AnswerFormat(chat, answer_id, int(time.time()), self.name, body.n or 1)
+
         began = time.perf_counter()
         if body.stream:
             with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

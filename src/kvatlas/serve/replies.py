@@ -92,6 +92,7 @@ class AnswerFormat:
             # The engine does not know if a text is split, nor if the prompt closes thinking.
             if handle.text()[0]:
                 reasoning_tokens += usage.thinking_tokens
+
         return {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": output_tokens,

@@ -178,17 +178,20 @@ def serve_forever(app: FastAPI, service: Service, host: str, port: int, grace: f
         access_log=False,
         timeout_graceful_shutdown=int(grace) + _FAREWELL,
     )
+
     log = logging.getLogger("kvatlas.serve")
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+
     server = _GracefulServer(config, service, grace)
     service.on_failure = server.fail
     try:
         sockets = [config.bind_socket()]
     except SystemExit as error:
         raise KvatlasError(f"The address {host}:{port} is not free; name another with --host and --port.") from error
+
     service.start()
     # Readers of the line below may connect at once.
     sockets[0].listen(config.backlog)
@@ -196,6 +199,7 @@ def serve_forever(app: FastAPI, service: Service, host: str, port: int, grace: f
     bound_port = sockets[0].getsockname()[1]
     url_host = f"[{host}]" if ":" in host else host
     print(f"Serving on http://{url_host}:{bound_port}/v1 (Ctrl-C stops)", flush=True)
+
     try:
         server.run(sockets)
     finally:
