@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, models, policies
 from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, PUBLISHED
-from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting, Storage, first_difference, reason
+from kvatlas.core import Check, CheckResult, KvatlasError, Sampling, Setting, Storage, first_difference, reason
 from kvatlas.cpu import native
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
@@ -62,7 +62,7 @@ _ANSWER = "the answer of a test conversation"
 _THOUGHT = "the thinking of a test conversation"
 
 
-def check_machine(where: str = "auto") -> Iterator[Finding]:
+def check_machine(where: str = "auto") -> Iterator[CheckResult]:
     """Yield findings about this machine and the device `where` (values of the model option `device`)."""
     import torch
 
@@ -76,31 +76,31 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
     try:
         yield from _decoding(model, model.load())
     except (KvatlasError, RuntimeError) as error:
-        yield Finding("tokens", Check.FAILED, reason(error))
+        yield CheckResult("tokens", Check.FAILED, reason(error))
     if device.type != "cpu":
         yield _bfloat16(device)
 
 
-def _versions() -> Finding:
+def _versions() -> CheckResult:
     versions = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             versions.append(f"no {name}")
-    return Finding("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
+    return CheckResult("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
 
 
-def _device(device: torch.device) -> Finding:
+def _device(device: torch.device) -> CheckResult:
     import torch
 
     free = free_memory(str(device))
     memory = "memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
     if device.type == "cpu":
         processor = platform.processor() or platform.machine()
-        return Finding("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
+        return CheckResult("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
     properties = torch.cuda.get_device_properties(device)
-    return Finding(
+    return CheckResult(
         "device",
         Check.OK,
         f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}, "
@@ -108,18 +108,18 @@ def _device(device: torch.device) -> Finding:
     )
 
 
-def _kernels(device: torch.device) -> Finding:
+def _kernels(device: torch.device) -> CheckResult:
     if device.type != "cpu":
-        return Finding("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
+        return CheckResult("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
     kernels = native.load()
     if kernels is None:
         reason = (native.why_not() or "").rstrip(".")
-        return Finding("kernels", Check.WARNING, reason, "torch computes instead, slower")
+        return CheckResult("kernels", Check.WARNING, reason, "torch computes instead, slower")
     pays = "; weights=bfloat16 is about twice as fast" if kernels.multiplies_pairs else ""
-    return Finding("kernels", Check.OK, f"native, for {kernels.target}{pays}")
+    return CheckResult("kernels", Check.OK, f"native, for {kernels.target}{pays}")
 
 
-def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
+def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[CheckResult]:
     """Compare the tokens of the fastest backend with plain torch; on a GPU also report CUDA graphs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -132,12 +132,12 @@ def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
     differ = [index + 1 for index in first_differences if index is not None]
     if differ:
         message = f"{len(differ)} of {len(fast)} sequences differ, the first from new token {min(differ)} on ({name})"
-        yield Finding("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
+        yield CheckResult("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
     else:
-        yield Finding("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
+        yield CheckResult("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
 
 
-def _bfloat16(device: torch.device) -> Finding:
+def _bfloat16(device: torch.device) -> CheckResult:
     """Decode random models in bfloat16 with the heads of Llama 8B and of Qwen 7B, which compare their own logits."""
     passes = 0
     captured = 0
@@ -147,9 +147,9 @@ def _bfloat16(device: torch.device) -> Finding:
             passes += engine.passes
             captured += engine.graphs.steps if engine.graphs is not None else 0
     except (KvatlasError, RuntimeError) as error:
-        return Finding("bfloat16", Check.FAILED, reason(error))
+        return CheckResult("bfloat16", Check.FAILED, reason(error))
     message = f"logits as in transformers, heads of size 128 in groups of 4 and of 7; {captured} of {passes} passes"
-    return Finding("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
+    return CheckResult("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
 
 
 def _decode_random_model(device: torch.device, heads_per_kv_head: int) -> Engine:
@@ -176,12 +176,12 @@ def _decode_random_model(device: torch.device, heads_per_kv_head: int) -> Engine
     return engine
 
 
-def _cuda_graphs(graphs: CudaGraphRunner, passes: int) -> Finding:
+def _cuda_graphs(graphs: CudaGraphRunner, passes: int) -> CheckResult:
     """Return the finding about the CUDA graphs of a decoding of so many forward passes."""
     if graphs.broken or not graphs.steps:
         why = graphs.broken or "no step could be captured"
-        return Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
-    return Finding("CUDA graphs", Check.OK, f"captured: {graphs.steps} of {passes} passes")
+        return CheckResult("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
+    return CheckResult("CUDA graphs", Check.OK, f"captured: {graphs.steps} of {passes} passes")
 
 
 def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) -> tuple[Engine, list[tuple[int, ...]]]:
@@ -218,7 +218,7 @@ def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str
     return messages or [PROBE]
 
 
-def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
+def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[CheckResult]:
     """Yield findings about a model; the generation answers the first of the `messages` of a user.
 
     A failed check ends before decoding. Raises KvatlasError if the model has no configuration or tokenizer.
@@ -229,7 +229,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     try:
         handle.check()
     except KvatlasError as error:
-        yield Finding("model", Check.FAILED, str(error).rstrip("."))
+        yield CheckResult("model", Check.FAILED, str(error).rstrip("."))
         return
     layers = (
         f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size "
@@ -237,7 +237,7 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     )
     findings = [
         _model(handle),
-        Finding("layers", Check.OK, layers),
+        CheckResult("layers", Check.OK, layers),
         *check_tokenizer(handle, prompts),
         *_template_values(handle),
         _tags(handle),
@@ -251,21 +251,21 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
         tokens = handle.tokens(prompts[0])
         logits, generation = _generate(handle, model, tokens, new_tokens)
     except KvatlasError as error:
-        yield Finding("weights", Check.FAILED, str(error).rstrip("."))
+        yield CheckResult("weights", Check.FAILED, str(error).rstrip("."))
         return
     yield _step(handle, model, tokens, logits, generation)
     yield _few_bits(handle, model, [*tokens, *generation.tokens])
     yield _generation(handle, generation, new_tokens)
 
 
-def _model(model: ModelHandle) -> Finding:
+def _model(model: ModelHandle) -> CheckResult:
     stored = model.files.stored_dtype or "unknown"
     kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
     short = "" if model.precision == model.dtype else f", linear layers in {model.precision}"
-    return Finding("model", Check.OK, f"{kind} in {model.dtype}{short} on {model.device} (stored in {stored})")
+    return CheckResult("model", Check.OK, f"{kind} in {model.dtype}{short} on {model.device} (stored in {stored})")
 
 
-def _template_values(model: ModelHandle) -> Iterator[Finding]:
+def _template_values(model: ModelHandle) -> Iterator[CheckResult]:
     """Yield the variables of the chat template that the user sets, and those left to the template."""
     values = dict(model.options.template_values)
     unset = sorted(model.chat.template_variables - set(values))
@@ -273,10 +273,10 @@ def _template_values(model: ModelHandle) -> Iterator[Finding]:
     if unset:
         texts.append(f"not set, left to the template: {', '.join(unset)}")
     if texts:
-        yield Finding("template values", Check.OK, "; ".join(texts))
+        yield CheckResult("template values", Check.OK, "; ".join(texts))
 
 
-def _tags(model: ModelHandle) -> Finding:
+def _tags(model: ModelHandle) -> CheckResult:
     name = "think tags"
     tags = model.thinking
     if not tags.close:
@@ -284,24 +284,24 @@ def _tags(model: ModelHandle) -> Finding:
         added = [token for token in model.tokenizer.added_tokens_encoder if _THINKS.search(token)]
         if added:
             advice = "name the text that ends thinking with think_close"
-            return Finding(name, Check.WARNING, f"{message}, although {added[0]!r} is a token of its own", advice)
-        return Finding(name, Check.OK, message)
+            return CheckResult(name, Check.WARNING, f"{message}, although {added[0]!r} is a token of its own", advice)
+        return CheckResult(name, Check.OK, message)
     tokens = model.tokens(f"so{tags.close}7")
     if model.split(tokens) is None:
         message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
-        return Finding(name, Check.FAILED, message, "name the text that ends thinking with think_close")
+        return CheckResult(name, Check.FAILED, message, "name the text that ends thinking with think_close")
     how = "one token" if tags.token is not None else "found in the text"
     message = f"{tags.open!r} to {tags.close!r} ({how})"
     if model.prompt("x").rstrip().endswith(tags.close):
         variables = ", ".join(sorted(model.chat.template_variables))
         advice = f"template_values set what the template reads: {variables}" if variables else ""
         status = Check.OK if model.options.template_values else Check.WARNING
-        return Finding(name, status, f"{message}, closed by the prompt: the model does not think", advice)
+        return CheckResult(name, status, f"{message}, closed by the prompt: the model does not think", advice)
     opened = "opened by the prompt" if model.opens_thinking else "to be opened by the model"
-    return Finding(name, Check.OK, f"{message}, {opened}")
+    return CheckResult(name, Check.OK, f"{message}, {opened}")
 
 
-def _stops(model: ModelHandle) -> Finding:
+def _stops(model: ModelHandle) -> CheckResult:
     name = "stop tokens"
     tokenizer = model.tokenizer
     texts = [str(tokenizer.decode([token])) for token in sorted(model.stops)]
@@ -309,8 +309,8 @@ def _stops(model: ModelHandle) -> Finding:
     if turn is not None and turn not in model.stops and not _ends_messages(model, turn):
         message = f"{' '.join(texts)}, but the chat template ends a turn with {tokenizer.decode([turn])}"
         advice = f"add {turn} to eos_token_id in generation_config.json if answers run on"
-        return Finding(name, Check.WARNING, message, advice)
-    return Finding(name, Check.OK, " ".join(texts))
+        return CheckResult(name, Check.WARNING, message, advice)
+    return CheckResult(name, Check.OK, " ".join(texts))
 
 
 def _end_of_turn(model: ModelHandle) -> int | None:
@@ -364,7 +364,7 @@ def _step(
     prompt: tuple[int, ...],
     logits: list[Tensor],
     generation: Generation[int],
-) -> Finding:
+) -> CheckResult:
     """Compare the engine's logits with those of transformers over the same tokens."""
     import torch
 
@@ -381,13 +381,13 @@ def _step(
     )
     certain, possible = ROUNDING[handle.precision]
     if difference <= certain:
-        return Finding("one step", Check.OK, message)
+        return CheckResult("one step", Check.OK, message)
     # A difference that is not a number fails, too.
     failed = not difference <= possible
-    return Finding("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
+    return CheckResult("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
 
 
-def _few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> Finding:
+def _few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> CheckResult:
     """Compare attention to packed keys with attention to exact ones, layer by layer."""
     from kvatlas.bits.outliers import key_divergences
 
@@ -400,13 +400,13 @@ def _few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]
     message = f"keys alone change attention by at most {' and '.join(texts)}"
     lost = [bits for bits, by_layer in losses.items() if not max(by_layer) <= KEY_LOSS]
     if not lost:
-        return Finding("keys in few bits", Check.OK, message)
+        return CheckResult("keys in few bits", Check.OK, message)
     layers = sum(not loss <= KEY_LOSS for loss in losses[max(lost)])
     message += f"; above {KEY_LOSS} in {layers} of {handle.shape.layers} layers at {max(lost)} bits"
-    return Finding("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
+    return CheckResult("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
 
 
-def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
+def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> CheckResult:
     name = "generation"
     tags = model.thinking
     text = model.text(generation.tokens)
@@ -415,16 +415,18 @@ def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int
     foreign_tags = [tag for tag in itertools.chain(*PUBLISHED) if tag in text and tag not in model_tags]
     if foreign_tags:
         advice = f"name the text that ends thinking with think_close, {foreign_tags[-1]!r} perhaps"
-        return Finding(name, Check.WARNING, f"it wrote {foreign_tags[0]!r}, which is not one of its think tags", advice)
+        return CheckResult(
+            name, Check.WARNING, f"it wrote {foreign_tags[0]!r}, which is not one of its think tags", advice
+        )
     ended = f"ended after {count} tokens" if generation.finished else f"went on for {count} tokens"
     if not tags.close:
-        return Finding(name, Check.OK, ended)
+        return CheckResult(name, Check.OK, ended)
     if generation.thinking_end is not None:
-        return Finding(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
+        return CheckResult(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
     if not model.thinking_tokens(generation.tokens, None):
         advice = f"think_open={tags.open!r} opens it in the prompt"
-        return Finding(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
+        return CheckResult(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
     if generation.finished:
         advice = "such traces have no answer; set think_close to the text that the model writes"
-        return Finding(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
-    return Finding(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")
+        return CheckResult(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
+    return CheckResult(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")
