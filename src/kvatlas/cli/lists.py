@@ -160,7 +160,7 @@ def check(
     from kvatlas.benchmarks import find
     from kvatlas.benchmarks.file_checks import check as check_benchmark
     from kvatlas.models import find as find_model
-    from kvatlas.sweeps.doctor import check_machine, check_model, questions
+    from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
 
     torch.set_num_threads(1)
     if target in ("auto", "cpu") or target.partition(":")[0] == "cuda":
@@ -177,7 +177,7 @@ def check(
         if not _names_a_model(target):
             raise KvatlasError(f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.") from None
         handle = find_model(target, **options.model_options(model_option, template_values))
-        print_findings(check_model(handle, questions(handle, benchmarks or [], problems), max_new_tokens), as_json)
+        print_findings(check_model(handle, messages_for(handle, benchmarks or [], problems), max_new_tokens), as_json)
         return
     print_findings(check_benchmark(benchmark), as_json)
 
