@@ -24,7 +24,7 @@ help:
 	@echo "make newest       tests with the newest version of every dependency"
 	@echo "make oldest       tests with the oldest allowed version of every dependency"
 	@echo "make conformance  policies against other people's code on a real model"
-	@echo "make deep         mutants of the core: SINCE=commit"
+	@echo "make deep         tests without each feature, and mutants of the core: SINCE=commit"
 	@echo "make bench        what README and docs quote"
 	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
 	@echo "make example      the demo's report, pictures and numbers in README and docs"
@@ -104,8 +104,10 @@ $(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	touch $@
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
-# that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived.
+# that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived. Before
+# that, tests without the folder of each feature.
 deep: $(VENV)/deep.stamp
+	$(BIN)/python -m tests.test_features
 	@test -n "$(MUTATED)" || { echo "No file of the core differs from $(SINCE); name another commit: make deep SINCE=..."; exit 2; }
 	$(BIN)/python -m mutmut run --max-children 2 $(MUTATED)
 	$(BIN)/python -m mutmut results

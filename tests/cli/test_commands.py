@@ -17,7 +17,7 @@ from kvatlas import __version__, open_run
 from kvatlas.core import Setting, Status
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, policies
-from kvatlas.predictor.labels import query_statistics
+from kvatlas.predictor.calibration import query_statistics
 from kvatlas.results import Store
 from kvatlas.stats.run_data import RunData
 from tests.command_line import Call

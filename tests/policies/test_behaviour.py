@@ -18,7 +18,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.learned import SCORER_FILE
 from kvatlas.policies.query_statistics import STATISTICS_FILE
-from kvatlas.predictor.labels import query_statistics
+from kvatlas.predictor.calibration import query_statistics
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, outcome, prompts, requests, run
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request, attention
+from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle, find
 from kvatlas.policies import CacheView, CompressingPolicy, Scope
 from kvatlas.policies.dynts import Layout, importance, load_head
-from kvatlas.predictor.labels import answer_attention
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
 from tests.policies import formulas

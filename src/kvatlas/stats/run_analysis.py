@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
-from kvatlas.adaptive.decisions import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.core import Map, MapName, grouped
+from kvatlas.registry import features
 from kvatlas.stats.choice import Choice, choices, choices_of_maps
 from kvatlas.stats.csv_tests import verdicts_of_maps
 from kvatlas.stats.losses import GridLosses, losses_of
@@ -53,7 +54,8 @@ class RunAnalysis:
         if not self.run.has_maps:
             return {}
         if self.is_adaptive:
-            return adaptive_verdicts(self._standings, self.untested_maps)
+            found_so_far: Mapping[MapName, Verdict] = self._adaptive_decisions.verdicts(self.untested_maps)
+            return found_so_far
         found = verdicts(self.run, self.losses)
         tested = [map_ for map_ in self.untested_maps if map_.name in found]
         without_full = [map_ for map_ in tested if found[map_.name].losses is None]
@@ -83,7 +85,8 @@ class RunAnalysis:
     def choices(self) -> Sequence[Choice]:
         """The recommendation for each model; without a full cache for each model and policy."""
         if self.is_adaptive:
-            return adaptive_choices(self._standings, self.run.cells, self.run.margin)
+            decided: list[Choice] = self._adaptive_decisions.choices()
+            return decided
         by_loss = choices(self.run, self.losses)
         if not self.run.has_maps:
             return by_loss
@@ -118,8 +121,9 @@ class RunAnalysis:
         return bool(self.run.manifest.allocation)
 
     @cached_property
-    def _standings(self) -> Standings:
-        return standings(self.run.manifest, self.run.cells, self.run.margin)
+    def _adaptive_decisions(self) -> Any:
+        """The decisions of an adaptive sweep. Raises KvatlasError without the feature adaptive."""
+        return features.get("adaptive.decisions")(self.run.manifest, self.run.cells, self.run.margin)
 
 
 def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
