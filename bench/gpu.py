@@ -38,8 +38,8 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import KVCache, Layer
+from kvatlas.engine.memory_plan import peak
 from kvatlas.engine.rows import Row, compress
-from kvatlas.engine.scheduler import peak
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ENDLESS, ModelHandle, embedded, find

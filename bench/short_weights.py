@@ -1,6 +1,6 @@
 """Measure decoding with the weights of linear layers in bfloat16 beside the same model in fp32.
 
-    python bench/short_weights.py qwen2.5-coder-1.5b MATH500@panel.jsonl --batches 1 16 64
+    python bench/short_weights.py qwen2.5-coder-1.5b.gguf MATH500@panel.jsonl --batches 1 16 64
 
 Both models answer the same problems greedily with the full cache, one thread each, so many new tokens of so many
 problems at once, in turns: `tokens_per_second` is the median over rounds of new tokens per CPU second. With bfloat16

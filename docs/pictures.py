@@ -1,4 +1,4 @@
-"""Redraw the pictures of README and gallery from a run of `kvatlas demo`: `python docs/pictures.py runs/demo`.
+"""Redraw the pictures of README and docs from a run of `kvatlas demo`: `python docs/pictures.py runs/demo`.
 
 `make example` runs it.
 """
@@ -16,7 +16,7 @@ IMAGES = Path(__file__).parent / "images"
 
 
 def commands(run: str) -> dict[str, list[str]]:
-    """Return the commands of docs/gallery.md by the names of their pictures."""
+    """Return the commands of docs/figures.md by the names of their pictures."""
     llama, qwen = "published:dynts_r1_llama", "published:dynts_r1_qwen"
     kept = "dynts local_window=64 ratio=0.5"
     systems = ["tiny-llama full", f"tiny-llama {kept}", "tiny-qwen full", f"tiny-qwen {kept}"]

@@ -16,7 +16,7 @@ run = kvatlas.run(
 print(run.cells()[["benchmark", "value", "low", "high", "mean_kv_tokens"]])
 trace = next(run.traces())
 print(
-    trace.problem, trace.grade.verdict, f"{trace.usage.output_tokens} tokens, {trace.usage.compressions} compressions"
+    trace.problem, trace.grade.outcome, f"{trace.usage.output_tokens} tokens, {trace.usage.compressions} compressions"
 )
 
 # A grid, with the full cache as its baseline. Started again, it decodes only what is missing.

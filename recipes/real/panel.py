@@ -6,7 +6,7 @@ Every fourth problem of each level, in the order of the file, is in `pilot-level
 others of `--levels` are in `panel.jsonl`. Run the full cache on the pilots first and take the levels in which it
 solves 40 to 90 %: below there is little to lose, above nearly every setting is right.
 
-    kvatlas run qwen2.5-coder-1.5b MATH500@panel/pilot-level1.jsonl --max-new-tokens 900 --temperature 0
+    kvatlas run qwen2.5-coder-1.5b.gguf MATH500@panel/pilot-level1.jsonl --max-new-tokens 900 --temperature 0
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def test_traces_are_called_what_they_came_to(
     lines = capsys.readouterr().out.splitlines()
     for number, (grade, text) in enumerate(grades):
         assert f"p{number}, sample 0: {text}" in lines
-        assert text.startswith(grade.verdict)
+        assert text.startswith(grade.outcome)
     names, values = (re.split(r"  +", line.strip()) for line in lines[:2])
     assert names[-3:] == ["KV tokens", "new tokens", "traces"]
     assert values[-1] == ", ".join(f"{count} {outcome}" for outcome, count in counts.items())

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from kvatlas.core import Storage
+from kvatlas.core import Shape, Storage
 from kvatlas.engine import cache as cache_module
 from kvatlas.engine.cache import SMALL, CachedSequence, KVCache, growth
-from kvatlas.models import Shape
 
 SHAPE = Shape(layers=3, heads=4, kv_heads=2, head_dim=20, hidden=80)
 CPU = torch.device("cpu")

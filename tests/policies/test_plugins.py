@@ -83,6 +83,7 @@ def test_an_error_in_a_method_is_one_sentence_that_names_policy_method_and_excep
     assert "\x1b" not in sentence
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("statement", "workers"), [*((statement, 1) for statement in FAULTS), ("sys.exit(0)", 2)])
 def test_the_traces_that_were_finished_are_kept(
     tmp_path: Path, kvatlas: Call, write_spec: Any, statement: str, workers: int
@@ -182,11 +183,11 @@ MEMBERS = {
     "columns = 3": "its columns is 3; expected a tuple of different texts",
     "columns = ('a', 'a')": "its columns is ('a', 'a'); expected a tuple of different texts",
     "random = 'maybe'": "its random is 'maybe'; expected true or false",
-    "budget = None": "its budget is None; expected a method or a property",
+    "budget = None": "its budget is a part of every policy; expected another name",
+    "keep_prompt: bool = False": "its keep_prompt is a part of every policy; expected another name, or a default in",
     "setting = 3": "its setting is 3; expected a method or a property",
     "score = None": "its score is None; expected a method or a property",
     "def bind(self, model): return None": "returned None from bind; expected an object of Odd",
-    "def on(self, model): return self": "its method on is called bind since version 0.2",
     "def identity(self, model): return {'x': object()}": "from identity; expected a dictionary of numbers and texts",
     "def identity(self, model): return None": "returned None from identity; expected a dictionary",
     "def slots_used(self, *_): return -5": "uses -5 slots; expected an integer from 0 to ",
@@ -227,13 +228,3 @@ def test_a_score_that_works_in_place_changes_nothing_of_the_cache(tmp_path: Path
     plain = decoded("def score(self, cached): return cached.positions.float()", "plain")
     in_place = "def score(self, cached): score = cached.positions.float(); cached.positions.zero_(); return score"
     assert decoded(in_place, "in place") == plain
-
-
-@pytest.mark.parametrize(
-    ("former", "now"), [("share", "floor_ratio"), ("tokens_of", "budget_in_tokens"), ("of", "from_setting")]
-)
-def test_a_function_of_version_0_1_warns_of_its_name_now(former: str, now: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{former} is kvatlas.policies.{now} since version 0.2"):
-        assert getattr(policies, former) is getattr(policies, now)
-    with pytest.raises(AttributeError, match="has no attribute 'shares'"):
-        policies.shares  # noqa: B018

@@ -15,7 +15,7 @@ from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
 from kvatlas.policies.dynts import Layout, importance
 from kvatlas.predictor import labels
-from kvatlas.predictor.calibration import query_statistics
+from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.labels import REASONS, Examples, LabelledTrace, label_trace, why_left_out
 from kvatlas.predictor.training import HeadLoss, judge_head, provenance_of, save_head, train_head
 from tests.conftest import ARCHITECTURES
@@ -199,7 +199,7 @@ def test_statistics_are_those_of_the_queries_before_rotation(
     handle = random_models[kind]
     model = handle.load()
     texts = [prompt[:20] for prompt in prompts(handle, 3)]
-    result = query_statistics(handle, model, texts)
+    result = statistics_of_queries(handle, model, texts)
 
     shape, planes = handle.shape, handle.shape.head_dim // 2
     recorded: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(shape.layers)}
@@ -228,11 +228,11 @@ def test_what_cannot_be_calibrated_is_said(
     handle = random_models["qwen3"]
     model = handle.load()
     with pytest.raises(KvatlasError, match="There is no text to calibrate on"):
-        query_statistics(handle, model, [])
+        statistics_of_queries(handle, model, [])
     rotary = model.get_decoder().rotary_emb
     monkeypatch.setattr(rotary, "inv_freq", rotary.inv_freq[:4])
     with pytest.raises(KvatlasError, match="it rotates 8 of 16"):
-        query_statistics(handle, model, [(5, 6)])
+        statistics_of_queries(handle, model, [(5, 6)])
     monkeypatch.setattr(rotary, "rope_type", "dynamic")
     with pytest.raises(KvatlasError, match="rotation of positions is not steady"):
-        query_statistics(handle, model, [(5, 6)])
+        statistics_of_queries(handle, model, [(5, 6)])

@@ -17,6 +17,7 @@ import pytest
 
 from kvatlas.core import EvictionTrace, KvatlasError, Outcome, Setting, Status
 from kvatlas.models.token_texts import token_texts
+from kvatlas.report import result, view_options
 from kvatlas.report.app.documents import LETTERS, MARKS, MISSING
 from kvatlas.report.app.local_server import Server
 from kvatlas.report.app.page import write_bundle, write_report
@@ -27,8 +28,6 @@ from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.results import Manifest, Store
 from kvatlas.stats import run_analysis
-from kvatlas.stats.run_analysis import RunAnalysis
-from kvatlas.stats.run_data import RunData
 from kvatlas.text import visible
 from tests.command_line import Call
 from tests.goldens import documents
@@ -307,10 +306,10 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
     with Store.open(run.folder) as store:
         stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
     assert run.done == run.promised == len(stored) == run.summary()["done"]
-    analysis = RunAnalysis(RunData.open(run.folder))
+    found = open_result([run.folder])
     values = {
         (map_.benchmark, str(cell.setting)): 100 * cell.estimate.value
-        for map_ in analysis.maps
+        for map_ in found.untested
         for cell in map_.cells.values()
     }
     cells, tables = run.document["cells"], run.document["outcomes"]
@@ -329,27 +328,31 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
             assert run.cell(cell)["lengths"] == [trace.usage.output_tokens for trace in own]
             if name != "full":
                 assert cells[cell]["value"] == pytest.approx(values[table["benchmark"], name], abs=1e-3)
-    assert len(run.document["cards"]) == len(analysis.choices) == 1
+    assert len(run.document["cards"]) == len(found.choices) == 1
     assert run.document["finished"]
-    assert len(run.about()["comparisons"]) == len(analysis.comparisons)
+    assert len(run.about()["comparisons"]) == len(found.comparisons)
 
 
 def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
-    for name in ("losses_of", "verdicts", "comparisons", "maps_of_run", "mean_maps"):
-        original = getattr(run_analysis, name)
+    modules = dict.fromkeys(("losses_of", "fixed_run_tests"), run_analysis)
+    modules |= dict.fromkeys(("comparisons", "with_regions", "mean_maps"), result) | {"maps_of_run": view_options}
+    for name, module in modules.items():
+        original = getattr(module, name)
 
         def counted(*given: Any, original: Any = original, name: str = name) -> Any:
             calls[name] += 1
             return original(*given)
 
-        monkeypatch.setattr(run_analysis, name, counted)
+        monkeypatch.setattr(module, name, counted)
     (fresh,) = open_runs([run.folder], {})
     with Store.open(run.folder) as store:
         fresh.refresh(store)
     first = fresh.answer("about")
     made = Counter(calls)
-    assert made["losses_of"] == made["verdicts"] == made["comparisons"] == 1
+    assert made["losses_of"] == made["fixed_run_tests"] == made["comparisons"] == 1
+    # Of three documents (no traces, all traces, with tests) each has its maps made once; tested are maps and means.
+    assert made == Counter(dict.fromkeys(modules, 1) | {"maps_of_run": 3, "with_regions": 2})
     assert [fresh.answer("about"), fresh.answer("about")] == [first, first]
     assert calls == made
 

@@ -16,7 +16,7 @@ from kvatlas import models, policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import KVCache
-from kvatlas.engine.scheduler import MARGIN, peak
+from kvatlas.engine.memory_plan import MARGIN, peak
 from kvatlas.machine import left_in_group
 from kvatlas.models import ModelHandle
 from kvatlas.predictor.learning import TrainingData, learn

@@ -61,7 +61,8 @@ def test_a_plan_whose_traces_are_all_there_looks_at_each_in_passing(spec_data: B
     keys = {(plan.compute_keys()[name], name[2].id, name[1]) for name in plan.compute_keys()}
     ids = {name: [problem.id for problem in problems] for name, problems in plan.problems.items()}
     done = {(*key, problem): frozenset(range(50)) for key in keys for problem in ids[key[2]]}
-    units, count = calls(lambda: plan.units(plan.manifest().expected, done))
+    expected = plan.manifest().expected
+    units, count = calls(lambda: plan.units(expected, done))
     assert units == []
     assert count < plan.traces / 2
 
@@ -106,6 +107,23 @@ def test_bits_are_an_axis_and_bytes_are_known(tmp_path: Path) -> None:
         token, beside = (16 * 20, 32 * 16 * 32 * 4) if bits == 4 else (16 * 32 * 4, 0)
         assert cell.mean_kv_bytes == cell.mean_kv_tokens * token + beside
         assert cell.peak_kv_bytes == cell.peak_kv_tokens * token + beside
+
+
+def test_the_manifest_holds_what_statistics_ask_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of a new run are those of an old one, whose policies are asked when it is read."""
+    in_bytes = {"policy": "window", "kv_budget": "256KiB", "ratio": 0.3}
+    share = {"policy": "rkv", "kv_budget": 160, "ratio": 0.5, "local_window": "25%", "strict_budget": True}
+    plan = make_plan(parse_spec(BITS | {"settings": [*BITS["settings"], in_bytes, share]}))
+    stored = Manifest.from_json(json.loads(json.dumps(plan.manifest().to_json())))
+    asked = {
+        cell.name: replace(cell, facts=None).facts_with(plan.prompts[cell.model, cell.benchmark])
+        for cell in stored.expected
+    }
+    monkeypatch.setattr("kvatlas.results.manifest.SETTING_FACTS", "kvatlas:nothing_is_asked")
+    for cell in stored.expected:
+        facts = cell.facts_with(plan.prompts[cell.model, cell.benchmark])
+        assert facts == asked[cell.name]
+        assert (facts.compressions is None) == (cell.setting.policy == "full")
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,6 @@ def test_a_sweep_stores_every_trace_once(finished: Path, spec_data: Build) -> No
     assert all(not trace.grade.correct for trace in result.values() if trace.grade.status is Status.TRUNCATED)
 
 
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start workers as forks of this process: new processes would spend seconds on importing torch."""
-    context = multiprocessing.get_context("fork")
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
-
-
 @pytest.mark.usefixtures("forked")
 def test_a_trace_that_no_store_holds_ends_a_sweep_after_the_others_are_stored(
     spec_data: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +71,7 @@ def test_a_trace_that_no_store_holds_ends_a_sweep_after_the_others_are_stored(
     assert len(contents(tmp_path / "run")) == plan.traces
 
 
+@pytest.mark.usefixtures("forked")
 def test_workers_stay_for_the_next_sweep_and_end_with_their_pool(
     finished: Path, spec_data: Build, tmp_path: Path
 ) -> None:

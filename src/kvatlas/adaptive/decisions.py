@@ -1,4 +1,4 @@
-"""The decisions of an adaptive sweep as verdicts and choices (the method: `kvatlas.stats.numerics.sequential`)."""
+"""The decisions of an adaptive sweep as tests of maps and choices (the method: `kvatlas.stats.numerics.sequential`)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvatlas.core import Claim, Map, MapName, Note, NoteKind, grouped
 from kvatlas.results.manifest import Manifest
 from kvatlas.stats.choice import Choice, choice_of
 from kvatlas.stats.losses import LossFamily, SettingLoss, is_full
+from kvatlas.stats.map_tests import Basis, MapTests
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.against_reference import Loss
 from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.numerics.sequential import Decision, TracesSoFar, block_slice, decisions, in_order
 from kvatlas.stats.table import CellTraces, select
-from kvatlas.stats.verdicts import Basis, Verdict
 
 
 class AdaptiveDecisions:
@@ -40,15 +40,15 @@ class AdaptiveDecisions:
             *_, last_decision = decisions(traces, margin)
             self.by_model[model] = settings, last_decision
 
-    def verdicts(self, maps: Sequence[Map]) -> dict[MapName, Verdict]:
-        """Return the verdict of each mean map, or only map: losses against the full cache and nothing else."""
+    def tests(self, maps: Sequence[Map]) -> dict[MapName, MapTests]:
+        """Return the tests of each mean map, or only map: losses against the full cache and nothing else."""
         # One map for each model and policy: a mean map, which comes last, takes the place of those of its benchmarks.
         by_policy: dict[tuple[str, str], Map] = {}
         for map_ in (*maps, *mean_maps(maps)):
             if map_.model in self.by_model:
                 by_policy[map_.model, map_.policy] = map_
 
-        by_map: dict[MapName, Verdict] = {}
+        by_map: dict[MapName, MapTests] = {}
         for map_ in by_policy.values():
             settings, decision = self.by_model[map_.model]
             coords = {cell.setting.id: coord for coord, cell in map_.cells.items()}
@@ -58,7 +58,7 @@ class AdaptiveDecisions:
                 f"at most the margin and {int(decision.broken.sum())} to lose more"
             )
             losses = losses_of_decision(decision, settings)
-            by_map[map_.name] = Verdict(
+            by_map[map_.name] = MapTests(
                 Basis.GROUP_SEQUENTIAL,
                 spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
                 notes=(Note(NoteKind.ADAPTIVE, text),),

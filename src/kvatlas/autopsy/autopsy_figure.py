@@ -11,8 +11,8 @@ from kvatlas.autopsy.autopsies import Autopsy
 from kvatlas.autopsy.summary import ARMS, by_size, tested_causes, whole_group
 from kvatlas.core import KvatlasError
 from kvatlas.figures import colours
-from kvatlas.figures.curves import End, line_panels, write_names
-from kvatlas.figures.style import FigureOptions, line_axes, rows_csv, save, settle
+from kvatlas.figures.curves import LineEnd, line_panels, write_names
+from kvatlas.figures.style import FigureOptions, finish_texts, line_axes, rows_csv, save
 from kvatlas.text import interval_text, percent_text
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def autopsy_figure(cells: Mapping[str, Sequence[Autopsy]], options: FigureOption
         )
         for panel, autopsies in zip(panels, tested.values(), strict=True):
             _draw_cell(panel, autopsies, room, options)
-        settle(figure, options)
+        finish_texts(figure, options)
     return figure
 
 
@@ -98,7 +98,7 @@ def _draw_cell(panel: Axes, autopsies: Sequence[Autopsy], room: float, options: 
     panel.set_yticklabels(["0", "25", "50", "75", "100"])
     labels = [f"{group.name}\n({group.answers})" for group in groups[:-1]]
     panel.set_xticks(range(len(groups)), [*labels, f"all\n({groups[-1].answers})"])
-    ends = [End(groups[-1].arms[arm].value, options.named(NAMES[arm]), arm_colours[arm]) for arm in ARMS]
+    ends = [LineEnd(groups[-1].arms[arm].value, options.named(NAMES[arm]), arm_colours[arm]) for arm in ARMS]
     write_names(panel, ends, room)
 
 

@@ -24,7 +24,7 @@ from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Setting, Trace, grouped
 from kvatlas.models.token_texts import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
-from kvatlas.policies import CompressingPolicy, Policy, Signal, from_setting, has_unequal_budgets
+from kvatlas.policies import CompressingPolicy, Policy, Signal, from_setting
 from kvatlas.results import Store
 from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.spec import parse_spec
@@ -274,6 +274,6 @@ def _why_not_replayable(policy: Policy) -> str:
     """Return why no tokens can be put back under a policy, or ""."""
     if not isinstance(policy, CompressingPolicy) or Signal.ANSWER in policy.observes:
         return f"policy is {policy.name!r}; expected one that compresses by itself"
-    if has_unequal_budgets(policy):
-        return f"budgets is {policy.budgets!r}; expected 'equal' where tokens are put back"
+    if policy.budget.is_unequal:
+        return f"budgets is {policy.budget.budgets!r}; expected 'equal' where tokens are put back"
     return ""

@@ -222,7 +222,7 @@ def _share_or_none(items: Sequence[Autopsy], values: Sequence[float]) -> Values 
     return _share_of_problems(items, values).to_dict() if items else None
 
 
-def _values_by_problem(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, list[float]]:
+def _problem_values(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, list[float]]:
     """Return the values of each problem."""
     grouped: dict[str, list[float]] = {}
     for item, value in zip(items, values, strict=True):
@@ -231,12 +231,12 @@ def _values_by_problem(items: Sequence[Autopsy], values: Sequence[float]) -> dic
 
 
 def _share_of_problems(items: Sequence[Autopsy], values: Sequence[float]) -> Estimate:
-    return pass_at_1(_values_by_problem(items, values))
+    return pass_at_1(_problem_values(items, values))
 
 
 def _difference_in_points(items: Sequence[Autopsy], differences: Sequence[float]) -> Values:
     """Return the mean of a difference for each item in points, with its interval and the p-value of 0."""
-    grouped = _values_by_problem(items, differences)
+    grouped = _problem_values(items, differences)
     contrast: Contrast = mean_difference(np.array([_average(values) for values in grouped.values()]))
     return {
         "value": percent(contrast.value),

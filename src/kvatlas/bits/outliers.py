@@ -11,13 +11,12 @@ from torch.nn import functional as F
 
 from kvatlas.bits.key_biases import find_key_biases
 from kvatlas.bits.storage import pack, turn, unpack
-from kvatlas.core import Storage
+from kvatlas.core import Shape, Storage
 from kvatlas.forward import attention_function, own_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from kvatlas.models import Shape
 
 #: The last queries of a text, which see the most keys.
 QUERIES = 64

@@ -1,8 +1,8 @@
 """Keys and values in few bits: packed rows of codes, with a scale and a zero point for each group of channels.
 
 A token's row depends on the token alone, so it is written once, and a compression copies it as it is. KIVI (arXiv
-2402.02750) shares the scales of keys among neighbouring tokens; docs/bytes.md says why they are not shared here.
-Keys with biases are packed without them (`pack_keys`).
+2402.02750) shares the scales of keys among neighbouring tokens; docs/findings/bytes.md says why they are not shared
+here. Keys with biases are packed without them (`pack_keys`).
 """
 
 from __future__ import annotations

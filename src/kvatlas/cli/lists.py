@@ -117,7 +117,7 @@ def _model_rows() -> list[dict[str, Any]]:
         rows.append(row)
     # Models of other packages are GGUF files, which are converted at their first use and not for a list.
     for name, packaged in PACKAGED.items():
-        about = str(packaged) if packaged.paths() else f"{packaged}; not installed: {packaged.command}"
+        about = str(packaged) if packaged.path() else f"{packaged}; not installed: {packaged.command}"
         rows.append({**dict.fromkeys(rows[0], ""), "name": name, "architecture": "GGUF", "solves": about})
     return rows
 

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperOption
 
 from kvatlas.core import Claim, KvatlasError, Setting, policy_name
 from kvatlas.figures.style import FigureOptions
-from kvatlas.text import parse_yaml, read_value, scalar
+from kvatlas.text import parse_yaml, scalar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -200,7 +200,7 @@ def cell(
 
     One of the `known` policies may be named as readers see it, `Sinks` for `mine.py:Sinks`.
     """
-    from kvatlas.policies import permit, policies
+    from kvatlas.policies import permit, policies, read_parameter
 
     name, *words = policy.split() or [""]
     permit(name)
@@ -210,11 +210,11 @@ def cell(
         (name,) = shown
     pairs = joined(assignments("--policy", words), assignments("--set", texts))
     owner = policies.get(name)
-    budget = None if kv_budget is None else read_value(owner, "kv_budget", kv_budget)
-    window = None if local_window is None else read_value(owner, "local_window", local_window)
+    budget = None if kv_budget is None else read_parameter(owner, "kv_budget", kv_budget)
+    window = None if local_window is None else read_parameter(owner, "local_window", local_window)
     options = {"kv_budget": budget, "local_window": window, "ratio": ratio}
     given = {key: value for key, value in options.items() if value is not None}
-    values = {key: read_value(owner, key, value) for key, value in pairs.items()}
+    values = {key: read_parameter(owner, key, value) for key, value in pairs.items()}
     return Setting.from_parameters(**joined({"policy": name}, values, given))
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from kvatlas import __version__
+from kvatlas.columns import cell_document
 from kvatlas.core import KvatlasError, Outcome, Setting, differing, grouped
 from kvatlas.text import visible
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kvatlas.core import Finding, Trace
-    from kvatlas.policies.audit import AuditedCell
+    from kvatlas.core import AuditedCell, Finding, Trace
     from kvatlas.report.materials import RunMaterials
     from kvatlas.stats.table import CellTraces
     from kvatlas.sweeps import Progress
@@ -250,7 +250,8 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
         "model": expected.model,
         "setting": {"policy": expected.setting.policy, **expected.setting.values},
         "benchmarks": [
-            {"benchmark": cell.expected.benchmark, **cell.cell.to_dict(), "verdicts": _verdicts(cell)} for cell in cells
+            {"benchmark": cell.expected.benchmark, **cell_document(cell.cell), "verdicts": _verdicts(cell)}
+            for cell in cells
         ],
         "traces": [record(run_key, trace) for run_key, trace in traces],
     }
@@ -269,7 +270,7 @@ def _first_traces(folder: Path, cells: Sequence[CellTraces], most: int) -> list[
 
 def _verdicts(cell: CellTraces) -> dict[str, int]:
     """Return the number of traces with each outcome."""
-    counts = cell.verdicts
+    counts = cell.outcomes
     return {str(outcome): counts[outcome] for outcome in dict.fromkeys([*VERDICTS, *counts])}
 
 
@@ -322,7 +323,7 @@ def _print_traces(traces: Sequence[Trace], materials: RunMaterials) -> None:
     for trace in traces:
         answer = "" if trace.grade.answer is None else f", answer {trace.grade.answer}"
         # Model output is data: printed as text, never as markup.
-        title = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.verdict}{answer}"
+        title = f"\n{trace.problem}, sample {trace.sample}: {trace.grade.outcome}{answer}"
         console.print(Text(visible(title), style="bold"))
         problem = materials.problem(trace)
         if problem is not None:
@@ -378,7 +379,7 @@ def progress_display(quiet: bool = False, verbose: bool = False) -> Callable[[Pr
             trace = progress.trace
             tokens = trace.usage.output_tokens
             name = f"{trace.model} {trace.setting}, {trace.problem}, sample {trace.sample}"
-            say(f"{name}: {trace.grade.verdict}, {tokens} tokens")
+            say(f"{name}: {trace.grade.outcome}, {tokens} tokens")
         is_last = progress.done == progress.total
         if bar is not None:
             bar.show(progress, progress.text(before, now - began))

@@ -36,6 +36,9 @@ def serve(
     queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; more get 429.")] = 256,
     grace: Annotated[float, typer.Option(min=0, callback=options.finite, help="Seconds to finish answers.")] = 30.0,
     temperature: Annotated[float, typer.Option(min=0, help="For requests that name none.")] = 0.6,
+    seed: Annotated[
+        int | None, typer.Option(help="For requests that name none: answer n to a prompt is its sample n.")
+    ] = None,
     model_option: options.ModelOption = None,
     template_values: options.TemplateValues = None,
     template: options.Template = "",
@@ -63,7 +66,8 @@ def serve(
     setting = find_policy(loaded, cell.policy, cell.values)
     if host not in LOOPBACK and not key:
         note(f"Warning: anyone who reaches {host} can use this server; the variable {KEY} asks for a key.")
-    service = Service(loaded, setting, sampling_with(Sampling(), temperature=temperature), batch_size, queue)
+    sampling = sampling_with(Sampling(), temperature=temperature)
+    service = Service(loaded, setting, sampling, batch_size, queue, seed)
     hosts = LOOPBACK if host in LOOPBACK and not key else ()
     run(application(service, name or model, key, hosts), service, host, port, grace)
 
@@ -107,7 +111,7 @@ def verify(
     """
     from kvatlas.deploy.endpoint import Endpoint, ask
     from kvatlas.deploy.engine_config import MeasuredCell
-    from kvatlas.deploy.verify import as_text, read_texts, report
+    from kvatlas.deploy.verify import read_texts, report, verification_text
     from kvatlas.results.store import check_new_folder
     from kvatlas.stats.paired import Equivalence
     from kvatlas.stats.run_data import margin_from_points
@@ -130,7 +134,7 @@ def verify(
         raise typer.Exit(130) from None
     note(str(answers))
     result = report(reference, answers.traces, margin, read)
-    typer.echo(json.dumps(result, indent=2) if as_json else as_text(result, endpoint.url))
+    typer.echo(json.dumps(result, indent=2) if as_json else verification_text(result, endpoint.url))
     if result["alarmed"]:
         raise typer.Exit(1)
     if result["cell"]["verdict"] == Equivalence.UNDECIDED:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +26,7 @@ from kvatlas.cli.output import (
     warn,
 )
 from kvatlas.core import KvatlasError
+from kvatlas.text import bytes_text
 
 if TYPE_CHECKING:
     from kvatlas.stats.power import Provable
@@ -84,12 +87,28 @@ def plan(
     ] = None,
     memory: Annotated[float | None, typer.Option(callback=options.positive, help="GiB for a batch.")] = None,
     detect: Annotated[float | None, typer.Option(metavar="POINTS", help="Count the problems that show them.")] = None,
+    suggest: Annotated[
+        str, typer.Option(metavar="MODEL", help="Propose a spec for this model, on a benchmark or problem file.")
+    ] = "",
+    model_option: options.ModelOption = None,
     as_json: options.Json = False,
 ) -> None:
-    """Check a spec and estimate its cost: cells, traces, decoded tokens, memory and time; audit its budgets."""
+    """Check a spec and estimate its cost: cells, traces, decoded tokens, memory and time; audit its budgets.
+
+    With --suggest the argument is a benchmark or a problem file: five of its problems are decoded with the full cache,
+    and a spec for it is printed.
+    """
     from kvatlas.stats.power import designs
     from kvatlas.sweeps import make_plan, read_spec
     from kvatlas.sweeps.measured_rate import decoding_rate
+
+    if suggest:
+        if problems or samples or set_ or as_json or detect is not None:
+            raise KvatlasError("--suggest takes --model-option alone; change the spec that it prints.")
+        _print_suggestion(suggest, str(spec), options.model_options(model_option))
+        return
+    if model_option:
+        raise KvatlasError("--model-option belongs to --suggest; a spec has the options of its models.")
 
     planned = make_plan(read_spec(spec, options.changes(set_, problems, samples)))
     for sentence in planned.notes:
@@ -120,6 +139,24 @@ def plan(
         _print_provable(planned, provable, estimate["decoded_tokens"]["shared"] // planned.spec.samples)
     for sentence in planned.warnings:
         print_text(f"\nWarning: {sentence}")
+
+
+def _print_suggestion(model: str, problems: str, model_options: Mapping[str, Any]) -> None:
+    """Print a spec for a model and problems to standard output, its cost to standard error."""
+    from kvatlas.sweeps.measured_rate import decoding_rate
+    from kvatlas.sweeps.suggest import suggest
+
+    suggestion = suggest(model, {"name": problems}, model_options=model_options, on_message=note)
+    typer.echo(suggestion.text)
+
+    planned = suggestion.plan
+    estimate = planned.estimate(decoding_rate(planned))
+    cost = f"{estimate['traces']:,} traces, {estimate['decoded_tokens']['shared']:,} decoded tokens"
+    if estimate["seconds"] is not None:
+        cost += f", about {timedelta(seconds=60 * math.ceil(estimate['seconds'] / 60))} on this machine"
+    note(f"{cost}; {bytes_text(estimate['peak_bytes']['total'])} of memory for a worker.")
+    for sentence in planned.warnings:
+        note(f"Warning: {sentence}")
 
 
 def _print_provable(planned: Plan, provable: Provable, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""The terms of one generation: problem, sampling, setting, trace, grade, and what they cost.
+"""The terms of one generation: problem, sampling, setting, storage, trace, grade, and what they cost.
 
 Lengths are in tokens, shares and grades in [0, 1].
 """
@@ -10,13 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from kvatlas.core.basics import (
-    canonical,
-    digest,
-)
-from kvatlas.former_names import warn_of_former_name
+from kvatlas.core.basics import canonical, digest
 
 
 class Status(StrEnum):
@@ -70,7 +66,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Grade:
-    """The verdict on a trace: `correct`, `progress` in [0, 1], the extracted answer and the status.
+    """The grade of a trace: `correct`, `progress` in [0, 1], the extracted answer and the status.
 
     `metrics` holds further measurements of a benchmark by name: numbers (those in [0, 1] can be mapped and compared)
     and texts.
@@ -83,7 +79,7 @@ class Grade:
     metrics: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
-    def verdict(self) -> Outcome:
+    def outcome(self) -> Outcome:
         """The outcome of the trace."""
         if self.status is Status.OK:
             return Outcome.CORRECT if self.correct else Outcome.WRONG
@@ -129,12 +125,6 @@ class Setting:
     def from_parameters(cls, policy: str, **parameters: Any) -> Setting:
         """Return the setting of a policy, with its parameters in the order of their names."""
         return cls(policy, tuple(sorted(parameters.items())))
-
-    @classmethod
-    def of(cls, policy: str, **parameters: Any) -> Setting:
-        """Return the setting of a policy: the former name of `from_parameters`."""
-        warn_of_former_name("Setting.of", "Setting.from_parameters")
-        return cls.from_parameters(policy, **parameters)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -208,6 +198,65 @@ class Storage:
         return 4 * (words + groups)
 
 
+class CachedLayer(NamedTuple):
+    """A layer with a KV cache: its place among all layers of the model, and the sizes of a head's key and value."""
+
+    layer_number: int
+    key: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that decide the memory of a cached token.
+
+    `layers` counts the layers with a KV cache, `head_dim` is the size of their keys: those of config.json until the
+    model is loaded, then the true ones. `by_layer` are the cached layers if they are not all alike, `state_bytes` is
+    the size of the states of one row. With `key_biases`, packed keys have their position beside them.
+    """
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    by_layer: tuple[CachedLayer, ...] = ()
+    state_bytes: int = 0
+    key_biases: bool = False
+
+    @cached_property
+    def cached_layers(self) -> tuple[CachedLayer, ...]:
+        """The layers with a KV cache, in order."""
+        return self.by_layer or tuple(CachedLayer(n, self.head_dim, self.head_dim) for n in range(self.layers))
+
+    @cached_property
+    def place(self) -> dict[int, int]:
+        """The place of each cached layer in the cache, by its number in the model."""
+        return {layer.layer_number: place for place, layer in enumerate(self.cached_layers)}
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 4) -> int:
+        """Return the bytes of keys and values of one token over all layers and heads."""
+        return self.kv_bytes(Storage(), bytes_per_value)[0]
+
+    def kv_bytes(self, storage: Storage, bytes_per_value: int = 4) -> tuple[int, int]:
+        """Return the bytes of keys and values over all layers and heads: of each token, and of each sequence besides.
+
+        The latter are the unpacked copies of its newest tokens.
+        """
+        token_bytes = 0
+        sequence_bytes = 0
+        for layer in self.cached_layers:
+            for size, bits in ((layer.key, storage.key_bits), (layer.value, storage.value_bits)):
+                if bits < 16:
+                    token_bytes += storage.row_bytes(bits, size)
+                    sequence_bytes += storage.residual * size * bytes_per_value
+                else:
+                    token_bytes += size * bytes_per_value
+            if self.key_biases and storage.key_bits < 16:
+                token_bytes += POSITION_BYTES
+        return self.kv_heads * token_bytes, self.kv_heads * sequence_bytes
+
+
 @dataclass(frozen=True)
 class Costs:
     """The cost of a trace. A cost is None if it is unknown, as for traces that another program decoded.
@@ -251,18 +300,6 @@ class EvictionTrace:
     evicted_at: tuple[int, ...]
     kept_by: tuple[int, ...]
 
-    @property
-    def left(self) -> tuple[int, ...]:
-        """The former name of `evicted_at`."""
-        warn_of_former_name("EvictionTrace.left", "EvictionTrace.evicted_at")
-        return self.evicted_at
-
-    @property
-    def held(self) -> tuple[int, ...]:
-        """The former name of `kept_by`."""
-        warn_of_former_name("EvictionTrace.held", "EvictionTrace.kept_by")
-        return self.kept_by
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -285,9 +322,3 @@ class Trace:
     eviction_trace: EvictionTrace | None = None
     token_digest: str = field(default="", compare=False)
     made_with: str = field(default="", compare=False)
-
-    @property
-    def written(self) -> str:
-        """The former name of `token_digest`."""
-        warn_of_former_name("Trace.written", "Trace.token_digest")
-        return self.token_digest

@@ -21,14 +21,15 @@ from torch import Tensor
 
 from kvatlas.bits.key_biases import KeyBiases
 from kvatlas.bits.storage import pack, pack_keys, split_positions, turn, unpack
-from kvatlas.core import POSITION_BYTES, KvatlasError, Storage
+from kvatlas.core import POSITION_BYTES, KvatlasError, Shape, Storage
 from kvatlas.cpu.native import PagedLayer, load
 from kvatlas.engine.parts import CachedSequence, PartTables
 from kvatlas.forward import RowStates
-from kvatlas.models import Shape
 
 #: Tokens of a page.
 PAGE = 64
+#: The same on GPUs: the block that FlexAttention reads at a time.
+GPU_PAGE = 128
 #: The cache grows by at least one part in so many of its size, because growth copies it.
 GROWTH = 16
 #: The same on CPUs while the cache has fewer bytes than `SMALL`: it would be copied every few steps.

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from kvatlas.cpu.fused import FusedLayer
 from kvatlas.cpu.native import Native, PagedLayer
 from kvatlas.cpu.native.decoder import DecoderLayer, DecoderPass
+from kvatlas.engine.attention import AttentionBackend
 from kvatlas.engine.batch import ForwardBatch
-from kvatlas.engine.cache import PAGE, Layer
+from kvatlas.engine.cache import Layer
 
 
-class CpuBackend:
+class CpuBackend(AttentionBackend):
     """Native kernels: the numbers of a token depend on its sequence alone, not on the rest of the batch."""
 
     name = "cpu"
-    page_size = PAGE
+    computes_layers = True
 
     def __init__(self, native: Native) -> None:
         self.native = native
@@ -29,19 +31,15 @@ class CpuBackend:
         return out
 
     def compute_layers(
-        self,
-        batch: ForwardBatch,
-        layers: Sequence[Layer],
-        decoder_layers: Sequence[DecoderLayer],
-        tokens: DecoderPass,
+        self, batch: ForwardBatch, cached_layers: Sequence[Layer], layers: Sequence[FusedLayer], tokens: DecoderPass
     ) -> None:
-        """Compute whole decoder layers of Llama's form for the new tokens of a batch."""
-        paged_layers = self._paged_layers(batch, layers)
+        decoder_layers = [layer.native_layer for layer in layers]
+        paged_layers = self._paged_layers(batch, cached_layers)
         if not batch.remembered and not batch.cache.packed:
             DecoderLayer.compute(decoder_layers, tokens, batch.paged, paged_layers)
             return
         # The heads of a layer are stored before the next one replaces them.
-        for layer, decoder_layer, paged_layer in zip(layers, decoder_layers, paged_layers, strict=True):
+        for layer, decoder_layer, paged_layer in zip(cached_layers, decoder_layers, paged_layers, strict=True):
             DecoderLayer.compute([decoder_layer], tokens, batch.paged, [paged_layer])
             self._store_heads(batch, layer, tokens.heads)
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from kvatlas.models import Shape
+from kvatlas.core import Shape
 
 #: Heads get their parts for so many further tokens, because all heads of a sequence are looked at for them.
 AHEAD = 16

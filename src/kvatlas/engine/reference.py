@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvatlas.engine.attention import AttentionBackend
 from kvatlas.engine.batch import ForwardBatch, Group
-from kvatlas.engine.cache import PAGE, Layer
+from kvatlas.engine.cache import Layer
 
 #: Queries whose observed attention weights are in memory at a time.
 CHUNK = 256
 
 
-class ReferenceBackend:
+class ReferenceBackend(AttentionBackend):
     """Plain torch on any device: the oracle of the tests, and the fallback."""
 
     name = "reference"
-    page_size = PAGE
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         cache = batch.cache

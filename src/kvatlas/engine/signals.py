@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kvatlas.core import Shape
 from kvatlas.engine.batch import ForwardBatch
 from kvatlas.engine.cache import KVCache
-from kvatlas.models import ModelHandle, Shape
-from kvatlas.policies import CompressingPolicy, Policy, Signal, Step
+from kvatlas.policies.cache_view import Signal, Step
+from kvatlas.policies.contract import Policy
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 #: The observers of a sequence's policies; settings with the same observations share one.
 Signals = frozenset[tuple[Any, ...]]
@@ -36,9 +40,7 @@ class SignalCollector:
 
     def __init__(self, policies: Iterable[Policy]) -> None:
         policies = list(policies)
-        self._remembering = [
-            policy for policy in policies if isinstance(policy, CompressingPolicy) and policy.remembers
-        ]
+        self._remembering = [policy for policy in policies if policy.budget is not None and policy.budget.remembers]
         self.by_key = {policy.observer: policy for policy in policies if policy.observes}
         #: The longest memory of recent queries that any policy declares.
         self.query_window = max((policy.queries for policy in self.by_key.values()), default=0)

@@ -10,7 +10,7 @@ import torch
 
 from kvatlas.engine.engine import Engine
 from kvatlas.engine.rows import Request, Row, compress
-from kvatlas.policies import Policy
+from kvatlas.policies.contract import Policy
 
 
 class TimedEngine(Engine):
@@ -26,7 +26,7 @@ class TimedEngine(Engine):
         for index in range(self.batch_size):
             policy = policies[index % len(policies)]
             self.scheduler.rows.append(self._filled_row(index, policy, 1, cached, cached + 2 * steps))
-        with self._attention():
+        with self.attending():
             for _ in range(steps):
                 self._step()
             self._synchronize()

@@ -1,6 +1,5 @@
-"""Models by name: `embedded:NAME` ships with the package, `smollm2-135m` and others come with packages of the index
-(`smollm2-135m-think` adds our thinking adapter), `hf:FOLDER` is a folder, `hf:FILE.gguf` a file, `hf:OWNER/NAME` is on
-the hub."""
+"""Models by name: `hf:OWNER/NAME` is on the hub, `hf:FOLDER` a folder, `hf:FILE.gguf` a file, `embedded:NAME` ships
+with the package, `smollm2-135m` comes in a package of the index (`smollm2-135m-think` adds our thinking adapter)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from kvatlas.models import gguf
 from kvatlas.models.files import ENDLESS, Overrides
 from kvatlas.models.handle import SMALL_FILES, ModelHandle
 from kvatlas.models.load_options import Options
-from kvatlas.models.shape import CachedLayer, Shape
 from kvatlas.text import did_you_mean
 
 #: The folder of the package's models, and that of its adapters, by the names of the models with them.
@@ -33,7 +31,7 @@ def embedded() -> list[str]:
 def installed() -> list[str]:
     """Return the models that are here without a download: the embedded ones, and those of installed packages."""
     names = embedded()
-    return names + [name for name, model in gguf.PACKAGED.items() if model.paths() is not None]
+    return names + [name for name, model in gguf.PACKAGED.items() if model.path() is not None]
 
 
 def find(model: str, name: str = "", **options: Any) -> ModelHandle:
@@ -79,14 +77,14 @@ def _packaged(model: str, name: str, chosen: Options) -> ModelHandle:
     adapter = ADAPTERS / model
     if adapter.is_dir() and not chosen.adapter:
         chosen = replace(chosen, adapter=str(adapter))
-    return ModelHandle(name, gguf.packaged(model, chosen.cache), chosen)
+    return ModelHandle(name, gguf.packaged_folder(model, chosen.cache), chosen)
 
 
 def _found_at(model: str, place: str, name: str, chosen: Options) -> ModelHandle:
     """Return the model at a place: a GGUF file, a folder, or else a repository of the hub."""
     folder = Path(place).expanduser()
     if place.endswith(".gguf"):
-        return ModelHandle(name, gguf.converted(folder, chosen.cache), chosen)
+        return ModelHandle(name, gguf.convert_gguf(folder, chosen.cache), chosen)
     if (folder / "config.json").is_file():
         return ModelHandle(name, folder, chosen)
     if folder.exists() or not is_id(place):
@@ -118,11 +116,9 @@ def available(entries: Iterable[Mapping[str, Any]]) -> dict[str, ModelHandle]:
 __all__ = [
     "EMBEDDED",
     "ENDLESS",
-    "CachedLayer",
     "ModelHandle",
     "Options",
     "Overrides",
-    "Shape",
     "available",
     "embedded",
     "find",

@@ -10,11 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, digest, reason, refusal
+from kvatlas.core import CachedLayer, KvatlasError, Shape, digest, reason, refusal
 from kvatlas.hub import Repository
 from kvatlas.models import weights
 from kvatlas.models.load_options import Options
-from kvatlas.models.shape import CachedLayer, Shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

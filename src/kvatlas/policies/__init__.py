@@ -9,26 +9,22 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from kvatlas.core import KvatlasError, Setting, refusal
-from kvatlas.former_names import former_names
+from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
+from kvatlas.core.settings import UNNAMED
 from kvatlas.policies import from_file
+from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy, Policy, fit, has_unequal_budgets, parameters, usual_values
+from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
-from kvatlas.policies.parameter_types import (
-    UNNAMED,
-    Scope,
-    budget_in_tokens,
-    choice_param,
-    float_param,
-    floor_ratio,
-    int_param,
-    scope_param,
-    window_in_tokens,
-)
+from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
+from kvatlas.policies.precision import PRECISION_PARAMETERS
 from kvatlas.policies.selection import select_tokens
+from kvatlas.policies.settings import parameters, read_parameter, usual_values
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)
@@ -82,20 +78,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
 #: Attributes that are methods or properties.
-_COMPUTED = (*AUTHORED, "from_setting", "setting", "budget", "storage", "observer")
-
-#: Names of version 0.1 of methods: a class that still defines one would be without it in silence.
-_FORMER_METHODS = {"on": "bind", "of": "from_setting", "filled": "slots_used"}
-
-#: Names of version 0.1 of functions of this module.
-_FORMER_FUNCTIONS = {
-    "of": "kvatlas.policies:from_setting",
-    "share": "kvatlas.policies:floor_ratio",
-    "tokens_of": "kvatlas.policies:budget_in_tokens",
-}
-if not TYPE_CHECKING:
-    # Type checkers know the present names alone.
-    __getattr__ = former_names(__name__, _FORMER_FUNCTIONS)
+_COMPUTED = (*AUTHORED, "from_setting", "setting", "storage", "observer")
 
 
 def _fault(name: str, value: object) -> str:
@@ -111,6 +94,10 @@ def _fault(name: str, value: object) -> str:
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
+    shared = {*RULE_PARAMETERS, *PRECISION_PARAMETERS, "budget", "precision", "preset"}
+    taken = shared & {*vars(value), *vars(value).get("__annotations__", ())}
+    if taken:
+        return f"its {min(taken)} is a part of every policy; expected another name, or a default in rule_defaults"
     return _attribute_fault(value)
 
 
@@ -124,9 +111,6 @@ def _attribute_fault(policy: type[Policy]) -> str:
         found = inspect.getattr_static(policy, attribute, None)
         if hasattr(policy, attribute) and not hasattr(found, "__get__"):
             return f"its {attribute} is {found!r}; expected a method or a property"
-    for former, name in _FORMER_METHODS.items():
-        if callable(getattr(policy, former, None)):
-            return f"its method {former} is called {name} since version 0.2"
     return ""
 
 
@@ -178,8 +162,6 @@ def register(policy: type[Policy]) -> type[Policy]:
     return policy
 
 
-#: The parameters of the bits of keys and of values.
-BITS = ("key_bits", "value_bits")
 #: The addresses of our policies, MODULE:CLASS, by name; a class is imported when it is used.
 _OURS = {
     "full": "kvatlas.policies.contract:Full",
@@ -224,6 +206,25 @@ def from_setting(setting: Setting) -> Policy:
     return kind.from_setting(
         Setting.from_parameters(preset.policy, **{**setting.values, **preset.values}), setting.policy
     )
+
+
+def fit(policy: Policy, model: "ModelHandle", prompt: int | None = None, where: str = "") -> Policy:
+    """Return the policy for a model, which it suits. Reads no weights.
+
+    Raises KvatlasError, with the setting and the model, if it cannot work there, or on prompts of `prompt` tokens,
+    which are described by `where`.
+    """
+    try:
+        if isinstance(policy, CompressingPolicy):
+            # A policy of another author may replace its `check`.
+            CompressingPolicy.check(policy, model)
+        policy.check(model)
+        bound = policy.bind(model)
+        if prompt is not None and isinstance(bound, CompressingPolicy):
+            bound.check_prompt(prompt, where)
+    except KvatlasError as error:
+        raise KvatlasError(f"The setting {policy.setting} does not fit the model {model.name!r}: {error}") from error
+    return bound
 
 
 def all_values(setting: Setting) -> dict[str, Any]:
@@ -286,6 +287,7 @@ def about(name: str) -> dict[str, Any]:
 
 __all__ = [
     "PRESETS",
+    "BudgetRule",
     "CacheView",
     "CompressingPolicy",
     "Policy",
@@ -303,12 +305,12 @@ __all__ = [
     "float_param",
     "floor_ratio",
     "from_setting",
-    "has_unequal_budgets",
     "int_param",
     "of_engine",
     "parameters",
     "permit",
     "policies",
+    "read_parameter",
     "register",
     "scope_param",
     "select_tokens",

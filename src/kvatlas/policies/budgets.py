@@ -6,7 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from kvatlas.policies.parameter_types import floor_ratio
+from kvatlas.core import floor_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -114,15 +114,14 @@ class DynTSNoPrompt(DynTS):
     choice of `keep_prompt`.
     """
 
-    keep_prompt: bool = False
-
     name = "dynts-noprompt"
     summary = "dynts without protection of the prompt (ablation)"
     paper = _ABLATION
+    rule_defaults = {"keep_prompt": False}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.keep_prompt:
+        if self.budget.keep_prompt:
             raise KvatlasError("keep_prompt is True; expected false for dynts-noprompt.")
 
     def score(self, cached: CacheView) -> Tensor:

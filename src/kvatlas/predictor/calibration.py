@@ -54,12 +54,12 @@ def calibrate(
     engine = Engine(handle, loaded, [FULL], Sampling(max_new_tokens=max_new_tokens), 16)
     requests = [Request(index, prompt, index, (FULL,)) for index, prompt in enumerate(prompts)]
     texts = [prompts[generation.key] + generation.tokens for generation in engine.run(requests)]
-    save_file(query_statistics(handle, loaded, texts), out, metadata={"model_weights": handle.weights_digest})
+    save_file(statistics_of_queries(handle, loaded, texts), out, metadata={"model_weights": handle.weights_digest})
     return sum(map(len, texts))
 
 
 @torch.inference_mode()
-def query_statistics(
+def statistics_of_queries(
     handle: ModelHandle, model: PreTrainedModel, texts: Iterable[tuple[int, ...]]
 ) -> dict[str, Tensor]:
     """Return center (complex, by parts) and norm [layers, heads, planes] of the queries before rotation, as means over

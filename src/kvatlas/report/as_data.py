@@ -6,17 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvatlas.core import Cell, Claim, Setting, percent, rounded
-from kvatlas.policies.memory import Stays
+from kvatlas.columns import cell_document
+from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Control
 from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import LossFamily, Required, SettingLoss
+from kvatlas.stats.map_tests import Test
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
-from kvatlas.stats.verdicts import Test
 
 Json = dict[str, Any]
 #: Why a claim on these problems is missing where no other reason is known.
@@ -191,7 +191,7 @@ def chosen_document(cell: Cell | None, choice: Choice) -> Json:
     if cell is None:
         return dict(NO_SETTING)
     return {
-        **cell.to_dict(),
+        **cell_document(cell),
         "may_lose": percent(choice.may_lose.get(cell.setting.id)),
         "kept_tokens_mean": rounded(kv_tokens_of(cell), 3),
         "kept_tokens_measured": cell.mean_kv_tokens is not None,
@@ -207,7 +207,13 @@ def table_document(table: SettingTable) -> Json:
         if row.loss is not None:
             decided = {"shown": row.loss.is_kept, "broken": row.loss.is_broken}
         settings.append(
-            {"name": row.name, **row.cell.to_dict(), **loss_values(row.loss), **decided, "benchmarks": by_benchmark}
+            {
+                "name": row.name,
+                **cell_document(row.cell),
+                **loss_values(row.loss),
+                **decided,
+                "benchmarks": by_benchmark,
+            }
         )
     return {
         "model": table.model,

@@ -10,7 +10,7 @@ from kvatlas.core import Claim, differing, grouped
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.run_data import shown_policies
-from kvatlas.text import fixed, model_name, percent_text
+from kvatlas.text import fixed, margin_text, model_name, percent_text
 
 if TYPE_CHECKING:
     from kvatlas.core import Setting
@@ -33,12 +33,6 @@ def headline(choices: Sequence[Choice], comparisons: Sequence[Comparison]) -> st
         # Limits stand in the comparisons; a title of two findings has no room for them.
         return _sentence(_kept(judged), ahead.partition(" (")[0])
     return _sentence(ahead, _lost(judged))
-
-
-def margin_text(margin: float) -> str:
-    """Return a margin in points without more places than needed: 0.03 is `3 points`, 0.01 is `1 point`."""
-    points = f"{round(100 * margin, 4):g}"
-    return f"{points} point{'' if points == '1' else 's'}"
 
 
 def setting_words(setting: Setting, candidates: Sequence[Setting]) -> str:

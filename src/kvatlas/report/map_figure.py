@@ -8,18 +8,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvatlas.columns import cost_names
-from kvatlas.core import CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
-from kvatlas.figures import curves as line_charts
-from kvatlas.figures.by_memory import data_csv as memory_csv
-from kvatlas.figures.by_memory import memory_figure
-from kvatlas.figures.findings import finding
+from kvatlas import models
+from kvatlas.columns import KV_MEMORY, cost_names
+from kvatlas.core import Cell, CellCoord, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy
+from kvatlas.figures.by_memory import memory_csv, memory_figure
+from kvatlas.figures.curves import curves_csv, line_figure
+from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure, plot
-from kvatlas.figures.loss_memory import data_csv as losses_csv
-from kvatlas.figures.loss_memory import has_losses, loss_figure
-from kvatlas.figures.panels import Compared, Panel, cost_panels, data_csv, difference_panels
-from kvatlas.figures.policy_differences import against_figure
-from kvatlas.figures.policy_differences import data_csv as against_csv
+from kvatlas.figures.loss_memory import has_losses, loss_figure, losses_csv
+from kvatlas.figures.panels import ComparedMaps, Panel, cost_panels, difference_panels, panels_csv
+from kvatlas.figures.policy_differences import against_csv, against_figure
 from kvatlas.figures.style import FigureOptions, check_figure, save
 from kvatlas.report.headline import headline, recommended_words
 from kvatlas.report.memory_sentences import memory_title
@@ -31,7 +29,6 @@ from kvatlas.stats.against_policy import against_policy, rows_of_policy
 from kvatlas.stats.choice import with_recommended
 from kvatlas.stats.maps import POLICY, check_complete, curves_of_run, mean_maps, run_notes
 from kvatlas.stats.pairs import CellDifference, Comparison, differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.text import model_name, percent_text
 
@@ -76,11 +73,11 @@ def plot_sources(
     cost = options.metric if options.metric in cost_names() else None
     metric = None if cost else options.metric or "pass@1"
     result = open_result(sources, replace(options, metric=metric))
-    if any(not analysis.run.has_maps for analysis in result.opened_runs):
+    if any(not run.has_maps for run in result.opened_runs):
         if show.against:
             return _draw_against(result, out, cost, options.policy, show)
         _check_line(result, show)
-        return _draw_lines(result.opened_runs[0].run, out, cost, options.policy, show.figure)
+        return _draw_lines(result.opened_runs[0], out, cost, options.policy, show.figure)
     _check_mean(result, show)
     if show.by_memory:
         return _draw_by_memory(result, out, cost, show)
@@ -92,7 +89,7 @@ def plot_sources(
         panels = _difference_panels(result, show.against, show.mean)
         policies = {show.against, *(panel.map.policy for panel in panels)}
         lead = headline((), _comparisons(result, policies))
-        return _draw_panels(result, panels, out, show, f"{lead}; {finding(panels)}" if lead else "")
+        return _draw_panels(result, panels, out, show, f"{lead}; {panels_title(panels)}" if lead else "")
     return _draw_metric(result, sources, out, options.metric, show)
 
 
@@ -111,7 +108,7 @@ def _is_by_memory(result: Result, cost: str | None, show: MapOptions) -> bool:
     other = next((option for option, is_given in others.items() if is_given), None)
     if show.loss_by_memory is None:
         # Tokens and bits that take equal memory are compared by what they lose in it.
-        axes = {analysis.run.axes for analysis in result.opened_runs}
+        axes = {run.axes for run in result.opened_runs}
         return other is None and axes == {("kv_budget", "kv_bits")} and has_losses(result.choices)
     if show.loss_by_memory and other is not None:
         raise KvatlasError(f"--loss-by-memory and {other} are different figures; leave one of them out.")
@@ -138,7 +135,7 @@ def _check_heatmap_options(show: MapOptions, figure: str) -> None:
 
 def _draw_losses(result: Result, out: Path, show: MapOptions) -> list[Path]:
     notes = list(chain.from_iterable(one.map.notes for one in result.grids))
-    metric = result.opened_runs[0].run.metric if result.opened_runs else ""
+    metric = result.opened_runs[0].metric if result.opened_runs else ""
     figure = loss_figure(
         result.choices, metric, title=headline(result.choices, result.comparisons), notes=notes, options=show.figure
     )
@@ -163,7 +160,28 @@ def _draw_cost(result: Result, out: Path, cost: str, show: MapOptions) -> list[P
     if show.against:
         raise KvatlasError("--against draws differences of a metric, and --metric names a cost; leave one of them out.")
     maps = result.untested_means if show.mean else result.untested
+    if cost == KV_MEMORY:
+        maps = [with_kv_bytes(map_) for map_ in maps]
     return _draw_panels(result, cost_panels(maps, cost), out, show)
+
+
+def with_kv_bytes(map_: Map) -> Map:
+    """Return a map whose cells of unknown KV bytes have their tokens times the bytes of a token of the model."""
+    cells = [*map_.cells.values(), *map_.baselines.values()]
+    if all(cell.mean_kv_bytes is not None for cell in cells):
+        return map_
+    token_bytes = models.find(map_.model).kv_bytes_per_token
+
+    def completed(cell: Cell) -> Cell:
+        if cell.mean_kv_bytes is not None or cell.mean_kv_tokens is None:
+            return cell
+        return replace(cell, mean_kv_bytes=token_bytes * cell.mean_kv_tokens)
+
+    return replace(
+        map_,
+        cells={coord: completed(cell) for coord, cell in map_.cells.items()},
+        baselines={name: completed(cell) for name, cell in map_.baselines.items()},
+    )
 
 
 def _draw_metric(
@@ -209,7 +227,7 @@ def _draw_panels(result: Result, panels: Sequence[Panel], out: Path, show: MapOp
         notes=recommended_notes(result, maps),
         options=show.figure,
     )
-    return save(figure, out, data=data_csv(panels))
+    return save(figure, out, data=panels_csv(panels))
 
 
 def _comparisons(result: Result, policies: Set[str]) -> list[Comparison]:
@@ -279,7 +297,7 @@ def _draw_against(result: Result, out: Path, cost: str | None, policy: str | Non
     if cost:
         raise KvatlasError(f"--against {show.against} draws differences of a metric; leave out the cost {cost}.")
     _check_heatmap_options(show, f"the settings of a run against {show.against}")
-    runs = [analysis.run for analysis in result.opened_runs]
+    runs = result.opened_runs
     for run in runs:
         cells = list(filter(run.fits, run.cells))
         check_complete(cells, run.partial, "figure")
@@ -298,8 +316,10 @@ def _draw_lines(
         raise KvatlasError("No setting of this run has a value on the axis that is left, so there is no line to draw.")
     if policy:
         curves = _curves_of_policy(curves, policy)
-    figure = line_charts.line_figure(curves, cost=cost, options=options)
-    return save(figure, out, data=line_charts.data_csv(curves, cost))
+    if cost == KV_MEMORY:
+        curves = [with_kv_bytes(curve) for curve in curves]
+    figure = line_figure(curves, cost=cost, options=options)
+    return save(figure, out, data=curves_csv(curves, cost))
 
 
 def _curves_of_policy(curves: Sequence[Map], policy: str) -> list[Map]:
@@ -324,12 +344,12 @@ def _difference_panels(result: Result, against: str, mean: bool) -> list[Panel]:
     """Return the maps of a result minus a baseline, a policy, a model, or the maps of another source."""
     is_source = Path(against).exists() or against.startswith(PUBLISHED)
     other = result.options.open_source(against) if is_source else None
-    compared = compare(result.every_map, [analysis.run for analysis in result.opened_runs], against, other)
+    compared = compare(result.every_map, result.opened_runs, against, other)
     compared = replace(compared, maps=of_policy(compared.maps, result.options.policy))
     return difference_panels(_of_means(compared) if mean else compared)
 
 
-def _of_means(compared: Compared) -> Compared:
+def _of_means(compared: ComparedMaps) -> ComparedMaps:
     """Return the same comparison for means over benchmarks."""
     others = [
         replace(compared.others[map_.name], model=map_.model, benchmark=map_.benchmark, policy=map_.policy)
@@ -339,7 +359,7 @@ def _of_means(compared: Compared) -> Compared:
     return replace(compared, maps=mean_maps(compared.maps), others=means)
 
 
-def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> Compared:
+def compare(maps: Sequence[Map], runs: Sequence[RunData], against: str, other: Source | None) -> ComparedMaps:
     """Return maps against a baseline, a policy, a model, or the maps of the `other` source.
 
     Raises KvatlasError where nothing has that name, and where no map can be compared with it.
@@ -370,27 +390,27 @@ def _names(maps: Sequence[Map]) -> list[str]:
     return list(filter(None, names))
 
 
-def _against_source(maps: Sequence[Map], runs: Sequence[RunData], name: str, other: Source) -> Compared:
+def _against_source(maps: Sequence[Map], runs: Sequence[RunData], name: str, other: Source) -> ComparedMaps:
     """Return maps against those of the same name in another source, which is shown under `name`."""
-    other_runs = [other.run] if isinstance(other, RunAnalysis) else []
+    other_runs = [other] if isinstance(other, RunData) else []
     return _compared(maps, _Others(name, bare_maps(other), lambda map_name: map_name), runs, other_runs)
 
 
-def _against_policy(maps: Sequence[Map], runs: Sequence[RunData], policy: str) -> Compared:
+def _against_policy(maps: Sequence[Map], runs: Sequence[RunData], policy: str) -> ComparedMaps:
     rest = [map_ for map_ in maps if map_.policy != policy]
     return _compared(rest, _Others(policy, maps, lambda name: name._replace(policy=policy)), runs, runs)
 
 
-def _against_model(maps: Sequence[Map], runs: Sequence[RunData], model: str) -> Compared:
+def _against_model(maps: Sequence[Map], runs: Sequence[RunData], model: str) -> ComparedMaps:
     rest = [map_ for map_ in maps if map_.model != model]
     return _compared(rest, _Others(model_name(model), maps, lambda name: name._replace(model=model)), runs, runs)
 
 
-def _against_baseline(maps: Sequence[Map], runs: Sequence[RunData], baseline: str) -> Compared:
+def _against_baseline(maps: Sequence[Map], runs: Sequence[RunData], baseline: str) -> ComparedMaps:
     paired: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
     for run in runs:
         paired |= differences_of_run(run, baseline)
-    return Compared(maps, baseline, {map_.name: _everywhere(map_, baseline) for map_ in maps}, paired)
+    return ComparedMaps(maps, baseline, {map_.name: _everywhere(map_, baseline) for map_ in maps}, paired)
 
 
 def _everywhere(map_: Map, baseline: str) -> Map:
@@ -412,7 +432,9 @@ class _Others:
     partner: Callable[[MapName], MapName]
 
 
-def _compared(maps: Sequence[Map], others: _Others, runs: Sequence[RunData], other_runs: Sequence[RunData]) -> Compared:
+def _compared(
+    maps: Sequence[Map], others: _Others, runs: Sequence[RunData], other_runs: Sequence[RunData]
+) -> ComparedMaps:
     """Return maps with their partners of the same axes; raises KvatlasError if none has one."""
     by_name = {(map_.name, *_axes(map_)): map_ for map_ in others.maps}
     partners: dict[MapName, Map] = {}
@@ -428,7 +450,7 @@ def _compared(maps: Sequence[Map], others: _Others, runs: Sequence[RunData], oth
     for run in runs:
         for other_run in other_runs:
             contrasts |= differences_of_runs(run, other_run, others.partner)
-    return Compared([map_ for map_ in maps if map_.name in partners], others.name, partners, contrasts)
+    return ComparedMaps([map_ for map_ in maps if map_.name in partners], others.name, partners, contrasts)
 
 
 def _axes(map_: Map) -> tuple[str, str]:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING
 
-from kvatlas.core import CellCoord
-from kvatlas.policies.memory import apart_sentence
+from kvatlas.core import CellCoord, apart_sentence
 from kvatlas.stats.memory_of_averages import RATIO, MemoryTrend, TokenKinds, memory_trends, token_kinds
 from kvatlas.stats.windows_at_memory import ONE_TOKEN, WINDOW, EqualMemory, MemoryEstimate, MemoryPair
 from kvatlas.text import model_name, p_text, percent_text

@@ -11,12 +11,12 @@ from typing import Any
 
 from kvatlas.core import Claim, KvatlasError, Setting
 from kvatlas.report.equal_memory_grid import equal_memory_grid
-from kvatlas.report.headline import margin_text, setting_words
+from kvatlas.report.headline import setting_words
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.losses import Required
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.windows_at_memory import EqualMemory
-from kvatlas.text import model_name
+from kvatlas.text import margin_text, model_name
 
 #: The share of the KV budget by which the next one is larger, and the tokens to whose multiples it is rounded.
 _LARGER = 1.25

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import Counter as CounterMetric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
@@ -33,6 +35,7 @@ from kvatlas.serve.service import (
     RequestHandle,
     Service,
     follow,
+    next_stream,
     room_for,
     sampling_with,
     stream_of,
@@ -109,10 +112,10 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.registry.register(self)
         timing: dict[str, Any] = {"labelnames": ("endpoint",), "buckets": _SECONDS, "registry": self.registry}
-        self.answered = Counter(
+        self.answered = CounterMetric(
             "kvatlas_requests", "Requests by how they ended.", ("endpoint", "outcome"), registry=self.registry
         )
-        self.refused = Counter(
+        self.refused = CounterMetric(
             "kvatlas_refused_requests", "Requests by HTTP status from 400 on.", ("endpoint", "status"),
             registry=self.registry,
         )  # fmt: skip
@@ -159,6 +162,8 @@ class CompletionHandler:
         self.name = name
         # One thread reads prompts beside the event loop; a tokenizer is not thread-safe.
         self._reader = ThreadPoolExecutor(1, "kvatlas-prompts")
+        # Answers to each prompt so far, for requests without a seed.
+        self._samples: Counter[tuple[int, ...]] = Counter()
         self.metrics = Metrics(service)
         self.about = {
             "id": name,
@@ -247,7 +252,10 @@ class CompletionHandler:
         sampling = sampling_with(
             service.sampling, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, max_new_tokens=room
         )
-        streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
+        if body.seed is None and service.seed is not None:
+            streams = [next_stream(service.seed, prompt, self._samples) for _ in range(body.n or 1)]
+        else:
+            streams = [stream_of(body.seed, prompt, sample) for sample in range(body.n or 1)]
         return [
             GenerationRequest(prompt, sampling, stream, body.stops, split, opened, top_logprobs, policy)
             for stream in streams

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvatlas.core import Claim, Estimate, Setting
-from kvatlas.former_names import former_names
-from kvatlas.policies import budget_in_tokens, floor_ratio, window_in_tokens
+from kvatlas.core import Claim, Estimate, Setting, budget_in_tokens, floor_ratio, window_in_tokens
 from kvatlas.stats.claims import MOST_MISSING
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.maps import with_means
@@ -27,10 +24,6 @@ from kvatlas.stats.paired import CellPair, PairedValues, paired_values
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import count_compressed
-
-if not TYPE_CHECKING:
-    # Type checkers know the present names alone.
-    __getattr__ = former_names(__name__, {"Difference": "kvatlas.stats.paired:Difference"})
 
 #: The setting against which losses are counted.
 FULL = Setting.from_parameters("full")

@@ -16,18 +16,28 @@ from kvatlas import __version__, benchmarks, policies
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.file_checks import notes_on
 from kvatlas.benchmarks.public import Questions
-from kvatlas.core import MAX_NEW_TOKENS, Claim, KvatlasError, Problem, Setting, digest
+from kvatlas.core import (
+    MAX_NEW_TOKENS,
+    AuditedCell,
+    Claim,
+    KvatlasError,
+    Problem,
+    Setting,
+    SettingFacts,
+    digest,
+    no_choice_sentence,
+)
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.policies import CompressingPolicy, Policy, Signal
-from kvatlas.policies.audit import AuditedCell, audit, narrow_sentence, no_choice_sentence, uncompressed_sentence
+from kvatlas.policies.audit import audit, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.plan_notes import settings_notes, window_sentence
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
-    from kvatlas.engine.scheduler import Peak
+    from kvatlas.engine.memory_plan import Peak
 
 #: Part of every run key; rises with every change of the meaning of a key.
 RUN_KEY_VERSION = 4
@@ -168,9 +178,20 @@ class Plan:
                 samples=self.spec.samples,
                 baseline=baseline,
                 kv_bytes=model.kv_bytes(policy.storage),
+                facts=self._facts[model.name, benchmark.name, policy.setting],
             )
             expected.append(cell)
         return tuple(expected)
+
+    @cached_property
+    def _facts(self) -> Mapping[tuple[str, str, Setting], SettingFacts]:
+        """What statistics need to know of each cell's policy, which they do not import."""
+        facts = {}
+        for model, benchmark, policy, _ in self.bind_cells():
+            prompts = self.prompts[model.name, benchmark.name]
+            found = setting_facts(policy.setting, prompts, model.kv_bytes(policy.storage))
+            facts[model.name, benchmark.name, policy.setting] = found
+        return facts
 
     def _plain_about(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Return numbers and texts about problems by benchmark and problem: difficulties, seeds of permuted choices."""
@@ -236,7 +257,7 @@ class Plan:
 
         size = batch_size
         if memory:
-            from kvatlas.engine.scheduler import GPU_BATCH, largest_batch
+            from kvatlas.engine.memory_plan import GPU_BATCH, largest_batch
 
             size = min(largest_batch(memory, GPU_BATCH, partial(self._peak, model)) for model in self.models)
         peaks = [self._peak(model, max(1, size)) for model in self.models]
@@ -316,7 +337,7 @@ class Plan:
             last = longest
             if isinstance(policy, CompressingPolicy) and policy.budget.most(prompt) < longest:
                 last = policy.budget.most(prompt)
-                first = policy.local_window + round(policy.ratio * max(0, last - policy.local_window))
+                first = policy.budget.window + round(policy.budget.ratio * max(0, last - policy.budget.window))
             means.append((first + last) / 2)
         return round(statistics.mean(means))
 
@@ -347,7 +368,7 @@ class Plan:
         return self.spec.samples * problems
 
     def _peak(self, model: ModelHandle, batch_size: int) -> Peak:
-        from kvatlas.engine.scheduler import peak
+        from kvatlas.engine.memory_plan import peak
 
         trees = self.trees(model)
         output = self.spec.sampling.max_new_tokens

@@ -7,11 +7,11 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from kvatlas.core import grouped
+from kvatlas.core import apart_sentence, grouped, windows_apart
 from kvatlas.cpu.native import why_not
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CompressingPolicy, Policy, has_unequal_budgets
-from kvatlas.policies.memory import apart_sentence, stays, windows_apart
+from kvatlas.policies import CompressingPolicy, Policy
+from kvatlas.policies.memory import stays
 
 
 def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> list[str]:
@@ -23,7 +23,7 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
 
     # A number in float32 takes as many bytes as two in the usual types.
     compressing = [policy for policy in policies if isinstance(policy, CompressingPolicy)]
-    storages = {policy.storage for policy in compressing if isinstance(policy.kv_budget, str)}
+    storages = {policy.storage for policy in compressing if isinstance(policy.budget.kv_budget, str)}
     if len(storages) > 1 and not all(storage.packed for storage in storages):
         notes += [
             f"The model {model.name!r} runs in float32: a cached number takes 4 bytes at kv_bits 16, so that a "
@@ -33,7 +33,7 @@ def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) ->
             if model.dtype == "float32"
         ]
 
-    unequal = sum(map(has_unequal_budgets, policies))
+    unequal = sum(policy.has_unequal_budgets for policy in policies)
     if unequal:
         named = "1 setting" if unequal == 1 else f"{unequal} settings"
         notes += [

@@ -255,7 +255,7 @@ class SweepDriver:
             units = plan.units(promised_cells, self.store.samples())
             if not units:
                 return
-            from kvatlas.engine.scheduler import GPU_BATCH
+            from kvatlas.engine.memory_plan import GPU_BATCH
 
             if self.finished == before and (self.batch_size or GPU_BATCH) >> self.halvings <= 1:
                 raise KvatlasError(

@@ -17,9 +17,9 @@ from kvatlas import benchmarks, models
 from kvatlas.benchmarks import Benchmark
 from kvatlas.core import LOSE_AT_MOST, MOST_LOOKS, KvatlasError, Sampling, Setting, canonical, reason
 from kvatlas.models import ModelHandle
-from kvatlas.policies import permit, policies
+from kvatlas.policies import parameters, permit, policies, read_parameter
 from kvatlas.results.records import MAX_SAMPLES
-from kvatlas.text import did_you_mean, number, read_value, scalar
+from kvatlas.text import did_you_mean, number, scalar
 
 Value = int | float | str | bool
 #: Limits of a sweep.
@@ -46,8 +46,10 @@ def _typed_value(policy_names: Sequence[str], name: str, value: Any) -> Any:
     """Return the value of a parameter in a file, by the type that the first policy with this parameter declares."""
     if isinstance(value, list):
         return [_typed_value(policy_names, name, item) for item in value]
-    owners = [owner for owner in map(policies.get, policy_names) if name in getattr(owner, "__dataclass_fields__", ())]
-    return read_value(owners[0], name, value) if owners and isinstance(value, str) else value
+    for policy in map(policies.get, policy_names):
+        if isinstance(value, str) and name in [parameter.name for parameter in parameters(policy)]:
+            return read_parameter(policy, name, value)
+    return value
 
 
 class SamplingSpec(BaseModel):

@@ -85,7 +85,7 @@ def fitting_batch(job: Job, policies: Sequence[Policy], trees: int | None = None
     It has to hold as many `trees` as the job has units, unless they are given. The free memory is that beside the
     weights if they are `loaded`.
     """
-    from kvatlas.engine.scheduler import CPU_BATCH, GPU_BATCH, Peak, largest_batch, peak
+    from kvatlas.engine.memory_plan import CPU_BATCH, GPU_BATCH, Peak, largest_batch, peak
 
     model = job.model
     on_cpu = model.device == "cpu"
@@ -118,7 +118,7 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     import torch
 
     from kvatlas.engine import Engine
-    from kvatlas.engine.scheduler import peak
+    from kvatlas.engine.memory_plan import peak
 
     # Workers with one thread each are much faster than workers that share cores.
     torch.set_num_threads(1)
@@ -161,7 +161,7 @@ def _batch_size(job: Job, chosen: Sequence[Policy], loaded: bool) -> int:
 
 def worker_needs(job: Job) -> tuple[int, int]:
     """Return the batch of one worker, and the bytes of its weights and caches at their largest."""
-    from kvatlas.engine.scheduler import peak
+    from kvatlas.engine.memory_plan import peak
 
     chosen = decoded_policies(job.policies().values(), job.screened)
     size = _batch_size(job, chosen, loaded=False)

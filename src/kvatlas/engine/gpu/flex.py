@@ -7,7 +7,8 @@ al., "Flex Attention", arXiv 2412.05496; splitting: Dao et al., "Flash-Decoding 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,20 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
 from kvatlas import machine
+from kvatlas.core import Sampling
 from kvatlas.engine.batch import ForwardBatch
-from kvatlas.engine.cache import Layer
+from kvatlas.engine.cache import GPU_PAGE, KVCache, Layer
+from kvatlas.engine.gpu.compiled import compiled_layers
+from kvatlas.engine.gpu.graphs import CudaGraphRunner
 from kvatlas.engine.reference import ReferenceBackend
 
-#: Tokens of a page: the block that the kernel reads at a time.
-BLOCK = 128
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: Of torch's compiler: FlexAttention is compiled for each number of sequences of each model, up to so many times, and
+#: numbers of layers are constants.
+COMPILING = {"recompile_limit": 4096, "accumulated_recompile_limit": 4096, "specialize_float": True}
+
 #: Parts of all sequences and KV heads together that keep the processors of a GPU busy: eight for each of an H100's.
 PARTS = 1056
 #: The most parts of one sequence.
@@ -34,7 +43,9 @@ class FlexBackend(ReferenceBackend):
     """
 
     name = "flex"
-    page_size = BLOCK
+    page_size = GPU_PAGE
+
+    captures_steps = True
 
     def __init__(self, compiled: bool) -> None:
         self.kernel: Any = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
@@ -48,6 +59,17 @@ class FlexBackend(ReferenceBackend):
         if batch.watched:
             return super().attend(batch, layer, query, key, value)
         return _read_prompts(batch, layer, query, key, value)
+
+    def decoding(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
+        return compiled_layers(model)
+
+    def passing(self) -> AbstractContextManager[Any]:
+        # Of one pass alone: other engines may decode in turns with this one, or in another thread.
+        context: AbstractContextManager[Any] = torch._dynamo.config.patch(COMPILING)
+        return context
+
+    def graph_runner(self, cache: KVCache, sampling: Sampling) -> CudaGraphRunner:
+        return CudaGraphRunner(cache, sampling)
 
     def _decode(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of one new token for each sequence."""
@@ -150,10 +172,10 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
     device = batch.length.device
     slots = cache.keys[0].shape[1]
     heads_per_kv_head = cache.shape.heads // cache.shape.kv_heads
-    pages = slots // BLOCK
+    pages = slots // GPU_PAGE
     table = cache.table[batch.row][:, :pages]
     page_index = torch.arange(table.shape[1], dtype=torch.int32, device=device)
-    used = page_index * BLOCK <= batch.length[:, None]
+    used = page_index * GPU_PAGE <= batch.length[:, None]
     used_pages = torch.where(used, table, 0).long()
     # The sequence that reads each page, and the page's index in it.
     owner = torch.full((pages,), -1, dtype=torch.int32, device=device)
@@ -166,14 +188,19 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
     length = batch.length
 
     def seen(row: Tensor, _head: Tensor, _query: Tensor, slot: Tensor) -> Tensor:
-        page = slot // BLOCK
-        visible: Tensor = (owner[page] == row) & (order[page] * BLOCK + slot % BLOCK <= length[row])
+        page = slot // GPU_PAGE
+        visible: Tensor = (owner[page] == row) & (order[page] * GPU_PAGE + slot % GPU_PAGE <= length[row])
         return visible
 
     blocks = used.sum(1, dtype=torch.int32)[:, None, None]
     indices = F.pad(table, (0, pages - table.shape[1]))[:, None, None].contiguous()
     mask = flex.BlockMask.from_kv_blocks(
-        blocks, indices, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(heads_per_kv_head, slots), compute_q_blocks=False
+        blocks,
+        indices,
+        BLOCK_SIZE=GPU_PAGE,
+        mask_mod=seen,
+        seq_lengths=(heads_per_kv_head, slots),
+        compute_q_blocks=False,
     )
     derived = {"entered": batch.entered_slots, "mask": mask}
     if batch.watched:
@@ -182,7 +209,7 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
         watched = slice(None) if whole else torch.tensor(batch.watched, device=device)
         logical = torch.arange(batch.attention.shape[-1], device=device)
         # A table may be wider than all pages that there are.
-        page = (logical // BLOCK).clamp(max=used_pages.shape[1] - 1)
-        token_slots = used_pages[watched][:, page] * BLOCK + logical % BLOCK
+        page = (logical // GPU_PAGE).clamp(max=used_pages.shape[1] - 1)
+        token_slots = used_pages[watched][:, page] * GPU_PAGE + logical % GPU_PAGE
         derived |= {"watched": watched, "readable": (token_slots, logical <= length[watched, None])}
     return derived

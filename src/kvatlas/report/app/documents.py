@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.columns import CELL_COLUMNS, Column
+from kvatlas.columns import page_columns
 from kvatlas.core import Cell, CellCoord, Grade, Map, Outcome, Setting, Status, percent, rounded
 from kvatlas.figures import colours
-from kvatlas.figures.panels import framed, has_two_claims
+from kvatlas.figures.panels import framed_cells, has_two_claims
 from kvatlas.report.description import recommendation
 from kvatlas.report.headline import headline
 from kvatlas.report.result import MapResult, Result
 from kvatlas.results import Expected
 from kvatlas.results.records import STATUS
 from kvatlas.stats.choice import Choice, with_recommended
+from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import curves_of_run, mean_maps
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.run_data import short_names, shown_policies, whole_names
 from kvatlas.stats.setting_tables import SettingRow, SettingTable
 from kvatlas.stats.table import CellTraces
-from kvatlas.stats.verdicts import Verdict
 from kvatlas.text import axis_label, model_name
 
 Json = dict[str, Any]
@@ -71,7 +71,7 @@ class Cells:
                 "model": model,
                 "benchmark": benchmark,
                 "short": self.short.get(setting.id, str(setting)),
-                **dict.fromkeys(column.page for column in _page_columns()),
+                **dict.fromkeys(column.page for column in page_columns()),
                 "difference": None,
             }
         )
@@ -88,26 +88,9 @@ class Cells:
         if index is None:
             index = self._add(place.model, place.benchmark, cell.setting)
         if self.documents[index]["value"] is None:
-            self.documents[index] |= _values(cell, difference)
+            self.documents[index] |= {column.page: column.page_value(cell) for column in page_columns()}
+            self.documents[index]["difference"] = None if difference is None else _interval(difference)
         return index
-
-
-def _page_columns() -> list[Column]:
-    return [column for column in CELL_COLUMNS if column.page]
-
-
-def _values(cell: Cell, difference: Contrast | None) -> Json:
-    """Return the columns of a cell under their names in the app; truncated traces in percent, where all are known."""
-    values: Json = {}
-    for column in _page_columns():
-        # Means of tokens are printed in whole numbers.
-        is_mean_of_tokens = column.unit == "tokens" and column.digits is not None
-        values[column.page] = rounded(column.read(cell), 1) if is_mean_of_tokens else column.file_value(cell)
-    traces = (cell.estimate.problems or 0) * (cell.estimate.samples or 0)
-    if cell.truncated is not None and traces:
-        values["truncated"] = percent(cell.truncated / traces)
-    values["difference"] = None if difference is None else _interval(difference)
-    return values
 
 
 def _interval(contrast: Any) -> list[float | None]:
@@ -119,9 +102,9 @@ def maps_of(result: Result, tested: bool = True) -> list[Map]:
 
     Raises KvatlasError as `maps_of_run` does.
     """
-    (analysis,) = result.opened_runs
-    if not analysis.run.has_maps:
-        return curves_of_run(analysis.run)
+    (run,) = result.opened_runs
+    if not run.has_maps:
+        return curves_of_run(run)
     return _as_maps(result.maps) if tested else result.untested
 
 
@@ -131,16 +114,16 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
 
 def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
-    (analysis,) = result.opened_runs
-    cells = Cells(analysis.run.manifest.expected)
-    compared = tested and analysis.run.has_maps
+    (run,) = result.opened_runs
+    cells = Cells(run.manifest.expected)
+    compared = tested and run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]
     if tested:
         every_map = with_recommended(every_map, result.choices)
-    verdicts = result.verdicts if compared else {}
+    tests = result.tests if compared else {}
     differences = result.differences if compared else {}
-    documents = [_map(map_, verdicts.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
-    metric = maps[0].metric if maps else analysis.run.metric
+    documents = [_map(map_, tests.get(map_.name), differences.get(map_.name, {}), cells) for map_ in every_map]
+    metric = maps[0].metric if maps else run.metric
     return {
         "metric": axis_label(metric),
         "against": _against(every_map),
@@ -167,9 +150,9 @@ def _tested(result: Result, cells: Cells) -> Json:
     }
 
 
-def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
+def _map(map_: Map, tests: MapTests | None, differences: Mapping[CellCoord, Contrast], cells: Cells) -> Json:
     (vertical, rows), (horizontal, columns) = map_.axes
-    region, frame = framed(map_)
+    region, frame = framed_cells(map_)
     thick = map_.keeps_like if has_two_claims([map_]) else frozenset()
     numbers: list[list[int | None]] = []
     is_framed: list[list[int]] = []
@@ -192,7 +175,7 @@ def _map(map_: Map, verdict: Verdict | None, differences: Mapping[CellCoord, Con
         "frame": frame,
         "loses": _places(map_, map_.breaks),
         "recommended": _places(map_, {map_.recommended}),
-        "evidence": verdict.evidence if verdict else None,
+        "evidence": tests.evidence if tests else None,
         "beside": [cells.number(map_, cell) for cell in map_.baselines.values()],
         "notes": [{"text": note.text, "warning": note.is_warning} for note in map_.notes],
         "vacuous": map_.validity.reason if map_.validity else None,
@@ -333,7 +316,7 @@ def marks(cell: CellTraces, problems: Sequence[str]) -> str:
     correct = cell.traces["correct"] > 0
     letters = np.full(status.shape, MISSING)
     for name, code in STATUS.items():
-        outcome = Grade(True, 1.0, None, name).verdict
+        outcome = Grade(True, 1.0, None, name).outcome
         letters[status == code] = LETTERS[outcome]
     letters[(status == STATUS[Status.OK]) & ~correct] = LETTERS[Outcome.WRONG]
     return "".join(cell.in_order(letters, problems, MISSING).ravel().tolist())

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from kvatlas.columns import page_columns
 from kvatlas.core import KvatlasError
 from kvatlas.figures import colours
 from kvatlas.report.app.documents import MARKS, RIGHT, Json, maps_of
@@ -65,10 +66,9 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
     script = "\n".join((web / name).read_text("utf-8") for name in SCRIPTS)
     constants: dict[str, Any] = {
         "source": source,
-        "colours": colours.colour_steps(colours.VALUES),
-        "costs": colours.colour_steps(colours.COSTS),
-        "differences": colours.colour_steps(colours.DIFFERENCES),
+        "scales": {scale: colours.colour_steps(scale) for scale in colours.SCALES},
         "lines": colours.LINES,
+        "columns": [column.page_words() for column in page_columns() if column.title],
         "marks": MARKS,
     }
     if documents is not None:
@@ -125,8 +125,8 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     check_page(out)
     if not maps_of(result):
         raise KvatlasError("The run has no settings that a report could show.")
-    (analysis,) = result.opened_runs
-    run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), result)
+    (data,) = result.opened_runs
+    run = AppRun(data, address_name(data.folder or Path("run")), result)
     traces = _traces(run, per_cell)
     for trace, departs in zip(traces.values(), run.departures(list(traces), DEPARTURES), strict=True):
         if departs:

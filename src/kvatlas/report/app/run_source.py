@@ -25,7 +25,6 @@ from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import Result
 from kvatlas.results import Key, Manifest, Store
 from kvatlas.stats.metrics import usual_metric
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 from kvatlas.text import model_name
@@ -149,7 +148,7 @@ class AppRun:
         # As they are now; None without the feature.
         autopsies = features.find("autopsy.page")
         self.autopsies = None if autopsies is None else autopsies(self.folder, self.manifest)
-        result = self._given or Result((RunAnalysis(self.data),))
+        result = self._given or Result((self.data,))
         warnings: list[str] = []
         maps: list[Map] = []
         if not tested:

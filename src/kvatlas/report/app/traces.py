@@ -94,7 +94,7 @@ def _token_fields(trace: Trace, pieces: list[str]) -> dict[str, Any]:
 def _verdict(trace: Trace) -> str:
     """Return the outcome of a trace, with the status of one that has no answer."""
     if trace.grade.status is not Status.OK:
-        return f"wrong ({trace.grade.verdict})"
+        return f"wrong ({trace.grade.outcome})"
     return "right" if trace.grade.correct else "wrong"
 
 
