@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 
 from kvatlas.cli import drawing, gate_command, lists, results, serving, sweeps
 from kvatlas.core import KvatlasError, reason
+from kvatlas.registry import features
 from kvatlas.text import VisibleStream, visible
 
 #: The longest error sentence in characters; sentences may quote values of any length.
@@ -36,8 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (sweeps, drawing, results, serving, gate_command, lists):
-    app.add_typer(_module.app)
 
 
 def _print_version(value: bool) -> None:
@@ -60,7 +59,26 @@ def _app_options(
 @functools.cache
 def command() -> Any:
     """Return the command line as one command, which takes a quarter of a second to build."""
+    # In the order of the help.
+    groups = [sweeps.app, _commands_of("autopsy"), _commands_of("predictor")]
+    groups += [module.app for module in (drawing, results, serving, gate_command, lists)]
+    for group in groups:
+        app.add_typer(group)
     return typer.main.get_command(app)
+
+
+def _commands_of(feature: str) -> typer.Typer:
+    """Return the commands of a feature; of one that is not installed a hidden one that says so."""
+    commands: typer.Typer | None = features.find(f"{feature}.commands")
+    if commands is not None:
+        return commands
+    group = typer.Typer()
+
+    @group.command(feature, hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    def refuse() -> None:
+        features.get(f"{feature}.commands")
+
+    return group
 
 
 def main() -> None:

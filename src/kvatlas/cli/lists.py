@@ -158,7 +158,7 @@ def check_command(
     from kvatlas.benchmarks.file_checks import check_benchmark
     from kvatlas.models import find as find_model
     from kvatlas.models.gguf import PACKAGED
-    from kvatlas.sweeps.doctor import check_machine, check_model, questions
+    from kvatlas.sweeps.doctor import check_machine, check_model, messages_for
 
     torch.set_num_threads(1)
     if target in ("auto", "cpu") or target.partition(":")[0] == "cuda":
@@ -178,6 +178,8 @@ def check_command(
         if not (has_model_prefix or is_model_file or target in PACKAGED):
             raise KvatlasError(f"{error} A model is embedded:NAME, a folder, FILE.gguf or hf:OWNER/NAME.") from None
         handle = find_model(target, **options.model_options(model_option, template_values))
-        print_check_results(check_model(handle, questions(handle, benchmarks or [], problems), max_new_tokens), as_json)
+        print_check_results(
+            check_model(handle, messages_for(handle, benchmarks or [], problems), max_new_tokens), as_json
+        )
         return
     print_check_results(check_benchmark(benchmark), as_json)

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -170,89 +170,3 @@ def print_audit(cells: Sequence[AuditedCell]) -> None:
             "first compression, median / worst problem (share of problems in which policies keep the same tokens)"
         )
         print_rows(list(rows.values()))
-
-
-def print_autopsies(cells: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> None:
-    """Print what the autopsies of each cell show, one line for each figure; `names` are short ones of settings."""
-    if not cells:
-        typer.echo("No answer was lost that the full cache has.")
-    for cell in cells:
-        typer.echo(f"{cell['model']} | {cell['benchmark']} | {cell['setting']}")
-        _print_cell(cell["summary"], cell["all_lost"], names)
-
-
-def _print_cell(summary: Mapping[str, Any], all_lost: int, names: Mapping[str, str]) -> None:
-    luck = "–" if summary["by_luck"] is None else f"{summary['by_luck']:.1f} %"
-    rows = [
-        ("lost answers", f"{all_lost}"),
-        ("examined", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike"),
-    ]
-    for size, share in summary["cause_of_at_most"].items():
-        rows.append((f"restored by at most {size} tokens", _with_limits(share)))
-    rows += [
-        ("restored by any one span", _with_limits(summary["any_cause"])),
-        ("restored by random sets", _with_limits(summary["random_sets_save"])),
-        ("restored by any one span, by luck alone", luck),
-        ("right without compression until the death", _with_limits(summary["without_compression_until_the_death"])),
-        ("median of tokens, of replays", f"{summary['tokens']}, {summary['replays']}"),
-    ]
-    kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
-    rows.append(("kinds of saving tokens", kinds or "–"))
-    _print_rows(rows)
-    if summary["held_out"] is not None:
-        _print_held_out(summary["held_out"])
-    elif summary["causes"]:
-        typer.echo("\nno cause was tested: at temperature 0 there are no other random numbers")
-    if summary["in_right_answers"] is not None:
-        _print_harm(summary["in_right_answers"])
-    if summary["kept_by_others"]:
-        _print_kept_by_others(summary["kept_by_others"], names)
-
-
-def _print_held_out(test: Mapping[str, Any]) -> None:
-    typer.echo(f"\nright under {test['streams']} held-out random streams, {test['answers']} answers with a cause")
-    right = test["right"]
-    rows = [
-        ("nothing put back", _with_limits(right["nothing"])),
-        ("random sets put back", _with_limits(right["random"])),
-        ("the causes put back", _with_limits(right["cause"])),
-        ("no compression until the death", _with_limits(right["no_compression"])),
-        ("causes over random sets, points", _with_limits(test["cause_over_random"], "")),
-        ("causes over nothing, points", _with_limits(test["cause_over_nothing"], "")),
-        ("answers for which the cause is proven alone", f"{test['proven_alone']} of {test['answers']}"),
-        ("causes over random sets, of all lost answers", _with_limits(test["of_all_lost"], "")),
-        ("the same in points of all answers", _with_limits(test["room"], "")),
-    ]
-    _print_rows(rows)
-
-
-def _print_harm(test: Mapping[str, Any]) -> None:
-    typer.echo(f"\nlike tokens in {test['answers']} right answers")
-    rows = [
-        ("nothing put back", _with_limits(test["right"]["nothing"])),
-        ("like tokens put back", _with_limits(test["right"]["like"])),
-        ("difference, points", _with_limits(test["like_over_nothing"], "")),
-    ]
-    _print_rows(rows)
-
-
-def _print_kept_by_others(table: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> None:
-    typer.echo("\nkept by other settings at that compression: saving tokens, random tokens, difference in points")
-    # Autopsies of before may have settings that the run no longer has.
-    shown = {name: names.get(name, name) for name in table}
-    width = max(20, 2 + max(map(len, shown.values())))
-    for name, shares in table.items():
-        texts = [_with_limits(shares["saving"]), _with_limits(shares["random"]), _with_limits(shares["difference"], "")]
-        typer.echo(f"{shown[name]:<{width}}" + "".join(f"{text:<26}" for text in texts).rstrip())
-
-
-def _print_rows(rows: Sequence[tuple[str, str]]) -> None:
-    for name, text in rows:
-        typer.echo(f"{name:<46}{text}")
-
-
-def _with_limits(values: Mapping[str, float | None] | None, unit: str = " %") -> str:
-    """Return a share or a difference with its interval."""
-    if values is None:
-        return "–"
-    return f"{values['value']:.1f}{unit} ({values['low']:.1f}–{values['high']:.1f})"

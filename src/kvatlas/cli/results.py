@@ -35,7 +35,7 @@ def describe_command(
     as_json: options.Json = False,
 ) -> None:
     """Describe maps on a page: values, losses against the full cache, effects, the recommended setting."""
-    from kvatlas.autopsy.death_tables import deaths_of, deaths_table
+    from kvatlas.registry import features
     from kvatlas.report.description import every_map, one_page
     from kvatlas.report.result import analyse
     from kvatlas.report.view_options import ReadOptions
@@ -43,7 +43,7 @@ def describe_command(
     fixed_values = options.assignments("--fix", fix)
     read_options = ReadOptions(metric, partial, fixed_values, policy, lose_at_most, problems, claim=claim)
     result = analyse(inputs, read_options)
-    cells = deaths_of(result) if deaths else []
+    cells = features.get("autopsy.deaths")(result) if deaths else []
     if as_json:
         document = result.to_dict()
         if deaths:
@@ -52,7 +52,7 @@ def describe_command(
         return
     print_text(every_map(result) if long else one_page(result))
     if deaths:
-        print_text(deaths_table(cells))
+        print_text(features.get("autopsy.deaths_table")(cells))
 
 
 @app.command("view")
