@@ -12,8 +12,7 @@ from typing import Any
 from kvatlas.core import SERVED, KvatlasError, Setting, Status
 from kvatlas.gates.outcomes import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
 from kvatlas.results import Store
-from kvatlas.results.records import STATUS
-from kvatlas.results.records import digest as digest_of_tokens
+from kvatlas.results.records import STATUS, digest_of_tokens
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, systems_of
