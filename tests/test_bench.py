@@ -1,4 +1,7 @@
-"""The programs in bench/ that need minutes or a GPU run here in small."""
+"""The programs in bench/ that need minutes or a GPU run in small by `make deep`; what they found is read here.
+
+tests/test_documented.py sees that what they import is there.
+"""
 
 import importlib
 import json
@@ -29,6 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
+@pytest.mark.deep
 def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> None:
     result = run("gpu.py", "--tiny", "--out", str(tmp_path / "results" / "gpu.json"))
     assert result["hardware"]
@@ -42,6 +46,7 @@ def test_the_gpu_program_runs_on_a_cpu_in_small(tmp_path: Path, run: Run) -> Non
     assert swept["planned_tokens"] == swept["decoded_tokens"]
 
 
+@pytest.mark.deep
 def test_decoding_is_measured_against_others_in_turns(run: Run, write_spec: Callable[..., Path]) -> None:
     words = ("--cases", "2x128", "--layers", "1", "--steps", "1", "--rounds", "1", "--demo", "1")
     result = run("decode.py", *words, "--grid", str(write_spec()))
@@ -77,6 +82,7 @@ def kept(name: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["tuning", "final"])
 def test_the_program_of_calibration_runs_in_small(tmp_path: Path, run: Run, kind: str) -> None:
     parts = ["two_settings", "policies", "maps", "sequences", "depths", "prices", "pass_at_1", "pass_at_k"]

@@ -370,7 +370,7 @@ def test_a_log_whose_claims_cannot_be_is_refused_by_name_and_leaves_no_promise(
     change(log)
     log.eval.model = "another/model"
     # Not through a file, where JSON would refuse some of these.
-    monkeypatch.setattr(inspect_logs, "_read", lambda _: log)
+    monkeypatch.setattr(inspect_logs, "_read_log", lambda _: log)
     with pytest.raises(KvatlasError) as caught:
         import_log(tmp_path / "claim.eval", run)
     assert "claim.eval" in str(caught.value)

@@ -59,21 +59,27 @@ def make(name: str, **changes: Any) -> CompressingPolicy:
     return policies.from_setting(Setting.from_parameters(name, **{**COMMON, **SMALL.get(name, {}), **changes}))
 
 
-def everything() -> list[Policy]:
-    """Every policy in every scope that its user may choose."""
+def everything(scopes: int) -> list[Policy]:
+    """Every policy in its scope, and in so many of the others that its user may choose, in turn."""
     results: list[Policy] = [policies.from_setting(Setting.from_parameters("full"))]
-    for name in NAMES:
-        results.append(make(name))
+    for number, name in enumerate(NAMES):
+        policy = make(name)
+        results.append(policy)
         if "scope" in policies.policies.get(name).__dataclass_fields__:
-            results += [make(name, scope=scope) for scope in Scope if scope != results[-1].scope]
+            others = [scope for scope in Scope if scope != policy.scope]
+            first = number % len(others)
+            in_turn = others[first:] + others[:first]
+            results += [make(name, scope=scope) for scope in in_turn[:scopes]]
     return results
 
 
-@pytest.mark.slow
-def test_traces_do_not_depend_on_batch_size_order_or_neighbours(random_models: dict[str, ModelHandle]) -> None:
+@pytest.mark.parametrize("scopes", [1, pytest.param(len(Scope), marks=pytest.mark.deep)])
+def test_traces_do_not_depend_on_batch_size_order_or_neighbours(
+    random_models: dict[str, ModelHandle], scopes: int
+) -> None:
     """A batch of all equals batches of one, with all settings or with one at a time; prompts are of unequal length."""
     model = random_models["qwen3"]
-    result = everything()
+    result = everything(scopes)
     work = requests(model, result, 2)
     assert len({len(request.prompt) for request in work}) > 1
     expected = outcome(run(model, work, 1, max_new_tokens=90)[1])

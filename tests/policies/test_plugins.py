@@ -83,6 +83,7 @@ def test_an_error_in_a_method_is_one_sentence_that_names_policy_method_and_excep
     assert "\x1b" not in sentence
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("statement", "workers"), [*((statement, 1) for statement in FAULTS), ("sys.exit(0)", 2)])
 def test_the_traces_that_were_finished_are_kept(
     tmp_path: Path, kvatlas: Call, write_spec: Any, statement: str, workers: int

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvatlas.core import EvictionTrace, KvatlasError, Setting, Status
+from kvatlas.core import EvictionTrace, KvatlasError, Outcome, Setting, Status
 from kvatlas.models.token_texts import token_texts
 from kvatlas.report import result, view_options
+from kvatlas.report.app.documents import LETTERS, MARKS, MISSING
 from kvatlas.report.app.local_server import Server
 from kvatlas.report.app.page import write_bundle, write_report
 from kvatlas.report.app.run_source import AppRun, open_runs
@@ -194,6 +195,12 @@ def test_runs_without_two_axes_have_a_page_too(
     assert {name for name, loss in lost.items() if loss is None} == {"full"}
     (card,) = run["cards"]
     assert card["settings"] == len(settings)
+
+
+def test_every_outcome_has_a_letter_and_a_word_on_the_page() -> None:
+    assert set(LETTERS) == set(Outcome)
+    assert MARKS.keys() == {*LETTERS.values(), MISSING}
+    assert len(MARKS) == len(Outcome) + 1
 
 
 def test_evictions_of_a_trace() -> None:

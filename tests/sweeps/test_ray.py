@@ -62,7 +62,7 @@ def test_without_an_address_a_ray_of_its_own_is_started(monkeypatch: pytest.Monk
     inspect.signature(_start).bind(**options)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_killed_worker_and_a_lost_node_cost_only_their_unfinished_problems(
     finished: Path, spec_data: Build, tmp_path: Path, cluster: Any
 ) -> None:

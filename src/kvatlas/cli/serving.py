@@ -111,7 +111,7 @@ def verify(
     """
     from kvatlas.deploy.endpoint import Endpoint, ask
     from kvatlas.deploy.engine_config import MeasuredCell
-    from kvatlas.deploy.verify import as_text, read_texts, report
+    from kvatlas.deploy.verify import read_texts, report, verification_text
     from kvatlas.results.store import check_new_folder
     from kvatlas.stats.paired import Equivalence
     from kvatlas.stats.run_data import margin_from_points
@@ -134,7 +134,7 @@ def verify(
         raise typer.Exit(130) from None
     note(str(answers))
     result = report(reference, answers.traces, margin, read)
-    typer.echo(json.dumps(result, indent=2) if as_json else as_text(result, endpoint.url))
+    typer.echo(json.dumps(result, indent=2) if as_json else verification_text(result, endpoint.url))
     if result["alarmed"]:
         raise typer.Exit(1)
     if result["cell"]["verdict"] == Equivalence.UNDECIDED:

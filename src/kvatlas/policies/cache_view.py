@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +30,7 @@ class Signal(StrEnum):
     ANSWER = "answer"
 
 
-class Columns(Protocol):
+class PolicyNotes(Protocol):
     """The notes of policies beside cached tokens: tensors [rows, layers, KV heads, cached] of the policy's scope."""
 
     def enter(self, name: str, values: Tensor) -> None: ...
@@ -56,7 +55,7 @@ class Step:
     positions: Tensor
     hidden: Tensor | None
     attention: Tensor | None
-    columns: Columns
+    columns: PolicyNotes
     prompt_length: int | None = None
 
     def enter(self, column: str, values: Tensor) -> None:
@@ -97,7 +96,7 @@ class ScoreMemory:
     length: int = 0
 
 
-class CacheView(ABC):
+class CacheView:
     """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
 
     `positions` [..., cached] are true positions, ascending, with unequal budgets behind -1 in heads with fewer tokens,
@@ -117,28 +116,28 @@ class CacheView(ABC):
     reference: ReferenceTrace | None = None
     memory: ScoreMemory | None = None
 
-    @abstractmethod
     def key(self, layer: int) -> Tensor:
         """Return the keys of a layer [KV heads, cached, head size], with their rotation."""
+        raise NotImplementedError
 
-    @abstractmethod
     def value(self, layer: int) -> Tensor:
         """Return the values of a layer [KV heads, cached, head size]."""
+        raise NotImplementedError
 
-    @abstractmethod
     def query(self, layer: int) -> Tensor:
         """Return the policy's last `queries` queries [heads, queries, head size] with their rotation (QUERIES).
 
         The oldest come first, fewer in a shorter sequence: the last one belongs to the newest cached token.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def tokens(self) -> Tensor:
         """Return the token ids [length] of the sequence."""
+        raise NotImplementedError
 
-    @abstractmethod
     def scaling(self, layer: int) -> float:
         """Return the factor of q k before a layer's softmax, often but not always 1 / sqrt(head size)."""
+        raise NotImplementedError
 
     def window(self, layer: int) -> int | None:
         """Return the number of positions that a layer with a sliding window sees; None for all."""

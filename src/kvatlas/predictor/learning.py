@@ -80,11 +80,11 @@ def learn(
     `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
     traces.
     """
-    from kvatlas.policies.dynts import Layout
+    from kvatlas.policies.dynts import HeadLayout
     from kvatlas.predictor import HeadLoss, save_head, train
 
-    head_layout = _member_named(Layout, "layout", layout)
-    usual_loss = "ranked" if head_layout is Layout.OURS else "scaled"
+    head_layout = _member_named(HeadLayout, "layout", layout)
+    usual_loss = "ranked" if head_layout is HeadLayout.OURS else "scaled"
     head_loss = _member_named(HeadLoss, "loss", loss or usual_loss)
     plan = training_data.plan()
     (model,) = plan.models

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import KvatlasError
-from kvatlas.policies import file_of, from_setting
+from kvatlas.policies import from_setting, policy_file
 from kvatlas.stats.memory_of_averages import RATIO
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.windows_at_memory import WINDOW, EqualMemory
@@ -101,7 +101,7 @@ def _is_valid(spec: Json) -> bool:
 
     try:
         for setting, _ in parse_spec(spec).cells():
-            if file_of(setting.policy) is None:
+            if policy_file(setting.policy) is None:
                 from_setting(setting)
     except KvatlasError:
         return False

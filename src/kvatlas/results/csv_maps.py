@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -15,7 +14,17 @@ from typing import Any
 
 from kvatlas.benchmarks.public import SOURCES
 from kvatlas.columns import Column, csv_columns
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting, ascending
+from kvatlas.core import (
+    Cell,
+    Estimate,
+    KvatlasError,
+    Map,
+    Note,
+    NoteKind,
+    Setting,
+    ascending,
+    is_storable_number,
+)
 from kvatlas.core.settings import WINDOW_SHARE
 from kvatlas.policies.memory import stays
 from kvatlas.results.export import MARKS
@@ -33,8 +42,10 @@ _PUBLISHED_RULE: Mapping[str, Any] = {"ratio_over": "older"}
 _PUBLISHED_PROMPT = 150
 #: The columns that hold the values of a metric, in percent.
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
-#: A limit of integers.
+#: A limit of counts, and of means of counts.
 _BELOW = 10**9
+#: The most characters of a field: figures and tables have room for a name.
+_MAX_FIELD = 500
 _MEAN = re.compile(r"mean of (\d+)")
 #: Missing cells that an error lists.
 _LISTED = 5
@@ -69,12 +80,32 @@ class _MapFile:
             raise KvatlasError(f"{where} repeats the cell {place} of {model} on {benchmark}.")
         group[coord] = cell
 
-    def largest_value(self) -> float:
-        """Return the largest value or upper limit of an interval."""
-        estimates = [cell.estimate for cell in self.baselines.values()]
-        for group in self.groups.values():
-            estimates += [cell.estimate for cell in group.values()]
-        return max(estimate.high or estimate.value for estimate in estimates)
+    def name_in_shares(self) -> _Name | None:
+        """Return the name of a map whose values are from 0 to 1, which are shares in place of percent; None without.
+
+        Values that small are percent where each is a whole number of right answers, or if an interval reaches above 1.
+        """
+        for name, group in self.groups.items():
+            cells = [*group.values(), *(self.baselines[each] for each in self.baselines if each[:2] == name[:2])]
+            largest = max(cell.estimate.high or cell.estimate.value for cell in cells)
+            if 0 < largest <= 0.01 and not (self.column != "progress" and all(map(_is_whole_count, cells))):
+                return name
+        return None
+
+
+def _traces_of(cell: Cell) -> int | None:
+    """Return the number of traces of a cell; None if it is unknown."""
+    counts = (cell.estimate.problems, cell.estimate.samples)
+    return None if counts[0] is None or counts[1] is None else counts[0] * counts[1]
+
+
+def _is_whole_count(cell: Cell) -> bool:
+    """Return whether the value of a cell is that of a whole number of right answers, with four decimals in percent."""
+    traces = _traces_of(cell)
+    if traces is None:
+        return False
+    right = cell.estimate.value * traces
+    return abs(right - round(right)) <= 1e-6 * traces
 
 
 def published_names() -> list[str]:
@@ -102,15 +133,17 @@ def read_maps(
         table = _MapFile(*_axes_and_metric(name, list(reader.fieldnames or ())))
         for record in reader:
             where = f"{name}, line {reader.line_num}"
-            fields = _fields(where, record)
+            fields = _fields(where, record, ("model", "benchmark", *table.axes, table.column))
             coord, cell = _cell_of_row(where, fields, table, defaults)
             table.add(where, (fields["model"], fields["benchmark"], cell.setting.policy), coord, cell)
     except csv.Error as error:
         raise KvatlasError(f"{name} cannot be read as a CSV map ({error}).") from error
     if not table.groups:
         raise KvatlasError(f"{name} has no cells; expected rows with values of {table.axes[0]} and {table.axes[1]}.")
-    if 0 < table.largest_value() <= 0.01:
-        raise KvatlasError(f"{name} has values of {table.column} from 0 to 1; expected percent, from 0 to 100.")
+    in_shares = table.name_in_shares()
+    if in_shares is not None:
+        where = f"{name}, {in_shares[0]} on {in_shares[1]}:" if len(table.groups) > 1 else name
+        raise KvatlasError(f"{where} has values of {table.column} from 0 to 1; expected percent, from 0 to 100.")
     return [_map_of_file(name, map_name, table, partial) for map_name in table.groups]
 
 
@@ -149,13 +182,22 @@ def _axes_and_metric(name: str, header: list[str]) -> tuple[tuple[str, str], str
     return (axes[0], axes[1]), values[0]
 
 
-def _fields(where: str, record: Mapping[str | None, Any]) -> dict[str, str]:
-    """Return the fields of a row by column; raises KvatlasError if it has more than the header."""
+def _fields(where: str, record: Mapping[str | None, Any], needed: Sequence[str]) -> dict[str, str]:
+    """Return the fields of a row by column; those at its end may be missing, unless they are `needed`.
+
+    Raises KvatlasError for a row with more fields than the header, and for a row that was cut off.
+    """
     fields = {}
     for column, text in record.items():
         if column is None:
             raise KvatlasError(f"{where} has more fields than the header; a value with a comma in it needs quotes.")
+        if text is None and column in needed:
+            raise KvatlasError(f"{where} ends before its field of {column}; expected as many fields as in the header.")
         fields[column] = unguarded((text or "").strip())
+        if len(fields[column]) > _MAX_FIELD or len(fields[column].splitlines()) > 1:
+            raise KvatlasError(
+                f"{where}: {column} is {fields[column]!r:.60}; expected one line of up to {_MAX_FIELD:,} characters."
+            )
     return fields
 
 
@@ -171,6 +213,9 @@ def _cell_of_row(
         raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
     cell = _cell_of_numbers(where, fields, value / 100, defaults)
     _check_limits(where, table.column, value, cell.estimate)
+    traces = _traces_of(cell)
+    if cell.truncated is not None and traces is not None and cell.truncated > traces:
+        raise KvatlasError(f"{where}: truncated is {cell.truncated:,}; expected up to {traces:,}, problems x samples.")
     policy = fields.get("policy") or defaults.get("policy", "")
     coord = None
     parameters: dict[str, Any] = {}
@@ -205,12 +250,20 @@ def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -
     values: dict[str, Any] = {}
     for axis in given:
         if axis == "local_window" and WINDOW_SHARE.fullmatch(fields[axis]):
-            values[axis] = fields[axis]
+            values[axis] = _window_share(where, fields[axis])
         elif axis in ("local_window", "ratio"):
             values[axis] = _field_number(where, axis, fields[axis], 0 if axis == "local_window" else None)
         else:
-            values[axis] = number(fields[axis])
+            values[axis] = _number_or_text(where, axis, fields[axis])
     return values
+
+
+def _window_share(where: str, text: str) -> str:
+    """Return a local window that is a share of the KV budget, equal ones in one form: `25.0%` is `25%`."""
+    share = float(text.removesuffix("%"))
+    if not 0 <= share < 100:
+        raise KvatlasError(f"{where}: local_window is {text}; expected a share below 100%.")
+    return f"{share:.6f}".rstrip("0").rstrip(".") + "%"
 
 
 def _cell_of_numbers(where: str, fields: Mapping[str, str], value: float, defaults: Mapping[str, Any]) -> Cell:
@@ -244,23 +297,42 @@ def _cell_of_numbers(where: str, fields: Mapping[str, str], value: float, defaul
 def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
     """Return the value of a declared column in a row, shares in [0, 1]."""
     text = fields[column.name]
-    # A function may have any value.
-    value = number(text) if callable(column.source) else _field_number(where, column.name, text, column.least)
+    if callable(column.source):
+        # A function may have any value.
+        value = _number_or_text(where, column.name, text)
+    else:
+        value = _field_number(where, column.name, text, column.least)
+        least, most = (-_ROUNDING, 100 + _ROUNDING) if column.is_share else (0, _BELOW)
+        if not least <= value <= most:
+            expected = "a percentage from 0 to 100" if column.is_share else f"a number from 0 to {_BELOW:,}"
+            raise KvatlasError(f"{where}: {column.name} is {text}; expected {expected}.")
     return value / 100 if column.is_share and not isinstance(value, str) else value
+
+
+def _number_or_text(where: str, name: str, text: str) -> float | str:
+    """Return the finite number that a field spells, else its text."""
+    value = number(text)
+    if isinstance(value, str):
+        return value
+    if not is_storable_number(value) or "_" in text:
+        raise KvatlasError(f"{where}: {name} is {text!r:.60}; expected a finite number or a text.")
+    # 0.0 for -0.0.
+    return value + 0
 
 
 def _field_number(where: str, name: str, text: str, least: int | None = None) -> float:
     """Return the finite number in a field; an integer from `least` up, if that is given."""
     value = number(text)
-    if isinstance(value, str) or not math.isfinite(value) or "_" in text:
-        raise KvatlasError(f"{where}: {name} is {text!r}; expected a number.")
+    if isinstance(value, str) or not is_storable_number(value) or "_" in text:
+        raise KvatlasError(f"{where}: {name} is {text!r:.60}; expected a number.")
     if name == "ratio" and not 0 <= value <= 1:
         raise KvatlasError(f"{where}: ratio is {text}; expected a share from 0 to 1.")
     if least is not None:
         if not least <= value < _BELOW or value % 1:
             raise KvatlasError(f"{where}: {name} is {text}; expected an integer from {least} to {_BELOW - 1:,}.")
         return int(value)
-    return value
+    # 0.0 for -0.0.
+    return value + 0
 
 
 def _map_of_file(name: str, map_name: _Name, table: _MapFile, partial: bool) -> Map:

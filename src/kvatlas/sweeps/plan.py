@@ -30,7 +30,7 @@ from kvatlas.core import (
 from kvatlas.models import ModelHandle
 from kvatlas.models.checks import Claims, key_bias_warning, notes_for
 from kvatlas.policies import CompressingPolicy, Policy, Signal
-from kvatlas.policies.audit import audit, narrow_sentence, setting_facts, uncompressed_sentence
+from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
 from kvatlas.sweeps.plan_notes import byte_notes, device_notes, unequal_notes, window_sentence
@@ -284,7 +284,7 @@ class Plan:
         """The budget audit of each setting on each benchmark, from the lengths of the prompts."""
         cells = []
         for model, benchmark, policy, _ in self.bind_cells():
-            audited = audit(policy, self.prompts[model.name, benchmark.name])
+            audited = audit_policy(policy, self.prompts[model.name, benchmark.name])
             if audited is not None:
                 cells.append(AuditedCell(model.name, benchmark.name, policy.setting, audited))
         return tuple(cells)
@@ -409,7 +409,7 @@ def make_plan(spec: Spec) -> Plan:
         model.check()
         notes += model.notes
         for policy, _ in cells:
-            policies.fit(policy, model)
+            policies.fit_policy(policy, model)
         for benchmark in found_benchmarks:
             name = (model.name, benchmark.name)
             texts = _prompt_texts(model, benchmark, problems[benchmark.name])
@@ -493,7 +493,7 @@ def _check_grading(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
         return
     if not problems:
         raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
-    benchmarks.judge(benchmark, problems[0], problems[0].answer)
+    benchmarks.grade_answer(benchmark, problems[0], problems[0].answer)
 
 
 def _prompt_texts(model: ModelHandle, benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
@@ -508,7 +508,7 @@ def _check_longest_prompt(
     """Raise KvatlasError if the model or the budget of a policy has no room for the longest prompt."""
     _check_room(spec, model, benchmark, longest)
     for policy, _ in cells:
-        policies.fit(policy, model, longest, f"the longest prompt of {benchmark.name}")
+        policies.fit_policy(policy, model, longest, f"the longest prompt of {benchmark.name}")
 
 
 def _contents(prompts: Sequence[str], problems: Sequence[Problem]) -> dict[str, str]:

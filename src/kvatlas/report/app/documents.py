@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.columns import page_columns
-from kvatlas.core import Cell, CellCoord, Map, Setting, Status, percent, rounded
+from kvatlas.core import Cell, CellCoord, Grade, Map, Outcome, Setting, Status, percent, rounded
 from kvatlas.figures import colours
 from kvatlas.figures.panels import framed_cells, has_two_claims
 from kvatlas.report.description import recommendation
@@ -27,12 +27,23 @@ from kvatlas.stats.table import CellTraces
 from kvatlas.text import axis_label, model_name
 
 Json = dict[str, Any]
-#: The outcome of a trace in one letter, in the words of `source.js`.
-RIGHT = "r"
-WRONG = "w"
-TRUNCATED = "t"
+#: The letter of each outcome of a trace in documents, and that of a trace that is not there.
+LETTERS: Mapping[Outcome, str] = {
+    Outcome.CORRECT: "r",
+    Outcome.WRONG: "w",
+    Outcome.TRUNCATED: "t",
+    Outcome.NO_ANSWER: "n",
+    Outcome.GRADER_TIMEOUT: "g",
+    Outcome.UNKNOWN: "u",
+}
+RIGHT = LETTERS[Outcome.CORRECT]
+TRUNCATED = LETTERS[Outcome.TRUNCATED]
 MISSING = "."
-_LETTERS = {Status.TRUNCATED: TRUNCATED, Status.NO_ANSWER: "n", Status.GRADER_TIMEOUT: "g", Status.UNKNOWN: "u"}
+#: The signs of outcomes in tables of the page; those of others are their letters.
+_SIGNS = {"r": "✓", "w": "·", "t": "…", "n": "?", "g": "!", "u": "¿"}
+#: The word and the sign of each letter.
+MARKS = {letter: (str(outcome), _SIGNS.get(letter, letter)) for outcome, letter in LETTERS.items()}
+MARKS |= {RIGHT: ("right", _SIGNS[RIGHT]), MISSING: ("missing", "")}
 
 
 class Cells:
@@ -304,7 +315,8 @@ def marks(cell: CellTraces, problems: Sequence[str]) -> str:
     status = cell.traces["status"]
     correct = cell.traces["correct"] > 0
     letters = np.full(status.shape, MISSING)
-    for without_answer, letter in _LETTERS.items():
-        letters[status == STATUS[without_answer]] = letter
-    letters = np.where(status == STATUS[Status.OK], np.where(correct, RIGHT, WRONG), letters)
+    for name, code in STATUS.items():
+        outcome = Grade(True, 1.0, None, name).outcome
+        letters[status == code] = LETTERS[outcome]
+    letters[(status == STATUS[Status.OK]) & ~correct] = LETTERS[Outcome.WRONG]
     return "".join(cell.in_order(letters, problems, MISSING).ravel().tolist())

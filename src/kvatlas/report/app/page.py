@@ -18,7 +18,7 @@ import numpy as np
 from kvatlas.columns import page_columns
 from kvatlas.core import KvatlasError
 from kvatlas.figures import colours
-from kvatlas.report.app.documents import RIGHT, Json, maps_of
+from kvatlas.report.app.documents import MARKS, RIGHT, Json, maps_of
 from kvatlas.report.app.run_source import AppRun, Place, address_name, trace_address
 from kvatlas.report.result import Result
 from kvatlas.results.export import check_target, replacing
@@ -69,6 +69,7 @@ def app_page(source: str, documents: Mapping[str, Any] | None = None) -> str:
         "scales": {scale: colours.colour_steps(scale) for scale in colours.SCALES},
         "lines": colours.LINES,
         "columns": [column.page_words() for column in page_columns() if column.title],
+        "marks": MARKS,
     }
     if documents is not None:
         packed = gzip.compress(embedded(documents).encode(), mtime=0)
