@@ -366,7 +366,7 @@ class CompressingPolicy(Policy):
         return self.kv_budget if isinstance(self.kv_budget, int) else self.tokens_held
 
     def check(self, model: ModelHandle) -> None:
-        if self.budgets != "equal" and model.has_windows:
+        if self.budgets != "equal" and model.files.has_windows:
             raise KvatlasError(
                 f"budgets is {self.budgets!r}, and layers of {model.name!r} attend to a sliding window, so that they "
                 "cannot lend memory to others; expected 'equal'."
