@@ -44,7 +44,7 @@ def test_linear(dtype: torch.dtype, seed: int, words: int, outputs: int, biased:
         layers[0].kind = native.PAIRS
     for layer in layers:
         assert torch.equal(layer(x[-rows:]), result[-rows:])
-    assert torch.equal(native.unpack(layers[0].weight, outputs), weight.to(dtype))
+    assert torch.equal(native.unpack_weights(layers[0].weight, outputs), weight.to(dtype))
 
 
 def test_an_odd_number_of_inputs_stays_in_fp32() -> None:
@@ -215,6 +215,7 @@ def test_without_a_library_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "could not be loaded" in native._loaded.__wrapped__()[1]
 
 
+@pytest.mark.deep
 def test_other_processors_compute_the_same_bits(tmp_path: Path) -> None:
     if not shutil.which("qemu-aarch64") or not importlib.util.find_spec("ziglang"):
         pytest.skip("there is no qemu-aarch64 (package qemu-user) or no ziglang")

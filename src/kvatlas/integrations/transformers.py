@@ -22,7 +22,7 @@ from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.cpu.packing import pack
+from kvatlas.cpu.packing import pack_model
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
 from kvatlas.policies import permit
@@ -138,7 +138,7 @@ def generate(
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
-        with pack(model):
+        with pack_model(model):
             written = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
         model.train(training)
@@ -208,6 +208,7 @@ def _token_mask(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
     visible = torch.ones_like(input_ids, dtype=torch.bool)
     if isinstance(mask, torch.Tensor) and mask.shape == input_ids.shape:
         visible = mask.bool()
+
     positions = visible.long().cumsum(-1) - 1
     for name, value in prepared.items():
         if isinstance(value, Cache):
@@ -247,6 +248,7 @@ def _processor_of_row(processor: Any, row: int, rows: int) -> Any:
     if isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         return processing.PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
+
     row_processor = copy.copy(processor)
     if isinstance(row_processor, processing.RepetitionPenaltyLogitsProcessor):
         if isinstance(row_processor.prompt_ignore_length, Tensor):

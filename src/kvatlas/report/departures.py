@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.core import KvatlasError, Trace, first_difference
-from kvatlas.models import ModelHandle
 from kvatlas.report.materials import RunMaterials
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ BYTES_LIMIT = 1 << 30
 NAMED = 8
 
 
-def measured_departures(
+def measure_departures(
     pairs: Sequence[tuple[Trace, Trace | None]], materials: RunMaterials, limit: int
 ) -> list[dict[str, Any] | None]:
     """Return what the departing step missed, for the first `limit` traces that depart from the full cache's.
@@ -34,10 +33,15 @@ def measured_departures(
         prompt = materials.prompt(trace) if full is not None and limit > 0 else None
         if full is not None and prompt is not None:
             if trace.model not in weights:
-                weights[trace.model] = _load_small(materials.models[trace.model])
+                handle = materials.models[trace.model]
+                try:
+                    size = sum(path.stat().st_size for path in handle.folder.glob("*.safetensors"))
+                    weights[trace.model] = handle.load() if size <= BYTES_LIMIT else None
+                except KvatlasError:
+                    weights[trace.model] = None
             model = weights[trace.model]
             if model is not None:
-                result = measure_departure(model, prompt, trace, full)
+                result = _missed_at_departure(model, prompt, trace, full)
 
         if result is not None:
             limit -= 1
@@ -45,16 +49,7 @@ def measured_departures(
     return results
 
 
-def _load_small(handle: ModelHandle) -> PreTrainedModel | None:
-    """Return the model in transformers; None if it is too large or cannot be loaded."""
-    try:
-        size = sum(path.stat().st_size for path in handle.folder.glob("*.safetensors"))
-        return handle.load() if size <= BYTES_LIMIT else None
-    except KvatlasError:
-        return None
-
-
-def measure_departure(
+def _missed_at_departure(
     model: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace
 ) -> dict[str, Any] | None:
     """Return the first difference from the full cache's trace, and the evicted tokens that the full cache attends to.
@@ -64,10 +59,10 @@ def measure_departure(
     `missed` lists the new tokens among them with the largest parts as (number, part), `prompt` the part on evicted
     tokens of the prompt.
     """
-    from kvatlas.predictor.labels import answer_attention
+    from kvatlas.engine.whole_texts import answer_attention
 
-    # A trace that is the beginning of the other one does not depart from it.
     at = first_difference(trace.tokens, full.tokens)
+    # A trace that is the beginning of the other one does not depart from it.
     if not at or at == min(len(trace.tokens), len(full.tokens)) or trace.eviction_trace is None:
         return None
     query = len(prompt) + at - 1

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.autopsy.autopsies import read_autopsies
-from kvatlas.autopsy.page_part import autopsy_document, autopsy_sentences
 from kvatlas.core import KvatlasError, Map, NoteKind, Trace, grouped
+from kvatlas.registry import features
 from kvatlas.report.app.documents import MISSING, RIGHT, TRUNCATED, Json, maps_of, outcome_letters, run_document
 from kvatlas.report.app.traces import question_documents, trace_document
-from kvatlas.report.departures import measured_departures
+from kvatlas.report.departures import measure_departures
 from kvatlas.report.description import say
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import Result
@@ -149,9 +148,9 @@ class AppRun:
         """Make the run's document anew; `tested` with the tests of a complete run."""
         self.marks = [outcome_letters(cell, self.problems[cell.benchmark]) for cell in self.data.cells]
         self.done = sum(cell.stored for cell in self.data.cells)
-        #: Those that were there when the run was opened or changed.
-        self.autopsies = read_autopsies(self.folder)
-
+        # As they are now; None without the feature.
+        autopsies = features.find("autopsy.page")
+        self.autopsies = None if autopsies is None else autopsies(self.folder, self.manifest)
         result = self._given or Result((self.data,))
         warnings: list[str] = []
         maps: list[Map] = []
@@ -176,7 +175,7 @@ class AppRun:
             **self.summary(),
             "claim": result.claim.words,
             "warnings": warnings,
-            "autopsies": autopsy_sentences(self.autopsies.values(), self.manifest),
+            "autopsies": [] if self.autopsies is None else self.autopsies.sentences(),
             "lost": self.first_lost() if tested and maps else None,
             "outcomes": [vars(table) for table in self.tables],
         }
@@ -245,9 +244,8 @@ class AppRun:
         with self.data.store() as store:
             trace = store.trace(key)
         document = {"cell": number, "index": problem, **trace_document(trace, self.materials, whole)}
-        autopsy = self.autopsies.get(tuple(map(str, key)))
-        if autopsy is not None:
-            document["autopsy"] = autopsy_document(autopsy, trace.usage.prompt_tokens or 0)
+        if self.autopsies is not None:
+            document |= self.autopsies.trace(key, trace.usage.prompt_tokens or 0)
         return document
 
     def departure(self, number: int, problem: int, sample: int) -> Json:
@@ -262,7 +260,7 @@ class AppRun:
             for place in places:
                 full = self.full(place)
                 pairs.append((store.trace(self.key(place)), None if full is None else store.trace(self.key(full))))
-        return measured_departures(pairs, self.materials, limit)
+        return measure_departures(pairs, self.materials, limit)
 
     def about(self) -> Json:
         """Return the run's sentences, comparisons and provenance; without tests while it is not complete."""
