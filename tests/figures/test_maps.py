@@ -21,7 +21,7 @@ from kvatlas.report.result import Result
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import marked_csv
 from kvatlas.stats.choice import with_recommended
-from kvatlas.stats.csv_tests import verdicts_of_maps
+from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import paired_difference
@@ -59,7 +59,7 @@ def _scales(figure):
 
 
 def test_series_has_its_finding_panels_labels_and_values(llama, tmp_path):
-    words = texts(map_figure(with_regions(llama, verdicts_of_maps(llama), 0.03)), tmp_path)
+    words = texts(map_figure(with_regions(llama, bound_tests_of_maps(llama), 0.03)), tmp_path)
     assert "R1-Llama under dynts: no cell is shown to be better than another" in words
     assert sum("R1-Llama" in word for word in words) == 1
     for item in llama:
