@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import Trace, first_difference
-from kvatlas.figures.style import EDGE, FigureOptions, Line, Margins, save, settle, sheet, write_above
+from kvatlas.figures.style import EDGE, FigureOptions, Line, Margins, finish_texts, make_panels, save, write_above
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Store
 from kvatlas.text import model_name
@@ -157,7 +157,7 @@ def draw(lost: Lost, path: Path) -> None:
     with options.applied():
         high = max(len(lost.lines), len(lost.full_lines)) * _LINE_HEIGHT + 0.06
         margins = Margins(EDGE, EDGE, 0.14, 0.26, 0.02)
-        figure, panels = sheet(options, (7.0, high), 2, 2, margins, title=title, about=about)
+        figure, panels = make_panels(options, (7.0, high), 2, 2, margins, title=title, about=about)
         inner = margins.inner(7.0, 2)
         heads = (
             (f"wrong: {lost.trace.setting.policy}, window {values['local_window']}, ratio {values['ratio']}", _RED),
@@ -166,7 +166,7 @@ def draw(lost: Lost, path: Path) -> None:
         for panel, lines, (head, colour) in zip(panels, (lost.lines, lost.full_lines), heads, strict=True):
             write_above(panel, [Line(head, 8.0, colour, "bold")])
             _draw_lines(panel, lines, inner, high)
-        settle(figure, options)
+        finish_texts(figure, options)
     save(figure, path)
 
 
