@@ -144,7 +144,7 @@ class Run:
         `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several. Raises KvatlasError for an
         adaptive sweep, in which the problems that two settings share depend on their outcomes.
         """
-        (analysis,) = self._result.opened_runs
+        analysis = self._result.only_run
         if found := [pair for pair in analysis.comparisons if (pair.first, pair.second) == (first, second)]:
             return found
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])

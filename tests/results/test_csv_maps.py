@@ -104,7 +104,7 @@ def test_small_percentages_of_whole_counts_are_percentages(read):
         (GOOD.replace("1000", "10.5"), "local_window is 10.5; expected an integer"),
         (GOOD.replace("1000,0.2", "1000,"), "has a value of local_window alone"),
         (GOOD + "M,AIME24,,,90\nM,AIME24,,,91\n", "line 7 repeats the baseline '' of AIME24"),
-        ("pass_at_1,model,benchmark,local_window,ratio\n40,M,B,500,0.1\n41,M,B,5", "line 3 ends before its fie.* ratio"),
+        ("pass_at_1,model,benchmark,local_window,ratio\n40,M,B,500,0.1\n41,M,B,5", "line 3 ends before .* ratio"),
         (GOOD.replace("1000,0.2", "25%,0.2").replace("1000,0.1", "25.0%,0.2"), "line 5 repeats the cell .* 25%"),
         (GOOD.replace("1000", "125%"), "line 4: local_window is 125%; expected a share below 100%"),
         (GOOD.replace("AIME24,1000", '"AIME\n24",1000'), "line 5: benchmark is .*; expected one line of up to 500"),

@@ -91,7 +91,7 @@ def maps_of(result: Result, tested: bool = True) -> list[Map]:
 
     Raises KvatlasError as `maps_of_run` does.
     """
-    (analysis,) = result.opened_runs
+    analysis = result.only_run
     if not analysis.run.has_maps:
         return curves_of_run(analysis.run)
     return _as_maps(result.maps) if tested else result.untested
@@ -103,7 +103,7 @@ def _as_maps(results: Sequence[MapResult]) -> list[Map]:
 
 def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     """Return maps, cells and fronts; with `tested` also tests, what to choose, and what limits the run."""
-    (analysis,) = result.opened_runs
+    analysis = result.only_run
     cells = Cells(analysis.run.manifest.expected)
     compared = tested and analysis.run.has_maps
     every_map = [*(_as_maps(result.means) if compared else mean_maps(maps)), *maps]

@@ -124,7 +124,7 @@ def write_report(result: Result, out: Path, *, per_cell: int = 2) -> bool:
     check_page(out)
     if not maps_of(result):
         raise KvatlasError("The run has no settings that a report could show.")
-    (analysis,) = result.opened_runs
+    analysis = result.only_run
     run = AppRun(analysis.run, address_name(analysis.run.folder or Path("run")), result)
     traces = _traces(run, per_cell)
     for trace, departs in zip(traces.values(), run.departures(list(traces), DEPARTURES), strict=True):
