@@ -215,7 +215,8 @@ def cell(
     options = {"kv_budget": budget, "local_window": window, "ratio": ratio}
     given = {key: value for key, value in options.items() if value is not None}
     values = {key: read_parameter(owner, key, value) for key, value in pairs.items()}
-    return Setting.from_parameters(**joined_values({"policy": name}, values, given))
+    named = joined_values({"policy": name}, values, given)
+    return Setting.from_parameters(named.pop("policy"), **named)
 
 
 def model_options(

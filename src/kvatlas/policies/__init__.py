@@ -220,6 +220,7 @@ def fit_policy(policy: Policy, model: "ModelHandle", prompt: int | None = None, 
         if isinstance(policy, CompressingPolicy):
             # A policy of another author may replace its `check`.
             CompressingPolicy.check(policy, model)
+        policy.precision.check(model)
         policy.check(model)
         bound = policy.bind(model)
         if prompt is not None and isinstance(bound, CompressingPolicy):
