@@ -1,4 +1,8 @@
-"""Policies, which decide the tokens that stay: one file per method, found by name; presets are data."""
+"""Policies, which decide the tokens that stay: one file per method, found by name; presets are data.
+
+The author of a method reads `cache_view`, `contract` and `parameter_types`. Others read `budget_rule` and `precision`,
+the parts that any policy takes, `settings`, and `selection`, from scores to the slots that stay.
+"""
 
 import inspect
 import json
