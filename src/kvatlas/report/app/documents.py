@@ -132,7 +132,7 @@ def run_document(result: Result, maps: Sequence[Map], tested: bool) -> Json:
     document: Json = {
         "metric": axis_label(metric),
         "against": "the full cache" if against == "full" else against,
-        "identities": {policy: colours.identity(policy) for policy in cells.shown_policies},
+        "identities": {policy: colours.policy_identity(policy) for policy in cells.shown_policies},
         "maps": documents,
         "fronts": _fronts(every_map, cells),
         **_UNTESTED,
