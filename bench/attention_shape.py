@@ -72,10 +72,10 @@ def drawn(result: list[dict[str, Any]], path: Path) -> None:
         FigureOptions,
         Line,
         Margins,
+        finish_texts,
         line_axes,
+        make_panels,
         save,
-        settle,
-        sheet,
         write_above,
     )
 
@@ -89,7 +89,7 @@ def drawn(result: list[dict[str, Any]], path: Path) -> None:
     with look.applied():
         margins = Margins(0.3, 0.1, 0.3, 0.22, 0.42)
         title = "The share of attention that goes to one token, to a tenth of them, and to the newest"
-        figure, panels = sheet(look, (look.widest, 1.6), 3, 3, margins, title=title, about=about)
+        figure, panels = make_panels(look, (look.widest, 1.6), 3, 3, margins, title=title, about=about)
         for panel, (part, heading) in zip(panels, titles.items(), strict=True):
             for number, item in enumerate(result):
                 values = [100 * value for value in item[part]]
@@ -102,7 +102,7 @@ def drawn(result: list[dict[str, Any]], path: Path) -> None:
             panel.set_xlabel("Depth of the layer", fontsize=SMALL_TYPE, labelpad=2)
             panel.set(ylim=(0, 100))
         panels[0].legend(frameon=False, fontsize=SMALL_TYPE)
-        settle(figure, look)
+        finish_texts(figure, look)
     save(figure, path)
 
 

@@ -22,11 +22,11 @@ RESULTS = ROOT / "bench" / "results"
 AUDITABLE = {"real_gpu": real_gpu}
 #: Pages that quote intervals from documents without outcomes by problem.
 NOT_AUDITABLE = {
-    "docs/arena.md": ["arena.json", "arena_second.json", "arena_learned.json", "arena_smollm.json"],
-    "docs/autopsy.md": ["autopsies.json"],
-    "docs/bytes.md": ["quantized_cache.json"],
-    "docs/embedded.md, README.md": ["fresh_problems.json"],
-    "docs/real-model.md": ["arena_real.json", "arena_real_second.json", "real_map.csv", "real_bytes.csv"],
+    "docs/findings/arena.md": ["arena.json", "arena_second.json", "arena_learned.json", "arena_smollm.json"],
+    "docs/findings/saving-tokens.md": ["autopsies.json"],
+    "docs/findings/bytes.md": ["quantized_cache.json"],
+    "docs/findings/embedded.md, README.md": ["fresh_problems.json"],
+    "docs/findings/real-model.md": ["arena_real.json", "arena_real_second.json", "real_map.csv", "real_bytes.csv"],
 }
 
 

@@ -166,8 +166,7 @@ class StoredRun:
 
     def read(self, grades: Mapping[str, np.ndarray]) -> Result:
         """Return the result of a run with these grades."""
-        run = self.template.opened_runs[0]
-        data = run.run
+        data = self.template.opened_runs[0]
         table = copy.copy(data.traces)
         table.records = data.traces.records.copy()
         parts = [grades[cell.benchmark][self._row(cell.setting)] for cell in data.manifest.expected]
@@ -183,7 +182,7 @@ class StoredRun:
                 for span, shape in zip(table.spans, table.shapes, strict=True)
             ]
             table.records["token_digest"] = np.concatenate(digests)
-        return replace(self.template, sources=(type(run)(replace(data, traces=table)),))
+        return replace(self.template, sources=(replace(data, traces=table),))
 
     def _row(self, setting: Setting) -> int:
         return [FULL, *self.design.grid.settings].index(setting)
@@ -199,7 +198,7 @@ def benchmark_mean(chances: Chances) -> np.ndarray:
 
 def judge_losses(result: Result, design: Design, truths: Mapping[str, np.ndarray], note: Counts) -> None:
     """Compare marks, limits and recommendation with the true losses."""
-    families = result.opened_runs[0].losses
+    families = result.evidence[0].losses
     family = next(one for (_, benchmarks), one in families.items() if benchmarks == frozenset(design.sizes))
     ids = [setting.id for setting in design.grid.settings]
     for claim_name, claim in CLAIMS.items():
@@ -233,7 +232,7 @@ def judge_losses(result: Result, design: Design, truths: Mapping[str, np.ndarray
 
 def judge_choice(result: Result, design: Design, truths: Mapping[str, np.ndarray], note: Counts, claim: str) -> None:
     """Compare the recommended settings with the true losses: of the claim, and deployable of problems like these."""
-    choice = next(iter(result.opened_runs[0].choices), None)
+    choice = next(iter(result.choices), None)
     names = [setting.id for setting in design.grid.settings]
     chosen = {"proven_cheapest": (choice.by_memory if choice and choice.losses else None, claim)}
     if "PLT" in truths:

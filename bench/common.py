@@ -138,7 +138,7 @@ class FilledEngine(Engine):
         """Processor seconds of so many decoding steps."""
         key = self._next_key()
         key.zero_()
-        with self._attention():
+        with self.attending():
             began = time.thread_time()
             for _ in range(count):
                 self._step()
@@ -160,8 +160,8 @@ class FilledEngine(Engine):
                 compress(self.handle, self.cache, row)
         return time.thread_time() - began
 
-    def _forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, batch: ForwardBatch, wanted: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         began = time.thread_time()
-        result = super()._forward(batch, wanted)
+        result = super().forward(batch, wanted)
         self.forward_seconds += time.thread_time() - began
         return result

@@ -38,15 +38,15 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import KVCache, Layer
+from kvatlas.engine.memory_plan import peak
 from kvatlas.engine.rows import Row, compress
-from kvatlas.engine.scheduler import peak
 from kvatlas.engine.signals import SignalCollector
 from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ENDLESS, ModelHandle, embedded, find
 from kvatlas.policies import Policy, rkv
 from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps.measured_rate import decoding_rate as planned_rate
 from kvatlas.sweeps.run import Progress
-from kvatlas.sweeps.run import measure as planned_rate
 
 #: Of Llama-3.1-8B, on which DeepSeek-R1-Distill-Llama-8B is built.
 LLAMA = {
@@ -340,7 +340,7 @@ def searches(machine: Machine) -> Iterator[dict[str, Any]]:
             if not machine.tiny:
                 from kvatlas.policies import newest_similar_gpu
 
-                by["one kernel"] = newest_similar_gpu.newest_similar
+                by["one kernel"] = newest_similar_gpu.newest_similar_in_one_kernel
             taken = {name: _ms(machine.seconds(partial(search, unit, 0.5), 5, 3)) for name, search in by.items()}
             yield {"keys": keys, "dtype": str(dtype).removeprefix("torch."), "ms": taken}
 

@@ -4,7 +4,7 @@
 
 A Llama with random weights whose cached tokens take 32 KB each decodes traces of known lengths, without the full cache
 beside four settings and with it. Measured is the growth of the resident memory of a fresh process, its weights
-included, up to the peak; estimated is `kvatlas.engine.scheduler.peak`, `peak_bytes` of `plan --json`: weights,
+included, up to the peak; estimated is `kvatlas.engine.memory_plan.peak`, `peak_bytes` of `plan --json`: weights,
 pages and what stands beside them, waiting snapshots and workspace, not the interpreter and its libraries. Linux only.
 Prints one JSON document.
 """
@@ -24,7 +24,7 @@ from common import arguments, bench_model, endless, keep, resident
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
 from kvatlas.engine import Engine, Request
-from kvatlas.engine.scheduler import peak
+from kvatlas.engine.memory_plan import peak
 
 SHAPE = {
     "vocab_size": 4096,

@@ -4,7 +4,7 @@
 
 `first` is the first sample of all problems, `second` the second sample of the problems that have it under all settings,
 `second_first` the first sample of these. `outcomes` has the outcomes by problem of `first` and `second`, `numbers` what
-docs/real-gpu.md quotes. `bench/audit.py` computes the numbers again from the outcomes.
+docs/findings/real-gpu.md quotes. `bench/audit.py` computes the numbers again from the outcomes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.table import CellTraces
 from outcomes import Json, from_hex, outcomes_of, to_hex, write_run
 
-PAGE = "docs/real-gpu.md"
+PAGE = "docs/findings/real-gpu.md"
 MARGINS = (5, 3)
 #: The limit of new tokens of the run: differences of tokens are at most this.
 MAX_NEW_TOKENS = 1200

@@ -19,7 +19,7 @@ from typing import Any
 from transformers import LlamaConfig
 
 from common import arguments, keep
-from kvatlas.engine.scheduler import GPU_BATCH, Peak, largest_batch, peak
+from kvatlas.engine.memory_plan import GPU_BATCH, Peak, largest_batch, peak
 from kvatlas.models import ModelHandle, Overrides
 from sweep_cost import BUDGET, GRID, LONGEST, PROMPT, lengths, tokens, window_policy
 

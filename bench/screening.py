@@ -21,12 +21,14 @@ from scipy import stats
 
 from common import arguments, keep
 from kvatlas import policies
+from kvatlas.answers.reading import read_tokens
+from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.noise import stream_key
 from kvatlas.sweeps import make_plan, parse_spec
 from kvatlas.sweeps.spec import recipes
-from kvatlas.sweeps.worker import grade, measures
+from kvatlas.sweeps.worker import measures
 
 FULL = policies.from_setting(Setting.from_parameters("full"))
 #: Problems of smaller screens.
@@ -58,7 +60,10 @@ def grid(problems: int, spec: str) -> dict[str, Any]:
     screened = list(reader.run(replace(item, script=full[item.key]) for item in work))
     reading = time.process_time() - began
 
-    right = {(g.key, g.policy): grade(handle, *asked[g.key], g.tokens, g.finished).correct for g in written}
+    right = {}
+    for generation in written:
+        answer = read_tokens(handle, generation.tokens, generation.finished)
+        right[generation.key, generation.policy] = grade_reading(*asked[generation.key], answer).correct
     settings = [policy for policy in chosen if policy != FULL]
     passed = np.array([[right[key, policy] for policy in settings] for key in asked], float)
     values = {(result.key, result.policy): measures(result.likeness, len(full[result.key])) for result in screened}

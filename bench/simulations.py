@@ -14,6 +14,7 @@ import numpy as np
 from design_kept_kinds import LengthTrunk
 from design_kinds import Depths, Maps, Policies, Prices, Sequences, TwoSettings
 from design_parts import COLUMNS, ROWS, Trunk
+from kvatlas.stats.map_tests import levels_of
 from kvatlas.stats.numerics.against_reference import losses
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Flags, Floats, Ints, Z, problems_by_benchmark, standard_error
 from kvatlas.stats.numerics.bounded import mean_differences
@@ -21,7 +22,6 @@ from kvatlas.stats.numerics.decay import fit_decay
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.ratios import cost_ratio, share_ratio
 from kvatlas.stats.numerics.sequential import Decision, replay
-from kvatlas.stats.verdicts import levels_of
 
 Row = dict[str, Any]
 #: The name of an axis, its levels, and the number of each cell's level.
@@ -123,7 +123,7 @@ def false_alarms(design: Maps, omnibus: float, found: Mapping[str, float]) -> di
 def tests_of_map(
     means: Floats, strata: Ints, axes: Sequence[Axis], seed: int
 ) -> tuple[float, dict[str, list[Contrast]]]:
-    """Return the p-value of "the settings are exchangeable" and the levels' contrasts, as `verdicts.verdict` has them.
+    """Return the p-value of "the settings are exchangeable" and the levels' contrasts, as `map_tests` has them.
 
     Tests of few random orders have seeds of their own: with the same orders in all rounds their errors would not
     average out.

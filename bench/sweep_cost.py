@@ -125,7 +125,7 @@ def main() -> None:
         },
         scale=scale,
         decoded_tokens=written,
-        bound=round(tokens(new, grid[0].kv_budget - len(prompt) + 1, settings)[1] / (settings * sum(new)), 4),
+        bound=round(tokens(new, grid[0].budget.kv_budget - len(prompt) + 1, settings)[1] / (settings * sum(new)), 4),
         share_of_tokens=round(share, 4),
         seconds={name: round(statistics.median(item), 2) for name, item in seconds.items()},
         share_of_time=round(times, 4),

@@ -28,7 +28,7 @@ import torch
 from common import arguments, keep
 from kvatlas import benchmarks, models, policies
 from kvatlas.core import Setting, Trace
-from kvatlas.deploy.verify import LENGTH_P, read, text_checks
+from kvatlas.deploy.verify import LENGTH_P, read_under_policy, text_checks
 from kvatlas.engine import rows as engine_rows
 from kvatlas.policies import CacheView, CompressingPolicy
 from kvatlas.results import Store
@@ -162,7 +162,7 @@ def departures(name: str, problems: int, folder: Path) -> list[Departures]:
     model, benchmark = models.find(MODEL), benchmarks.find(BENCHMARK)
     cell = policies.from_setting(Setting.from_parameters(**ROUNDED.get(name, CELL)))
     texts = [(model.encode(benchmark.prompt(problem)), written[problem.id]) for problem in benchmark.problems(problems)]
-    return read(model, cell, texts)
+    return read_under_policy(model, cell, texts)
 
 
 def texts_found(pool: list[Departures], size: int, runs: int) -> dict[str, float]:

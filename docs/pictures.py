@@ -1,4 +1,4 @@
-"""Redraw the pictures of README and gallery from a run of `kvatlas demo`: `python docs/pictures.py runs/demo`.
+"""Redraw the pictures of README and docs from a run of `kvatlas demo`: `python docs/pictures.py runs/demo`.
 
 `make example` runs it.
 """
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from trace_picture import draw, find_lost
 
-from kvatlas.cli import app
+from kvatlas.cli import command
 
 IMAGES = Path(__file__).parent / "images"
 
 
 def commands(run: str) -> dict[str, list[str]]:
-    """Return the commands of docs/gallery.md by the names of their pictures."""
+    """Return the commands of docs/figures.md by the names of their pictures."""
     llama, qwen = "published:dynts_r1_llama", "published:dynts_r1_qwen"
     kept = "dynts local_window=64 ratio=0.5"
     systems = ["tiny-llama full", f"tiny-llama {kept}", "tiny-qwen full", f"tiny-qwen {kept}"]
@@ -37,7 +37,7 @@ def commands(run: str) -> dict[str, list[str]]:
 def main(folder: str) -> None:
     """Redraw all pictures."""
     for name, words in commands(folder).items():
-        app([*words, "--look", "columns=2", "--out", str(IMAGES / f"{name}.png")], standalone_mode=False)
+        command()([*words, "--look", "columns=2", "--out", str(IMAGES / f"{name}.png")], standalone_mode=False)
         (IMAGES / f"{name}.data.csv").unlink(missing_ok=True)
     draw(find_lost(Path(folder)), IMAGES / "trace.png")
 

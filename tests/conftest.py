@@ -1,5 +1,6 @@
 """Small real models for the tests: random weights of two and more architectures, with a real tokenizer."""
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -27,9 +28,11 @@ __all__ = ["kvatlas", "succeed"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray's workers would wait for every other process on the machine: their default is 15.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Wall time says how busy the machine is.
-hypothesis.settings.register_profile("any machine", deadline=None)
-hypothesis.settings.load_profile("any machine")
+# Wall time says how busy the machine is. The same examples at each start: a test that fails, fails by what was changed.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+# `make deep` looks for examples that are not known yet.
+hypothesis.settings.register_profile("new", deadline=None)
+hypothesis.settings.load_profile("same")
 
 #: Plain ones, with windows, with a soft cap (gemma2), sinks (gpt_oss), values smaller than keys (deepseek_v3) and
 #: layers with a state (qwen3_next).
@@ -172,6 +175,13 @@ def write_spec(tmp_path: Path, spec_data: Callable[..., dict[str, Any]]) -> Call
         return path
 
     return write
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start workers as forks of this process: new processes would spend seconds on importing torch."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 #: The extras that users install; the others are tools.
-EXTRAS = ("gguf", "inspect", "lm-eval", "parquet", "ray", "serve")
+EXTRAS = ("gguf", "inspect", "parquet", "ray", "serve")
 
 
 def lower_bounds() -> Iterator[str]:

@@ -1,17 +1,24 @@
 """The Python API on a stored run: what each call gives, and what it refuses."""
 
 import io
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 import kvatlas
-from kvatlas.columns import cell_document
+from kvatlas.columns import CELL_COLUMNS, Column, cell_document
 from kvatlas.core import KvatlasError, Setting
+from kvatlas.figures import colours
+from kvatlas.report.app.documents import maps_of, run_document
+from kvatlas.report.app.page import app_page
 from kvatlas.report.map_figure import plot_sources
+from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import write_maps
@@ -19,6 +26,8 @@ from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import grid, manifest
 from tests.stored import store_run
+
+Succeed = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +134,10 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
     assert cell_document(cell)["half"] == pytest.approx(cell_document(cell)["value"] / 2, abs=1e-4)
     write_maps(again.maps(), tmp_path / "m.csv")
     assert "half" in (tmp_path / "m.csv").read_text().splitlines()[0].split(",")
-    assert len(read_maps(tmp_path / "m.csv")) == len(again.maps())
+    read = read_maps(tmp_path / "m.csv")
+    assert [cell_document(cell)["half"] for map_ in read for cell in map_.cells.values()] == [
+        cell_document(cell)["half"] for map_ in again.maps() for cell in map_.cells.values()
+    ]
     plot_sources([run.path or ""], tmp_path / "m.svg", ReadOptions(metric="half"))
     assert "Half the value" in (tmp_path / "m.svg").read_text()
     with pytest.raises(kvatlas.KvatlasError, match=r"'watts'; .* the costs mean_kv_tokens, .* half, kv_memory\."):
@@ -133,6 +145,54 @@ def test_a_column_of_ones_own_is_in_every_form_of_a_cell(run: kvatlas.Run, tmp_p
     for name in ("half", "value", "policy", "kv_memory", "not a name"):
         with pytest.raises(kvatlas.KvatlasError, match="add_column: expected a new name"):
             kvatlas.add_column(name, "mean_kv_bytes")
+    with pytest.raises(kvatlas.KvatlasError, match=r"unknown source 'traces\.watts'; expected a function, or audit, "):
+        kvatlas.add_column("watts", "traces.watts")
+
+
+@pytest.mark.usefixtures("column_list")
+def test_one_entry_in_the_columns_reaches_every_reader(
+    run: kvatlas.Run, succeed: Succeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(colours.SCALES, "lengths", colours.ColourScale("Greens", 0.0, 0.6))
+    CELL_COLUMNS.append(
+        Column(
+            "prompt_tokens_mean",
+            "traces.prompt_tokens",
+            "tokens",
+            digits=3,
+            frame="prompt_tokens",
+            page="prompt",
+            in_csv=True,
+            title="prompt length",
+            scale="lengths",
+        )
+    )
+    folder = run.path or ""
+    again = kvatlas.open_run(folder)
+    assert set(again.cells().prompt_tokens) == {20.0}
+    described = json.loads(succeed("describe", folder, "--json"))
+    every_map = [*described["maps"], *described["means"]]
+    assert {cell["prompt_tokens_mean"] for map_ in every_map for cell in map_["estimates"]} == {20.0}
+
+    # A CSV map is read back, and drawn without the run.
+    path = tmp_path / "m.csv"
+    write_maps(again.maps(), path)
+    read = [cell_document(cell) for map_ in read_maps(path) for cell in map_.cells.values()]
+    assert {cell["prompt_tokens_mean"] for cell in read} == {20.0}
+    for source in (folder, path):
+        succeed("map", source, "--metric", "prompt_tokens", "--out", tmp_path / "m.svg")
+        assert "Prompt length in tokens" in (tmp_path / "m.svg").read_text()
+        # Each of equal values has the middle of the scale that the column names.
+        assert to_hex(colours.colour_map("lengths")(0.5)) in (tmp_path / "m.svg").read_text()
+
+    # The page has the value in each cell, and the words of its table, its hover and its measure of maps.
+    result = open_result([folder])
+    cells = run_document(result, maps_of(result), True)["cells"]
+    assert {cell["prompt"] for cell in cells} == {20.0}
+    words = {"heading": "Prompt length", "choice": "Prompt length (tokens)", "hover": "prompt length: {} tokens"}
+    assert json.dumps(
+        {"name": "prompt", "form": "whole", **words, "scale": "lengths"}, separators=(",", ":")
+    ) in app_page("files")
 
 
 def test_a_misspelt_argument_of_run_is_no_parameter_of_the_policy() -> None:

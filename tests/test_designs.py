@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.deep
+
 BENCH = Path(__file__).parents[1] / "bench"
 SOURCES = (("designs", "TUNING"), ("designs_kept", "KEPT"))
 #: Between draws and truth, in standard errors; about 300 designs are checked with a fixed seed.

@@ -20,7 +20,7 @@ from tests.stand_ins import ELSEWHERE, hub_of_small_models, names_of, run_script
 from tests.stored import decode_run
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 #: Commands that need minutes, other machines or the network; each is run elsewhere, for the reason given.
 NOT_HERE = {
     "make demo": "runs in a fresh clone before each release",
@@ -34,13 +34,12 @@ NOT_HERE = {
     "inspect eval": "asks a remote or a large model; tests/integrations asks local ones",
     "kvatlas view runs": "runs until it is stopped; tests/report",
     "kvatlas serve": "runs until it is stopped; the client of the same page asks it below",
-    "python -m kvatlas.integrations.lm_eval": "fetches a large model; tests/integrations runs a local task",
     "kvatlas draw curves": "needs a run over mazes; tests/cli/test_compare.py draws one",
     "kvatlas import": "needs the log of the line before; tests/integrations",
     "kvatlas deploy export": "needs a run in an engine's terms; tests/deploy/test_export.py",
     "kvatlas deploy verify": "needs an endpoint; tests/deploy/test_verify.py",
     'kvatlas autopsy runs/demo --policy "dynts local_window=16 ratio=0.1" --out': "needs a cause; tests/sweeps",
-    "lm_eval run": "fetches a large model and needs a GPU; tests/gates runs the harness",
+    "lm_eval run": "fetches a task or a large model; tests/integrations and tests/gates run the harness",
     "kvatlas gate": "needs the logs of the lines before, or endpoints; tests/gates",
     "kvatlas map runs/others": "draws what the line before imports; tests/integrations",
 }
@@ -81,6 +80,24 @@ def test_readme_quotes_the_numbers_of_the_demo() -> None:
     assert [line for line in quotes(json.loads(FILE.read_text())) if line not in lines] == []
 
 
+def test_readme_quotes_the_findings() -> None:
+    """Its figures of autopsies and of the arena are those of the stored results, of the last look at data."""
+    results = ROOT / "bench" / "results"
+    cells = json.loads((results / "autopsies.json").read_text())["cells"]
+    right = [cell["summary"]["held_out"]["right"] for cell in cells if cell["seed"] != 8]
+    saving, random = ([f"{one[arm]['value']:.0f}" for one in right] for arm in ("cause", "random"))
+
+    models = json.loads((results / "arena_second.json").read_text())["models"]
+    rows = [row for model in models for row in model["rows"]]
+    chosen = ("h2o(per_query=True)", True, 160)
+    ahead, behind = (row["value"] for row in rows if (row["name"], row["keep_prompt"], row["kv_budget"]) == chosen)
+
+    text = " ".join((ROOT / "README.md").read_text().split())
+    for first, second, third in (saving, random):
+        assert f" {first}, {second} and {third} %" in text
+    assert f" {ahead:.1f} points above random on tiny-llama and {-behind:.1f} below on tiny-qwen" in text
+
+
 def test_every_block_says_what_it_is() -> None:
     """Blocks of text hold output and drawings, no code: code is run below."""
     known = {"bash", "python", "yaml", "toml", "bibtex", "text"}
@@ -111,13 +128,19 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "grid.yaml").write_text(small(recipes()["demo-quick"]))
     (grid,) = blocks(ROOT / "docs" / "one-gpu.md", "yaml")
     (folder / "r1-llama.yaml").write_text(f"problems: 1\n{grid}")
+    (folder / "mine.jsonl").write_text(blocks(ROOT / "docs" / "small-model.md", "text")[0])
+    (folder / "small.yaml").write_text(blocks(ROOT / "docs" / "small-model.md", "yaml")[0])
     (folder / "mine.py").write_text(blocks(ROOT / "docs" / "adding-a-policy.md", "python")[0])
     decode_run({**quick, "problems": 2}, folder / "runs" / "demo")
     return folder
 
 
 def small(recipe: str) -> str:
-    """A recipe with one problem and short traces."""
+    """A recipe with one problem, short traces, and of the arena's 44 policies four: `make deep` runs them all."""
+    spec = yaml.safe_load(recipe)
+    if len(spec["settings"]) > 8:
+        spec["settings"] = spec["settings"][:2] + spec["settings"][-2:]
+    recipe = yaml.safe_dump(spec)
     return re.sub(r"problems: 60?\b", "problems: 1", recipe).replace("max_new_tokens: 700", "max_new_tokens: 300")
 
 

@@ -18,7 +18,7 @@ import yaml
 from kvatlas import __version__, cli
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").rglob("*.md")])
 #: Options of other programs that pages and sentences name.
 OTHERS = {
     "--no-deps", "--user", "--map-root-user", "--mount", "--system-site-packages", "--model", "--model_args", "--tasks",
@@ -78,7 +78,7 @@ def test_a_page_names_what_is_there(page: Path) -> None:
 
 def test_options_that_a_sentence_names_are_those_of_a_command() -> None:
     """Of all sentences for users: errors, findings, notes, and what commands print."""
-    texts = "KvatlasError", "Finding", "Note", "echo", "note"
+    texts = "KvatlasError", "CheckResult", "Note", "echo", "note"
     named = {
         option
         for path in (ROOT / "src").rglob("*.py")
@@ -114,8 +114,8 @@ def test_what_a_program_imports_of_the_package_is_there(path: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
-    listed = re.findall(r"[\w-]+\.md", yaml.safe_dump(nav))
-    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+    listed = re.findall(r"[\w/-]+\.md", yaml.safe_dump(nav))
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
 
 
 def test_the_site_builds_in_strict_mode(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""The main job on an embedded model: forgetting matters, and learned importance knows what to keep."""
+"""The main job on an embedded model: forgetting matters, and learned importance knows what to keep.
+
+`tests.goldens` holds the tokens of the quick demo, and tests/predictor what a head learns.
+"""
 
 import pytest
 
@@ -7,7 +10,7 @@ from kvatlas.stats.pairs import comparisons
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec, sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 BENCHMARKS = ["LEDGER26", "LEDGER28"]
 

@@ -132,8 +132,18 @@ class Oldest(CompressingPolicy):
 '''
 
 
+#: Some settings in place of the arena's.
+FEW = "settings=" + json.dumps(
+    [
+        {"policy": policy, "kv_budget": budget, "local_window": 16, "every": 32}
+        for policy, budget in (("random", 160), ("h2o", 160), ("dynts", 208))
+    ]
+)
+
+
+@pytest.mark.parametrize(("changes", "settings"), [([FEW], 6), pytest.param([], 88, marks=pytest.mark.deep)])
 def test_one_file_and_one_command_add_a_policy_to_the_table_of_the_arena(
-    tmp_path: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, succeed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, changes: list[str], settings: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     models = ["embedded:tiny-llama", "embedded:tiny-qwen"]
@@ -144,14 +154,14 @@ def test_one_file_and_one_command_add_a_policy_to_the_table_of_the_arena(
         words = [word for change in (*common, *changes) for word in ("--set", change)]
         succeed("sweep", "arena", "--problems", 1, *words, "--out", "run", "--workers", "1", "--quiet")
 
-    sweep()
+    sweep(*changes)
     sweep('settings=[{policy: "mine.py:Oldest", kv_budget: 160, local_window: 16, every: 32}]')
     tables = json.loads(succeed("describe", "run", "--json"))["tables"]
     assert [table["model"] for table in tables] == models
     for table in tables:
         names = [row["name"] for row in table["settings"]]
-        # The recipe has 88 settings and the full cache.
-        assert len(names) == len(set(names)) == 89 + 2
+        # The full cache beside those of the recipe.
+        assert len(names) == len(set(names)) == settings + 1 + 2
         added = [name for name in names if name.startswith("Oldest")]
         assert sorted(added) == [f"Oldest(keep_prompt={keeps})" for keeps in (False, True)]
     # Every compressed trace of a budget held as many tokens at its peak.

@@ -16,7 +16,7 @@ import yaml
 from typer.main import get_command
 
 from kvatlas import cli
-from kvatlas.cli.output import print_run
+from kvatlas.cli.run_output import print_run
 from kvatlas.core import Grade, Status, Trace
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.text import guarded, unguarded, visible
@@ -122,11 +122,10 @@ def test_no_command_sends_hostile_text_to_a_terminal(
 
 
 def every_command(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """All commands but lm-eval, whose words are those of another program."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from every_command(command, (*path, name))
-        elif name != "lm-eval":
+        else:
             yield (*path, name)
 
 

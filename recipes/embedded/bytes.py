@@ -1,4 +1,4 @@
-"""The figures of docs/bytes.md: Pass@1 of a run of bytes.yaml by bits, one panel for each number of bytes.
+"""The figures of docs/findings/bytes.md: Pass@1 of a run of bytes.yaml by bits, one panel for each number of bytes.
 
     python recipes/embedded/bytes.py RUN MODEL FIGURE.png "WHAT WAS FOUND"
 

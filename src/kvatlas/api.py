@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import core
-from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, frame_row
+from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, TRACES, Column, frame_row
 from kvatlas.core import KvatlasError, Setting, Trace
 from kvatlas.report.result import Result, of_policy
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.stats.choice import Choice
 from kvatlas.stats.pairs import Comparison
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import choose, compared_systems, systems_of
 
@@ -77,7 +76,7 @@ class Run:
 
     def __init__(self, data: RunData, scratch: tempfile.TemporaryDirectory[str] | None = None) -> None:
         self.data = data
-        self._result = Description((RunAnalysis(data),))
+        self._result = Description((data,))
         self._scratch = scratch
 
     def __repr__(self) -> str:
@@ -144,8 +143,8 @@ class Run:
         `"dynts local_window=16 ratio=0.3"`, with the model's name if there are several. Raises KvatlasError for an
         adaptive sweep, in which the problems that two settings share depend on their outcomes.
         """
-        (analysis,) = self._result.opened_runs
-        if found := [pair for pair in analysis.comparisons if (pair.first, pair.second) == (first, second)]:
+        pairs = self._result.unadjusted_comparisons
+        if found := [pair for pair in pairs if (pair.first, pair.second) == (first, second)]:
             return found
         system, other = choose(systems_of([self.data], self.data.metric), [first, second])
         _, difference = compared_systems(system, other, self.data.claim)
@@ -322,23 +321,33 @@ def add_column(
     is_share: bool = False,
     title: str = "",
 ) -> None:
-    """Add a column to the cells: `Run.cells`, `describe`, `kvatlas run --json`, CSV maps and, with a title, figures.
+    """Add a column to the cells: `Run.cells`, `describe --json`, `kvatlas run --json`, CSV maps and their reader.
+
+    With a title figures and pages have it, too: its measure of maps, its column in tables of settings, its fact in the
+    hover. Add it before a run is opened.
 
     Args:
         name: its name everywhere; KvatlasError for one that is taken or is no plain word.
-        source: a field of `kvatlas.core.Cell`, such as `mean_kv_bytes`, or a function of a cell; unknown values are
-            None.
+        source: a field of `kvatlas.core.Cell`, such as `mean_kv_bytes`; the mean of a number of the traces, such as
+            `traces.thinking_tokens`; or a function of a cell. Unknown values are None.
         unit: what is counted, such as `tokens`, `seconds`, `bytes`.
         digits: decimals in files; all if None.
         is_share: values in [0, 1], in percent in files.
-        title: what `kvatlas map --metric NAME` calls the column as a cost.
+        title: what `kvatlas map --metric NAME` and pages call the column as a cost.
     """
-    taken = {"model", "benchmark", "policy", "setting", "baseline", KV_MEMORY}
+    taken = {"model", "benchmark", "policy", "setting", "baseline", "name", "short", "difference", KV_MEMORY}
     for column in CELL_COLUMNS:
-        taken |= {column.name, column.frame}
+        taken |= {column.name, column.frame, column.page}
     if name in taken or not name.isidentifier():
         raise KvatlasError(f"add_column: expected a new name in letters, digits and _, got {name!r}.")
-    CELL_COLUMNS.append(Column(name, source, unit, is_share, digits, frame=name, in_csv=True, title=title))
+    from kvatlas.results.records import COSTS
+
+    sources = {*(field.name for field in fields(core.Cell)), *(f"{TRACES}{cost}" for cost in COSTS)}
+    if isinstance(source, str) and source.partition(".")[0] not in sources and source not in sources:
+        raise KvatlasError(
+            f"add_column: unknown source {source!r}; expected a function, or {', '.join(sorted(sources))}."
+        )
+    CELL_COLUMNS.append(Column(name, source, unit, is_share, digits, None, name, name, True, title))
 
 
 __all__ = ["Description", "Heatmap", "KvatlasError", "Run", "add_column", "open_run", "run", "sweep"]

@@ -82,6 +82,12 @@ def bytes_text(size: float) -> str:
     return f"{size:.3g} GiB"
 
 
+def margin_text(margin: float) -> str:
+    """Return a margin in points without more places than needed: 0.03 is `3 points`, 0.01 is `1 point`."""
+    points = f"{round(100 * margin, 4):g}"
+    return f"{points} point{'' if points == '1' else 's'}"
+
+
 def signed(value: float, digits: int = 1, minus: str = "−") -> str:
     """Return a number with its sign: 3.2 is `+3.2`, -3.2 is `−3.2`, 0 is `0.0`.
 

@@ -170,7 +170,7 @@ def compare(real: Activations, pair: Pair, theirs: Theirs) -> Compared:
     policy = pair.selection
     cached = real.cached(policy, pair.again)
     length = cached.positions.shape[-1]
-    older = length - policy.local_window
+    older = length - policy.budget.window
     ours = our_mask(real, pair)
     their_scores = theirs.scores.double()
     wanted = theirs.kept
@@ -179,7 +179,7 @@ def compare(real: Activations, pair: Pair, theirs: Theirs) -> Compared:
         order = their_scores.argsort(-1, descending=True)[..., : int(ours[0, 0].sum())]
         wanted = mask_of(order, length)
     if not pair.unequal:
-        wanted = under_contract(wanted, their_scores, policy.local_window)
+        wanted = under_contract(wanted, their_scores, policy.budget.window)
     scores = policy.score(cached).double().expand(*their_scores.shape)
     return Compared(ours, wanted, scores[..., :older], their_scores[..., :older])
 

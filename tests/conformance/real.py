@@ -14,6 +14,7 @@ from kvatlas import models
 from kvatlas.benchmarks import find
 from kvatlas.models import ModelHandle
 from kvatlas.policies import CacheView, CompressingPolicy, Policy
+from tests.policies.scenes import Scene
 
 NAME = "SmolLM2-135M-Instruct"
 QUESTION = (
@@ -86,7 +87,7 @@ class Activations:
         if policy.name == "h2o":
             sums = torch.stack([self.weights(layer).sum(1) for layer in range(self.model.shape.layers)])
             columns["mass"] = sums.unflatten(1, (self.model.shape.kv_heads, -1)).mean(2).float()
-        return CacheView(
+        return Scene(
             model=self.model,
             positions=positions,
             prompt_length=self.prompt_length,

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from kvatlas.core import Costs, Grade, Setting, Status, Trace
-from kvatlas.deploy.verify import _copies
+from kvatlas.deploy.verify import _equal_texts
 from kvatlas.models import find
 from kvatlas.results import Store
 from kvatlas.stats.paired import Equivalence, verified
@@ -521,7 +521,7 @@ def test_an_endpoint_that_ignores_the_seed_is_not_judged_on_these_problems() -> 
         return found
 
     same = answers(lambda problem, sample: f"text {problem}")
-    assert _copies(same) == "the endpoint writes equal texts for two seeds"
-    assert not _copies(answers(lambda problem, sample: f"text {problem} {sample}"))
+    assert _equal_texts(same) == "the endpoint writes equal texts for two seeds"
+    assert not _equal_texts(answers(lambda problem, sample: f"text {problem} {sample}"))
     # Short texts may be equal by chance.
-    assert not _copies(answers(lambda problem, sample: f"text {problem}", tokens=49))
+    assert not _equal_texts(answers(lambda problem, sample: f"text {problem}", tokens=49))

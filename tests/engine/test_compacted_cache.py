@@ -9,7 +9,7 @@ import torch
 from kvatlas.core import Sampling
 from kvatlas.engine import Engine, Request
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CacheView, CompressingPolicy, Scope
+from kvatlas.policies import BudgetRule, CacheView, CompressingPolicy, Scope
 from tests.conftest import ARCHITECTURES
 from tests.decoding import endless, prompts
 from tests.models.every_model import WINDOW
@@ -52,7 +52,7 @@ def test_logits_equal_those_of_a_masked_full_cache(
     seen: list[torch.Tensor] = []
     model.get_output_embeddings().register_forward_hook(lambda _m, _i, output: seen.append(output[0, -1].clone()))
     kind_of_policy = type("Scoped", (Recorded,), {"scope": scope})
-    policy = kind_of_policy(kv_budget=BUDGET, local_window=6, ratio=0.3, ratio_over="thinking")
+    policy = kind_of_policy(budget=BudgetRule(BUDGET, 6, 0.3))
     engine = Engine(handle, model, [policy], Sampling(temperature=0.7, max_new_tokens=NEW), 8)
     (generation,) = engine.run([Request(0, prompt, 3, (policy,))])
     assert generation.usage.compressions == len(LOG) >= 2

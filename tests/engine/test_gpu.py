@@ -13,7 +13,7 @@ import transformers
 
 from kvatlas import policies
 from kvatlas.core import Sampling, Setting
-from kvatlas.engine import Engine, Request, scheduler
+from kvatlas.engine import Engine, Request, memory_plan, scheduler
 from kvatlas.engine.cache import KVCache
 from kvatlas.engine.gpu.compiled import compiled_layers
 from kvatlas.engine.rows import compress
@@ -126,7 +126,7 @@ def test_a_cache_with_the_room_of_a_plan_never_grows(tiny_llama: ModelHandle, gp
     chosen = tuple(setting(name, LONG) for name in GROWING)
     engine = Engine(model, moved(on_cpu(model)), chosen, Sampling(0.8, 20, 0.95, max_new_tokens=22), 4)
     vars(model)["device"] = "cuda:0"
-    engine.reserve(scheduler.peak(model, chosen, 4, 2, LONG + 1, 22))
+    engine.reserve(memory_plan.peak(model, chosen, 4, 2, LONG + 1, 22))
     before = engine.cache.moves
     prompt = tuple(5 + 3 * i % 100 for i in range(LONG))
     work = [Request(row, prompt, row, chosen) for row in range(2)]
@@ -390,7 +390,7 @@ def test_a_plan_for_more_memory_than_there_is_lets_the_cache_grow(
     monkeypatch.setattr(KVCache, "_pool", limited)
     engine = Engine(model, moved(on_cpu(model)), chosen, sampling, 4)
     vars(model)["device"] = "cuda:0"
-    engine.reserve(scheduler.peak(model, chosen, 4, 4, LONG + 1, 22))
+    engine.reserve(memory_plan.peak(model, chosen, 4, 4, LONG + 1, 22))
     assert outcome(engine.run(requests)) == expected
     assert engine.batch_size < 4
 

@@ -166,7 +166,7 @@ def test_the_log_equals_what_the_cache_holds_at_every_compression(
         assert set(eviction_trace.evicted_at) > {0}
         # Steps at which tokens left are compressions: no more of them than were counted.
         assert len(set(eviction_trace.evicted_at) - {0}) <= generation.usage.compressions
-        if generation.policy.keep_prompt:  # type: ignore[attr-defined]
+        if generation.policy.budget.keep_prompt:
             assert set(eviction_trace.kept_by[: generation.usage.prompt_tokens]) == {eviction_trace.holders}
         layers, heads = generation.policy.scope.width(model.shape)
         assert eviction_trace.holders == layers * heads

@@ -16,7 +16,7 @@ from kvatlas.engine import Engine, Request
 from kvatlas.engine.cache import PAGE, CachedSequence, pages_for
 from kvatlas.engine.parts import AHEAD
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CacheView, CompressingPolicy, Scope
+from kvatlas.policies import BudgetRule, CacheView, CompressingPolicy, Scope
 from kvatlas.policies.budgets import pyramid
 from tests.decoding import endless, outcome, prompts, requests, run
 from tests.engine.test_compacted_cache import _masked
@@ -70,16 +70,16 @@ def slow_choice(policy: CompressingPolicy, positions: torch.Tensor, scores: torc
         for head in range(heads):
             old = []
             for place, score in zip(positions[layer, head].tolist(), scores[layer, head].tolist(), strict=True):
-                if place >= now - policy.local_window or 0 <= place < prompt:
+                if place >= now - policy.budget.window or 0 <= place < prompt:
                     kept[layer, head].add(place)
                 elif place >= 0:
                     old.append((-score, place))
             candidates[layer, head] = sorted(old)
     total = sum(map(len, candidates.values()))
-    slots = math.floor(Fraction(str(policy.ratio)) * Fraction(total, layers * heads))
+    slots = math.floor(Fraction(str(policy.budget.ratio)) * Fraction(total, layers * heads))
     by_layer = slow_pyramid(slots, [len(candidates[layer, 0]) for layer in range(layers)])
     for layer in range(layers):
-        if policy.budgets == "pyramid":
+        if policy.budget.budgets == "pyramid":
             for head in range(heads):
                 kept[layer, head] |= {place for _, place in candidates[layer, head][: by_layer[layer]]}
             continue
@@ -95,7 +95,7 @@ def slow_choice(policy: CompressingPolicy, positions: torch.Tensor, scores: torc
 
 def noted(budgets: str, kv_budget: int = BUDGET) -> CompressingPolicy:
     kind = type("Noted" + budgets, (Noted,), {"scope": Scope.HEAD})
-    made: CompressingPolicy = kind(kv_budget=kv_budget, local_window=WINDOW, ratio=0.4, budgets=budgets)
+    made: CompressingPolicy = kind(budget=BudgetRule(kv_budget, WINDOW, 0.4, budgets=budgets))
     return made
 
 

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from kvatlas.core import Cell, KvatlasError, Map
-from kvatlas.figures.by_memory import MemoryMap, data_csv, memory_figure
+from kvatlas.figures.by_memory import MemoryMap, memory_csv, memory_figure
 from kvatlas.figures.heatmap import map_figure
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.map_figure import MapOptions, plot_sources
@@ -101,7 +101,7 @@ def test_an_axis_is_as_high_as_an_interval_so_that_noise_looks_like_it(llama: li
 
 
 def test_the_data_has_every_cell_with_its_tokens(llama: list[Map]) -> None:
-    header, first, *others = data_csv(llama, [None] * 4).splitlines()
+    header, first, *others = memory_csv(llama, [None] * 4).splitlines()
     assert header.endswith("local_window,ratio,stays_tokens,pass@1,low,high,front,proven_off")
     assert len(others) == 79
     assert first.startswith("R1-Llama,AIME24,dynts,500,0.1,950.0,")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvatlas.core import SERVED, KvatlasError, Note, NoteKind, Setting
-from kvatlas.figures.curves import data_csv, line_figure
+from kvatlas.figures.curves import curves_csv, line_figure
 from kvatlas.figures.density import reflected_density
 from kvatlas.figures.difficulty import decay_text, depth_figure, depth_text, told_difficulty
 from kvatlas.figures.pairwise import check_panels, names_of, pairwise_figure
@@ -213,7 +213,7 @@ def test_lines_have_bands_names_and_baselines(budgets, tmp_path):
     low = [100 * curves[0].cells["dynts", budget].estimate.low for budget in BUDGETS]
     corners = {tuple(round(v, 3) for v in point) for point in axes.collections[0].get_paths()[0].vertices}
     assert {(float(b), round(v, 3)) for b, v in zip(BUDGETS, low, strict=True)} <= corners
-    path, data = save(figure, tmp_path / "c.svg", data=data_csv(curves))
+    path, data = save(figure, tmp_path / "c.svg", data=curves_csv(curves))
     assert "KV Budget" in path.read_text()
     rows = list(csv.DictReader(io.StringIO(data.read_text())))
     assert len(rows) == 2 * 2 * 3 + 2

@@ -7,9 +7,9 @@ import pytest
 from matplotlib.text import Text
 
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Setting
-from kvatlas.figures.findings import finding
+from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure
-from kvatlas.figures.loss_memory import data_csv, loss_figure
+from kvatlas.figures.loss_memory import loss_figure, losses_csv
 from kvatlas.figures.panels import metric_panels
 from kvatlas.figures.style import FigureOptions
 from kvatlas.report.map_figure import MapOptions, plot_sources
@@ -30,7 +30,7 @@ def title_with(llama: list[Map], good: int, bad: int) -> str:
     keeps = frozenset(coords[:good])
     breaks = frozenset(coords[len(coords) - bad :])
     map_ = replace(llama[0], keeps=keeps, keeps_like=keeps, breaks=breaks, margin=0.03)
-    return finding(metric_panels([map_]))
+    return panels_title(metric_panels([map_]))
 
 
 def test_losses_are_counted_on_both_sides_of_the_margin(llama: list[Map]) -> None:
@@ -101,7 +101,7 @@ def test_losses_by_memory_show_each_setting_the_margin_and_the_offered_one(run: 
         title = "chosen" if choice.by_memory else "safest"
         assert f"{title}: dynts" in words
         assert faults(figure) == [], look
-    assert data_csv([choice]).count("\n") == 19
+    assert losses_csv([choice]).count("\n") == 19
     with pytest.raises(KvatlasError, match="--loss-by-memory: no losses against a full cache"):
         loss_figure([], "pass@1")
 

@@ -211,7 +211,7 @@ def test_a_widened_scale_stays_among_percentages() -> None:
     assert colours.scale_limits([100.0, 90.0]) == (90.0, 100.0)
 
 
-@pytest.mark.parametrize("palette", [colours.VALUES, colours.COSTS, colours.COUNTS, colours.DIFFERENCES])
+@pytest.mark.parametrize("palette", colours.SCALES)
 def test_black_type_is_readable_on_every_colour_and_the_page_mixes_the_same(palette: str) -> None:
     for share in np.linspace(0, 1, 201):
         background = to_hex(colours.colour_map(palette)(share))

@@ -11,12 +11,12 @@ import pytest
 from kvatlas import models
 from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
 from kvatlas.figures import colours
-from kvatlas.figures.findings import finding
+from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap import map_figure, plot
-from kvatlas.figures.panels import cost_of, cost_panels, data_csv, difference_panels, metric_panels
+from kvatlas.figures.panels import cost_of, cost_panels, difference_panels, metric_panels, panels_csv
 from kvatlas.figures.style import FigureOptions, save
 from kvatlas.report.headline import recommended_words
-from kvatlas.report.map_figure import compare
+from kvatlas.report.map_figure import compare, with_kv_bytes
 from kvatlas.report.result import Result
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.results.export import marked_csv
@@ -26,7 +26,7 @@ from kvatlas.stats.estimates import with_binomial_bounds
 from kvatlas.stats.maps import maps_of_run, mean_maps
 from kvatlas.stats.paired import paired_difference
 from kvatlas.stats.pairs import differences_of_run, differences_of_runs
-from kvatlas.stats.run_analysis import RunAnalysis, with_regions
+from kvatlas.stats.run_analysis import with_regions
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import by_sample
 from kvatlas.stats.table import CellTraces
@@ -183,7 +183,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
     for name, shown in costs.items():
         result = texts(plot(cost_panels(maps, name)), tmp_path)
         assert result.count(shown) + result.count("61") >= 18, name
-        assert cost_of(name, "").label[1:] in " ".join(result)
+        assert cost_of(name).label[1:] in " ".join(result)
     truncated = cost_panels(maps, "truncated")
     wanted = set()
     for cell in chain.from_iterable(map_.cells.values() for map_ in maps):
@@ -197,7 +197,7 @@ def test_cost_maps_show_every_cost_of_a_run(maps, tmp_path):
 def test_kv_memory_reckons_with_the_model():
     cell = Cell(Setting.from_parameters("p"), Estimate(0.5, None, None, None, None), mean_kv_tokens=1024.0)
     map_ = Map("embedded:tiny-llama", "B", "pass@1", "p", (("a", (1,)), ("b", (1,))), {(1, 1): cell})
-    (panel,) = cost_panels([map_], "kv_memory")
+    (panel,) = cost_panels([with_kv_bytes(map_)], "kv_memory")
     assert panel.cells[1, 1].value == pytest.approx(models.find("embedded:tiny-llama").kv_bytes_per_token / 1024)
     assert (panel.unit, panel.cells[1, 1].text) == ("in MiB", f"{panel.cells[1, 1].value:.2f}")
 
@@ -266,7 +266,7 @@ def test_policies_are_compared_cell_by_cell():
 def test_the_data_of_a_panel_is_what_it_prints(maps):
     plateau = frozenset({(8, 0.1)})
     panels = metric_panels([replace(map_, plateau=plateau if map_.benchmark == "CHAIN6" else None) for map_ in maps])
-    rows = list(csv.DictReader(io.StringIO(data_csv(panels))))
+    rows = list(csv.DictReader(io.StringIO(panels_csv(panels))))
     assert len(rows) == 18
     assert list(rows[0]) == [
         "model", "benchmark", "policy", "local_window", "ratio", "shows", "value", "text", "small", "outlined",
@@ -293,11 +293,11 @@ def test_cells_that_are_proven_to_lose_more_are_marked(llama, tmp_path):
     """The title counts them, so the picture shows which they are."""
     map_ = replace(llama[0], keeps=frozenset(), breaks=frozenset({(500, 0.1)}), margin=0.03)
     (panel,) = metric_panels([map_])
-    assert finding([panel]).startswith("1 of 20 settings is proven to lose more than 3 points")
+    assert panels_title([panel]).startswith("1 of 20 settings is proven to lose more than 3 points")
     words = texts(map_figure([map_]), tmp_path)
     assert [word for word in words if word.endswith("!")] == [f"{panel.cells[500, 0.1].text}!"]
     assert "!: proven to lose more than 3 points" in " ".join(words)
-    rows = list(csv.DictReader(io.StringIO(data_csv([panel]))))
+    rows = list(csv.DictReader(io.StringIO(panels_csv([panel]))))
     assert [(row["local_window"], row["ratio"]) for row in rows if row["loses_more"] == "1"] == [("500", "0.1")]
     assert not any("!" in word for word in texts(map_figure([map_], options=FigureOptions(plain=True)), tmp_path))
 
@@ -307,13 +307,20 @@ def test_the_margin_is_framed_before_the_plateau(llama):
     (panel,) = metric_panels([map_])
     assert panel.outlined == {(2000, 0.3)}
     assert "framed: proven to stay within 3 points of the full cache on these problems" in panel.about
-    assert finding([panel]) == "1 of 20 settings is proven to stay within 3 points of the full cache on these problems"
+    assert (
+        panels_title([panel])
+        == "1 of 20 settings is proven to stay within 3 points of the full cache on these problems"
+    )
     (like,) = metric_panels([replace(map_, keeps_like=map_.keeps)])
     assert "framed: proven to stay within 3 points of the full cache" in like.about
-    assert finding([like]) == "1 of 20 settings is proven to stay within 3 points of the full cache"
+    assert panels_title([like]) == "1 of 20 settings is proven to stay within 3 points of the full cache"
     (empty,) = metric_panels([replace(map_, keeps=frozenset())])
-    assert finding([empty]) == "no setting is proven to stay within 3 points of the full cache, and none to lose more"
-    assert finding(metric_panels([replace(map_, keeps=frozenset(map_.cells))])).startswith("all 20 settings are proven")
+    assert (
+        panels_title([empty]) == "no setting is proven to stay within 3 points of the full cache, and none to lose more"
+    )
+    assert panels_title(metric_panels([replace(map_, keeps=frozenset(map_.cells))])).startswith(
+        "all 20 settings are proven"
+    )
 
 
 def test_lines_of_equal_memory_cross_a_map_of_bits(tmp_path):
@@ -364,7 +371,7 @@ def test_numbers_on_bars_are_rounded_as_in_cells_and_stand_at_their_values(llama
 
 
 def test_the_recommended_cell_is_ringed_and_named(run, tmp_path):
-    result = Result((RunAnalysis(run),))
+    result = Result((run,))
     (choice,) = result.choices
     setting = next(iter(choice.settings.values()))
     cell = next(

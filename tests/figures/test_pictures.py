@@ -1,7 +1,9 @@
 """Figures as pictures: frames, colour bars and published forms, seen in the pixels of PNG, SVG and PDF."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +28,18 @@ from tests.stored import maze_run
 pytestmark = pytest.mark.newest
 
 FORMATS = [".png", ".svg", ".pdf"]
+#: PNG, and the other formats in `make deep`.
+PNG_OF_ALL = [".png", *(pytest.param(suffix, marks=pytest.mark.deep) for suffix in FORMATS[1:])]
+
+
+def pictures_of(names: Sequence[str]) -> list[Any]:
+    """Return figures with their formats: the first in each, the others as PNG, and in `make deep` all in each."""
+    cases = []
+    for name in names:
+        for suffix in FORMATS:
+            is_deep = name != names[0] and suffix != ".png"
+            cases.append(pytest.param(name, suffix, marks=[pytest.mark.deep] if is_deep else []))
+    return cases
 
 
 def kinds(llama: list[Map]) -> dict[str, tuple[list[Map], FigureOptions]]:
@@ -58,8 +72,7 @@ class Place:
         return round((1 - up) * self.height), round(across * self.width)
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("kind", ["one", "row", "grid", "narrow", "dark", "dense"])
+@pytest.mark.parametrize(("kind", "suffix"), pictures_of(["one", "row", "grid", "narrow", "dark", "dense"]))
 def test_one_outline_runs_around_proven_cells(llama: list[Map], tmp_path: Path, suffix: str, kind: str) -> None:
     maps, look = kinds(llama)[kind]
     (_, rows), (_, columns) = maps[0].axes
@@ -174,20 +187,18 @@ def plain(name: str) -> list[Map]:
     return read_maps(f"published:{name}")
 
 
-@pytest.mark.parametrize(
-    ("maps", "names"),
-    [
-        (lambda: plain("dynts_r1_llama"), [f"R1-Llama | {name}" for name in ("AIME24", "AIME25", "AMC23", "GPQA_D")]),
-        (lambda: plain("dynts_r1_qwen"), [f"R1-Qwen | {name}" for name in ("AIME24", "AIME25", "AMC23", "GPQA_D")]),
-        (
-            lambda: mean_maps([*plain("dynts_r1_llama"), *plain("dynts_r1_qwen")]),
-            ["R1-Llama | mean of 4 benchmarks", "R1-Qwen | mean of 4 benchmarks"],
-        ),
-    ],
-)
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_published_maps_are_drawn_as_published(maps, names, tmp_path: Path, suffix: str) -> None:
-    shown = maps()
+def published(name: str) -> tuple[list[Map], list[str]]:
+    """Return the maps of a published figure and the names of its panels."""
+    if name == "means":
+        maps = mean_maps([*plain("dynts_r1_llama"), *plain("dynts_r1_qwen")])
+        return maps, ["R1-Llama | mean of 4 benchmarks", "R1-Qwen | mean of 4 benchmarks"]
+    model = {"dynts_r1_llama": "R1-Llama", "dynts_r1_qwen": "R1-Qwen"}[name]
+    return plain(name), [f"{model} | {benchmark}" for benchmark in ("AIME24", "AIME25", "AMC23", "GPQA_D")]
+
+
+@pytest.mark.parametrize(("name", "suffix"), pictures_of(["means", "dynts_r1_llama", "dynts_r1_qwen"]))
+def test_published_maps_are_drawn_as_published(tmp_path: Path, name: str, suffix: str) -> None:
+    shown, names = published(name)
     figure = map_figure(shown, options=FigureOptions(2, plain=True))
     path, *_ = save(figure, tmp_path / f"plain{suffix}")
     picture = pixels(path)
@@ -214,7 +225,7 @@ def mazes(tmp_path_factory: pytest.TempPathFactory) -> RunData:
     return RunData.open(maze_run(tmp_path_factory.mktemp("mazes"), solvers, problems=60))
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("suffix", PNG_OF_ALL)
 def test_published_pairs_are_densities_from_yellow_to_dark_purple(mazes, tmp_path: Path, suffix: str) -> None:
     systems = systems_of([mazes])
     figure = pairwise_figure(systems, pairs_of(systems), "progress", options=FigureOptions(2, kind="density"))
@@ -241,7 +252,7 @@ def test_published_pairs_are_densities_from_yellow_to_dark_purple(mazes, tmp_pat
     assert "reflected at 0 and 1" in " ".join(text.get_text() for text in figure.texts)
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("suffix", PNG_OF_ALL)
 def test_published_decays_are_grey_lines(mazes, tmp_path: Path, suffix: str) -> None:
     systems = systems_of([mazes], "pass@1")
     figure, _ = depth_figure(systems, systems, names_of(systems), by="L", options=FigureOptions(2))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvatlas
-from kvatlas.gates.gate import Gate
+from kvatlas.gates.gate import GateResult
 from tests.command_line import Call
 from tests.gates.answer_files import Floats, numpy_verdict, write_answers
 
@@ -21,7 +21,7 @@ def draw(share: float, problems: int, samples: int, lost: float, seed: int) -> t
     return before, after
 
 
-def judged(folder: Path, before: Floats, after: Floats, points: float, **options: str) -> Gate:
+def judged(folder: Path, before: Floats, after: Floats, points: float, **options: str) -> GateResult:
     first = write_answers(folder / "before.csv", {"math": before})
     second = write_answers(folder / "after.csv", {"math": after}, note="after")
     return kvatlas.gate(first, second, lose_at_most=points, **options)
@@ -147,12 +147,12 @@ def test_lengths_and_endings_are_compared(tmp_path: Path) -> None:
     assert (document["before"]["truncated"], document["after"]["truncated"]) == (0, 100)
 
 
-@pytest.mark.slow
-def test_a_million_rows_take_less_than_half_a_minute(kvatlas: Call, tmp_path: Path) -> None:
+@pytest.mark.parametrize("problems", [10_000, pytest.param(250_000, marks=pytest.mark.deep)])
+def test_a_million_rows_take_less_than_half_a_minute(kvatlas: Call, tmp_path: Path, problems: int) -> None:
     generator = np.random.default_rng(2)
     paths = []
     for name in ("before", "after"):
-        right = generator.random((250_000, 4)) < 0.7
+        right = generator.random((problems, 4)) < 0.7
         path = tmp_path / f"{name}.csv"
         lines = [f"p{row},{sample},b{row % 3},{int(value)}\n" for (row, sample), value in np.ndenumerate(right)]
         path.write_text("problem,sample,benchmark,correct\n" + "".join(lines))
@@ -160,5 +160,6 @@ def test_a_million_rows_take_less_than_half_a_minute(kvatlas: Call, tmp_path: Pa
     began = time.process_time()
     code, out, err = kvatlas("gate", *paths, "--lose-at-most", 1, "--claim", "these_problems", "--json")
     assert (code, err) == (0, "")
-    assert json.loads(out)["units"] == 1_000_000
-    assert time.process_time() - began < 30
+    assert json.loads(out)["units"] == 4 * problems
+    # Imports, and time that grows no faster than the rows.
+    assert time.process_time() - began < 5 + 25 * problems / 250_000

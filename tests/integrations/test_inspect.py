@@ -1,6 +1,5 @@
-"""Under Inspect: our tasks with scripted answers, its logs in our stores, and our models as `kvatlas/MODEL`."""
+"""Under Inspect: our tasks with scripted answers, and its logs in our stores."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,12 +10,9 @@ import pytest
 
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import format_plan, parse_plan
-from kvatlas.core import SERVED, KvatlasError, Sampling, Status
-from kvatlas.models import ModelHandle
+from kvatlas.core import SERVED, KvatlasError, Setting, Status
 from kvatlas.results import Store
-from kvatlas.serve.text_stream import Detokenizer
 from kvatlas.stats.run_data import RunData
-from tests.by_the_engine import VALUES, generations, questions
 from tests.command_line import Call
 from tests.stored import decode_run, traces_of
 
@@ -26,17 +22,17 @@ from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import read_eval_log, write_eval_log
-from inspect_ai.model import GenerateConfig, ModelOutput, ModelUsage, get_model
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.scorer import Score, Scorer, Target, includes, mean, scorer
 from inspect_ai.solver import TaskState
 
 from kvatlas.integrations import inspect_logs
 from kvatlas.integrations.inspect_logs import import_log
-from kvatlas.integrations.inspect_registry import benchmark
+from kvatlas.integrations.inspect_task import benchmark
 
 pytestmark = pytest.mark.newest
 
-NAME, OWN = "SEQBENCH-5x5", "kvatlas/embedded:tiny-llama"
+NAME = "SEQBENCH-5x5"
 
 
 def run_task(folder: Path, answers: list[tuple[str, str]], **changes: Any) -> Path:
@@ -374,7 +370,7 @@ def test_a_log_whose_claims_cannot_be_is_refused_by_name_and_leaves_no_promise(
     change(log)
     log.eval.model = "another/model"
     # Not through a file, where JSON would refuse some of these.
-    monkeypatch.setattr(inspect_logs, "_read", lambda _: log)
+    monkeypatch.setattr(inspect_logs, "_read_log", lambda _: log)
     with pytest.raises(KvatlasError) as caught:
         import_log(tmp_path / "claim.eval", run)
     assert "claim.eval" in str(caught.value)
@@ -422,22 +418,17 @@ def test_a_log_of_other_problems_than_those_of_the_run_is_refused(log: Path, tmp
         import_log(log, run)
 
 
-def test_our_own_model_keeps_its_setting_and_its_costs(tmp_path: Path) -> None:
-    values = {"kv_budget": 24, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
-    task = sums(includes())
-    for sample in task.dataset:
-        sample.input = f"a = {sample.target} . ? a"
-    model = get_model(OWN, memoize=False, policy="window", **values)
-    (log,) = inspect_eval(task, model=model, log_dir=str(tmp_path), display="none", max_tokens=40)
-    cell, added = import_log(Path(log.location.removeprefix("file://")), tmp_path / "run")
-    assert (cell.model, cell.benchmark, added) == ("embedded:tiny-llama", "sums", 2)
-    assert cell.setting.policy == "window"
-    assert values.items() <= cell.setting.values.items()
-    usages = [trace.usage for trace in traces_of(tmp_path / "run")]
-    assert all(usage.compressions and usage.peak_kv_tokens == 24 for usage in usages if usage.output_tokens > 30)
-    assert all(
-        usage.mean_kv_tokens <= usage.peak_kv_tokens <= usage.prompt_tokens + usage.output_tokens for usage in usages
-    )
+def test_a_noted_setting_and_its_costs_are_kept(sums_log: Path, tmp_path: Path) -> None:
+    """Logs of former versions have such notes, of models that ran inside Inspect."""
+
+    def noted(read: Any) -> None:
+        for sample in read.samples:
+            count = sum(usage.output_tokens for usage in sample.model_usage.values())
+            sample.output.metadata = {"kvatlas": {"setting": _SETTING, "usage": _USAGE | {"output_tokens": count}}}
+
+    cell, added = import_log(changed(sums_log, tmp_path / "noted.eval", noted), tmp_path / "run")
+    assert (cell.benchmark, cell.setting, added) == ("sums", Setting.from_parameters("window", ratio=0.3), 2)
+    assert [trace.usage.peak_kv_tokens for trace in traces_of(tmp_path / "run")] == [2, 2]
 
 
 def test_a_log_that_unpacks_to_too_much_is_refused_unread(
@@ -448,48 +439,3 @@ def test_a_log_that_unpacks_to_too_much_is_refused_unread(
     with pytest.raises(KvatlasError, match=r"holds [\d,]+ bytes; expected up to 5,000"):
         import_log(log, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_concurrent_requests_get_the_engines_answers(tiny_llama: ModelHandle) -> None:
-    texts = questions(4)
-
-    async def ask() -> list[Any]:
-        config = GenerateConfig(temperature=0.9, max_tokens=60)
-        async with get_model(OWN, config=config, memoize=False, policy="dynts", seed=4, **VALUES) as model:
-            assert model.api.max_connections() == 32
-            first = await asyncio.gather(*(model.generate(text) for text in texts))
-            return [*first, *await asyncio.gather(*(model.generate(text) for text in texts))]
-
-    outputs = asyncio.run(ask())
-    # The second time that a prompt is asked it gets its second sample.
-    prompts = [tiny_llama.encode(text) for text in texts * 2]
-    expected = generations(tiny_llama, prompts, Sampling(temperature=0.9, max_new_tokens=60), 4)
-    for output, generation in zip(outputs, expected, strict=True):
-        thinking, answer = Detokenizer(tiny_llama).push(generation.tokens, last=True)
-        assert output.completion == answer
-        message = output.choices[0].message
-        assert [part.reasoning for part in message.content if part.type == "reasoning"] == [thinking]
-        assert output.stop_reason == ("stop" if generation.finished else "max_tokens")
-        assert output.usage.output_tokens == len(generation.tokens)
-        assert output.usage.reasoning_tokens == generation.usage.thinking_tokens
-        assert output.metadata["compressions"] == generation.usage.compressions
-
-
-def test_choices_stops_lengths_and_refusals() -> None:
-    (text,) = questions(1)
-
-    async def ask() -> None:
-        async with get_model(OWN, memoize=False, batch_size=4) as model:
-            output = await model.generate(text, config=GenerateConfig(num_choices=3, seed=1, max_tokens=9))
-            assert len(output.choices) == 3
-            assert output.stop_reason == "max_tokens"
-            long = await model.generate("w " * 2000)
-            assert (long.stop_reason, long.completion) == ("model_length", "")
-            with pytest.raises(KvatlasError, match="logprobs is set; kvatlas models do not honour it"):
-                await model.generate(text, config=GenerateConfig(logprobs=True))
-
-    asyncio.run(ask())
-    with pytest.raises(KvatlasError, match="has no parameter 'depth'"):
-        get_model(OWN, memoize=False, policy="window", depth=3, **VALUES)
-    with pytest.raises(KvatlasError, match="Unknown model 'gpt'"):
-        get_model("kvatlas/gpt", memoize=False)

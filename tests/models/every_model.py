@@ -1,6 +1,6 @@
 """Every causal language model of the installed transformers, small, against its own `generate`.
 
-    python -m tests.models.every_model            # as JSON lines; NAME ... tries some; --document writes docs/models.md
+    python -m tests.models.every_model    # as JSON lines; NAME ... tries some; --document writes docs/model-types.md
 
 Each is made with random weights, saved, loaded by its address and decoded by the engine: each prompt alone, and all of
 them in one ragged batch. Tokens and logits must be those of `generate`, or it must be refused in a sentence.
@@ -292,10 +292,10 @@ def table(tried: dict[str, dict[str, Any]]) -> str:
 
 
 def document(tried: dict[str, dict[str, Any]]) -> None:
-    """Write the table into docs/models.md, between its marks."""
+    """Write the table into docs/model-types.md, between its marks."""
     import transformers
 
-    page, marks = ROOT / "docs/models.md", ("<!-- every model: begin -->", "<!-- every model: end -->")
+    page, marks = ROOT / "docs/model-types.md", ("<!-- every model: begin -->", "<!-- every model: end -->")
     before, _, rest = page.read_text().partition(marks[0])
     written = f"{marks[0]}\n\ntransformers {transformers.__version__}:\n\n{table(tried)}\n\n{marks[1]}"
     page.write_text(before + written + rest.partition(marks[1])[2])

@@ -1,4 +1,4 @@
-"""The built package can be installed and used, with a separate package that adds a policy and a benchmark."""
+"""What the packages hold and say; built, installed and used beside a package that adds a policy and a benchmark."""
 
 import json
 import os
@@ -7,10 +7,13 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import hatch_build
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 
 from tests.command_line import run_apart
 
@@ -43,6 +46,41 @@ def build(project: Path, out: Path, *options: str) -> dict[str, Path]:
     return {path.name.rpartition(".")[2]: path for path in out.iterdir()}
 
 
+@dataclass
+class Packages:
+    """The files of the wheel and of the sdist, and the description that an index shows."""
+
+    wheel: set[str]
+    sdist: set[str]
+    description: str
+    urls: str
+
+
+@pytest.fixture(scope="module", params=["to be built", pytest.param("built", marks=pytest.mark.deep)])
+def packages(request: pytest.FixtureRequest) -> Packages:
+    """What the build system lists, which takes no compiler; in `make deep` what it builds."""
+    if request.param == "to be built":
+        wheel = WheelBuilder(str(ROOT))
+        core = wheel.metadata.core
+        # The hook compiles the libraries; every sdist holds pyproject.toml.
+        libraries = {f"kvatlas/cpu/native/lib/{name}" for name in hatch_build.TARGETS}
+        sdist = SdistBuilder(str(ROOT))
+        return Packages(
+            {file.distribution_path for file in wheel.recurse_included_files()} | libraries,
+            {file.distribution_path for file in sdist.recurse_included_files()} | {"pyproject.toml"},
+            core.readme,
+            " ".join(f"Project-URL: {name}, {address}" for name, address in core.urls.items()),
+        )
+    built = request.getfixturevalue("built")
+    with tarfile.open(built["gz"]) as archive:
+        sdist = {name.partition("/")[2] for name in archive.getnames()}
+    wheel_file = zipfile.ZipFile(built["whl"])
+    names = wheel_file.namelist()
+    (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+    about, _, description = wheel_file.read(metadata).decode().partition("\n\n")
+    return Packages(set(names), sdist, description, about)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """kvatlas' sdist (`gz`) and the wheel (`whl`) that is built from it."""
@@ -63,29 +101,24 @@ def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return folder / "bin"
 
 
-def test_wheel_and_sdist_hold_what_they_should(built: dict[str, Path]) -> None:
-    wheel = set(zipfile.ZipFile(built["whl"]).namelist())
+def test_wheel_and_sdist_hold_what_they_should(packages: Packages) -> None:
+    wheel, sdist = packages.wheel, packages.sdist
     models = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/kvatlas/models/embedded").rglob("*.*")}
     assert {name for name in models if "__pycache__" not in name} <= wheel
     assert {"kvatlas/py.typed", "kvatlas/sweeps/demo.yaml", "kvatlas/sweeps/dynts_r1_llama.yaml"} <= wheel
     assert {f"kvatlas/cpu/native/lib/{name}" for name in hatch_build.TARGETS} <= wheel
     assert not [name for name in wheel if name.startswith(("tests", "docs", "recipes")) or "__pycache__" in name]
-    with tarfile.open(built["gz"]) as archive:
-        sdist = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "Makefile", "constraints.txt", "tests/conftest.py", "mkdocs.yml", "LICENSE"} <= sdist
     assert {"examples/plugin/pyproject.toml", "hatch_build.py", "src/kvatlas/cpu/native/kernels.c"} <= sdist
     assert not [name for name in sdist if name.startswith("src/kvatlas/cpu/native/lib/")]
 
 
-def test_an_index_page_has_no_link_that_leads_nowhere(built: dict[str, Path]) -> None:
-    wheel = zipfile.ZipFile(built["whl"])
-    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
-    about, _, page = wheel.read(name).decode().partition("\n\n")
-    targets = re.findall(r"\]\(([^)]+)\)", page)
+def test_an_index_page_has_no_link_that_leads_nowhere(packages: Packages) -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", packages.description)
     assert len(targets) > 15
     assert [target for target in targets if not target.startswith("https://")] == []
     assert any(re.search(r"/raw/v[\w.]+/docs/images/.*png$", target) for target in targets)
-    assert "Project-URL: Repository, https://" in about
+    assert "Project-URL: Repository, https://" in packages.urls
 
 
 def test_a_package_is_built_without_kernels_where_they_do_not_compile(
@@ -99,7 +132,7 @@ def test_a_package_is_built_without_kernels_where_they_do_not_compile(
     assert not list((tmp_path / "lib").iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_recipe_and_a_sweep_of_plugins_to_its_page_come_from_the_wheels(installed: Path, tmp_path: Path) -> None:
     where = output(tmp_path, installed / "python", "-c", "import kvatlas; print(kvatlas.__file__)")
     assert where.startswith(str(installed.parent))
@@ -124,6 +157,15 @@ def test_the_guides_show_the_files_of_the_plugin() -> None:
         assert (PLUGIN / "src" / "kvatlas_example" / file).read_text().strip() in text
 
 
-def test_the_command_and_its_completion(installed: Path, tmp_path: Path) -> None:
-    asked = {"_KVATLAS_COMPLETE": "complete_bash", "COMP_WORDS": "kvatlas s", "COMP_CWORD": "1"}
-    assert {"serve", "sweep"} <= set(output(tmp_path, installed / "kvatlas", **asked).split())
+COMPLETION = {"_KVATLAS_COMPLETE": "complete_bash", "COMP_WORDS": "kvatlas s", "COMP_CWORD": "1"}
+
+
+def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
+    program = "import sys; sys.argv = ['kvatlas']; from kvatlas import cli; cli.main()"
+    environment = COMPLETION | {"PYTHONPATH": str(ROOT / "src")}
+    assert {"serve", "sweep"} <= set(output(tmp_path, sys.executable, "-c", program, **environment).split())
+
+
+@pytest.mark.deep
+def test_the_installed_command_completes_too(installed: Path, tmp_path: Path) -> None:
+    assert {"serve", "sweep"} <= set(output(tmp_path, installed / "kvatlas", **COMPLETION).split())

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvatlas import policies
 from kvatlas.core import Setting, Shape
-from kvatlas.policies import CacheView, CompressingPolicy
-from tests.policies.scenes import scene
+from kvatlas.policies import CompressingPolicy
+from tests.policies.scenes import Scene, scene
 
 FACTS = json.loads(Path(__file__).with_name("authors.json").read_text())
 
@@ -42,7 +42,7 @@ def inputs(
     return keys, values, asking, statistics
 
 
-def choosing(fact: dict[str, Any], folder: Path) -> tuple[CompressingPolicy, CacheView]:
+def choosing(fact: dict[str, Any], folder: Path) -> tuple[CompressingPolicy, Scene]:
     """The policy of a fact and what it chooses from, with `folder` for files."""
     sizes = fact["input"]
     prompt = fact["prompt"]

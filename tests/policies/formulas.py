@@ -237,7 +237,7 @@ def vase(policy: Any, cached: CacheView) -> Score:
         size = mean([ranges(a, b) for a, b in shared])
         at = cached.positions[layer, head].tolist()
         certain, room = places(policy, at, cached.prompt_length)
-        free = [slot for slot in range(count - policy.local_window) if slot not in certain]
+        free = [slot for slot in range(count - policy.budget.window) if slot not in certain]
         largest = sorted(free, key=lambda slot: (at[slot] < policy.sinks, size[slot]), reverse=True)
         drawn = {
             slot: math.log(weight[slot]) - math.log(-math.log(uniform_of(cached, at[slot], layer * heads + head + 1)))

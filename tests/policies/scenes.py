@@ -1,6 +1,7 @@
 """A cache of random tensors at the moment of a compression, and the contract once more in plain Python."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kvatlas import policies
 from kvatlas.core import Setting, Shape
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, select_tokens
+from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, ScoreMemory, select_tokens
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=8, hidden=32)
 PROMPT, LENGTH, CACHED, STREAM = 9, 90, 60, 77
@@ -30,7 +31,30 @@ def make(name: str, **changes: Any) -> CompressingPolicy:
     )
 
 
-def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None) -> CacheView:
+@dataclass(frozen=True)
+class Scene(CacheView):
+    """A view whose methods are given as functions."""
+
+    model: Any
+    positions: Tensor
+    prompt_length: int
+    thinking_end: int | None
+    length: int
+    stream: int
+    columns: Mapping[str, Tensor]
+    key: Callable[[int], Tensor]
+    value: Callable[[int], Tensor]
+    query: Callable[[int], Tensor]
+    window: Callable[[int], int | None]
+    scaling: Callable[[int], float]
+    tokens: Callable[[], Tensor]
+    softcap: Callable[[int], float | None] = lambda _: None
+    sinks: Callable[[int], Tensor | None] = lambda _: None
+    reference: ReferenceTrace | None = None
+    memory: ScoreMemory | None = None
+
+
+def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None) -> Scene:
     """A cache that lost some of its thinking tokens before, each head others if the scope is that narrow."""
     random = torch.Generator().manual_seed(seed)
     layers, heads = policy.scope.width(SHAPE)
@@ -52,7 +76,7 @@ def scene(policy: Policy, seed: int, columns: Mapping[str, Tensor] | None = None
     values = drawn(SHAPE.kv_heads, CACHED, SHAPE.head_dim)
     queries = drawn(SHAPE.heads, policy.queries, SHAPE.head_dim)
     tokens = torch.randint(60, 100, (LENGTH,), generator=random)
-    return CacheView(
+    return Scene(
         model=SimpleNamespace(shape=SHAPE),
         positions=positions,
         prompt_length=PROMPT,
@@ -86,10 +110,10 @@ def places(
     policy: CompressingPolicy, positions: list[int], prompt: int, end: int | None = None
 ) -> tuple[set[int], int]:
     """Slots before the local window that stay in any case, and how many of the others do."""
-    older, ratio = range(len(positions) - policy.local_window), Fraction(str(policy.ratio))
-    certain = {slot for slot in older if policy.keep_prompt and positions[slot] < prompt}
+    older, ratio = range(len(positions) - policy.budget.window), Fraction(str(policy.budget.ratio))
+    certain = {slot for slot in older if policy.budget.keep_prompt and positions[slot] < prompt}
     certain |= {slot for slot in older if end is not None and positions[slot] >= end}
-    if policy.ratio_over == "thinking":
+    if policy.budget.ratio_over == "thinking":
         return certain, int(ratio * (len(older) - len(certain)))
     return certain, max(0, int(ratio * len(older)) - len(certain))
 
@@ -99,11 +123,11 @@ def rule(
 ) -> list[int]:
     """Slots that stay, one token at a time; a strict budget keeps the oldest of those that stay in any case."""
     certain, room = places(policy, positions, prompt, end)
-    older = range(len(positions) - policy.local_window)
+    older = range(len(positions) - policy.budget.window)
     others = sorted((slot for slot in older if slot not in certain), key=lambda slot: scores[slot], reverse=True)
     chosen = [*sorted(certain), *others[:room]]
-    if policy.strict_budget:
-        chosen = chosen[: int(Fraction(str(policy.ratio)) * len(older))]
+    if policy.budget.strict_budget:
+        chosen = chosen[: int(Fraction(str(policy.budget.ratio)) * len(older))]
     return sorted(chosen) + list(range(len(older), len(positions)))
 
 

@@ -18,7 +18,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.learned import SCORER_FILE
 from kvatlas.policies.query_statistics import STATISTICS_FILE
-from kvatlas.predictor.labels import query_statistics
+from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, outcome, prompts, requests, run
 
@@ -36,7 +36,7 @@ def _files(random_models: dict[str, ModelHandle]) -> Iterator[None]:
     model = random_models["qwen3"]
     torch.manual_seed(0)
     save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
-    save_file(query_statistics(model, model.load(), prompts(model, 3)), model.folder / STATISTICS_FILE)
+    save_file(statistics_of_queries(model, model.load(), prompts(model, 3)), model.folder / STATISTICS_FILE)
     save_file(random_scorer(model), model.folder / SCORER_FILE)
     yield
     for name in (HEAD_FILE, STATISTICS_FILE, SCORER_FILE):
@@ -59,21 +59,27 @@ def make(name: str, **changes: Any) -> CompressingPolicy:
     return policies.from_setting(Setting.from_parameters(name, **{**COMMON, **SMALL.get(name, {}), **changes}))
 
 
-def everything() -> list[Policy]:
-    """Every policy in every scope that its user may choose."""
+def everything(scopes: int) -> list[Policy]:
+    """Every policy in its scope, and in so many of the others that its user may choose, in turn."""
     results: list[Policy] = [policies.from_setting(Setting.from_parameters("full"))]
-    for name in NAMES:
-        results.append(make(name))
+    for number, name in enumerate(NAMES):
+        policy = make(name)
+        results.append(policy)
         if "scope" in policies.policies.get(name).__dataclass_fields__:
-            results += [make(name, scope=scope) for scope in Scope if scope != results[-1].scope]
+            others = [scope for scope in Scope if scope != policy.scope]
+            first = number % len(others)
+            in_turn = others[first:] + others[:first]
+            results += [make(name, scope=scope) for scope in in_turn[:scopes]]
     return results
 
 
-@pytest.mark.slow
-def test_traces_do_not_depend_on_batch_size_order_or_neighbours(random_models: dict[str, ModelHandle]) -> None:
+@pytest.mark.parametrize("scopes", [1, pytest.param(len(Scope), marks=pytest.mark.deep)])
+def test_traces_do_not_depend_on_batch_size_order_or_neighbours(
+    random_models: dict[str, ModelHandle], scopes: int
+) -> None:
     """A batch of all equals batches of one, with all settings or with one at a time; prompts are of unequal length."""
     model = random_models["qwen3"]
-    result = everything()
+    result = everything(scopes)
     work = requests(model, result, 2)
     assert len({len(request.prompt) for request in work}) > 1
     expected = outcome(run(model, work, 1, max_new_tokens=90)[1])
@@ -96,7 +102,7 @@ def test_memory_falls_to_the_predicted_bytes(random_models: dict[str, ModelHandl
     layers, heads = policy.scope.width(shape)
     # Three sequences share what is allocated, which has a page of no sequence and grows by a part of itself.
     pages = 1 + 3 * pages_for(BUDGET)
-    assert not policy.keep_prompt or engine.cache.bytes >= PAGE * pages * shape.kv_bytes_per_token()
+    assert not policy.budget.keep_prompt or engine.cache.bytes >= PAGE * pages * shape.kv_bytes_per_token()
     noted = 4 * len(policy.columns) * layers * heads * rows * pages_for(BUDGET) * (1 + 1 / GROWTH)
     rings = (rows + 1) * policy.queries * shape.layers * shape.heads * shape.head_dim * 4
     most = pages * (1 + 1 / SMALL_GROWTH) * shape.kv_bytes_per_token() + noted

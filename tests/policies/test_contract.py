@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvatlas import policies
-from kvatlas.core import BudgetAudit, KvatlasError, Setting
+from kvatlas.core import AuditedCell, BudgetAudit, KvatlasError, Setting, no_choice_sentence
 from kvatlas.models import ModelHandle
-from kvatlas.policies import CacheView, CompressingPolicy, select_tokens
-from kvatlas.policies.audit import AuditedCell, audit, audit_setting, no_choice_sentence
-from tests.policies.scenes import rule
+from kvatlas.policies import BudgetRule, CacheView, CompressingPolicy, select_tokens
+from kvatlas.policies.audit import audit_policy, setting_facts
+from tests.policies.scenes import Scene, rule
 
 EXPLAIN = {"kv_budget": 40, "local_window": 4, "ratio": 0.3}
 
@@ -32,16 +32,16 @@ class Given(CompressingPolicy):
 
 def cached(
     scores: torch.Tensor, prompt: int, thinking_end: int | None = None, positions: torch.Tensor | None = None
-) -> CacheView:
+) -> Scene:
     if positions is None:
         positions = torch.arange(scores.shape[-1]).expand(scores.shape)
     unused: Any = None
     columns = {"score": scores}
-    return CacheView(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, *[unused] * 6)
+    return Scene(unused, positions, prompt, thinking_end, scores.shape[-1], 1, columns, *[unused] * 6)
 
 
 def policy(**changes: Any) -> Given:
-    return Given(**{**EXPLAIN, **changes})
+    return Given(budget=BudgetRule(**{**EXPLAIN, **changes}))
 
 
 @given(
@@ -64,7 +64,7 @@ def test_what_stays(
         return
     end = prompt + thinking if answer else None
     scores = torch.tensor([[[float(rng.random()) for _ in range(total)]]])
-    item = Given(total + 1, window, ratio, over[0], keep_prompt, strict_budget=over[1])
+    item = Given(budget=BudgetRule(total + 1, window, ratio, over[0], keep_prompt, over[1]))
     kept = select_tokens(item, cached(scores, prompt, end))[0, 0].tolist()
     assert kept == rule(item, [*range(total)], scores[0, 0].tolist(), prompt, end)
 
@@ -185,13 +185,13 @@ def test_a_budget_that_prompt_and_window_fill_is_refused_with_the_numbers() -> N
 def test_it_counts_what_a_compression_keeps(
     prompt: int, window: int, ratio: float, over: tuple[str, bool], keep_prompt: bool
 ) -> None:
-    policy = Given(40, window, ratio, over[0], keep_prompt, strict_budget=over[1])
+    policy = Given(budget=BudgetRule(40, window, ratio, over[0], keep_prompt, over[1]))
     length = max(40, prompt + 1)
     # Two policies that rank the competing tokens in opposite ways.
     scores = torch.arange(length, dtype=torch.float64).view(1, 1, -1)
     first, second = (select_tokens(policy, cached(item, prompt))[0, 0].tolist() for item in (scores, -scores))
     protected = prompt if keep_prompt else 0
-    result = audit(policy, [prompt])
+    result = audit_policy(policy, [prompt])
     assert result.worst == result.median == sum(protected <= token < length - window for token in first)
     assert (result.none, result.no_choice) == (float(not result.worst), float(first == second))
 
@@ -200,6 +200,10 @@ def setting(**changes: Any) -> Setting:
     return Setting.from_parameters(
         "window", **{"kv_budget": 5000, "local_window": 3000, "ratio": 0.1, "ratio_over": "older", **changes}
     )
+
+
+def audit_setting(one: Setting, prompts: list[int]) -> BudgetAudit | None:
+    return BudgetAudit.over(setting_facts(one, prompts).compressions, prompts)
 
 
 def test_a_prompt_fills_the_places_of_the_published_rule() -> None:
@@ -214,7 +218,7 @@ def test_a_prompt_fills_the_places_of_the_published_rule() -> None:
 
 
 def test_what_never_compresses_and_what_is_unknown_has_none() -> None:
-    assert audit(policies.from_setting(Setting.from_parameters("full")), [10]) is None
+    assert audit_policy(policies.from_setting(Setting.from_parameters("full")), [10]) is None
     assert audit_setting(Setting.from_parameters("served"), [10]) is None
     assert audit_setting(Setting.from_parameters("gone", kv_budget=10), [10]) is None
     assert audit_setting(setting(), []) is None
@@ -224,7 +228,7 @@ def cells(*changes: dict[str, Any], prompts: list[int]) -> list[AuditedCell]:
     made = []
     for change in changes:
         item = policies.from_setting(setting(**change))
-        result = audit(item, prompts)
+        result = audit_policy(item, prompts)
         made.append(AuditedCell("m", "AIME25", item.setting, result))
     return made
 
@@ -250,7 +254,7 @@ def test_a_budget_in_bytes_is_the_tokens_that_they_hold(tiny_llama: ModelHandle,
     assert on.setting == of_bytes.setting
     assert on.setting.values["kv_budget"] == "600KiB"
     with pytest.raises(KvatlasError, match="expected a number of tokens where no model is known"):
-        _ = of_bytes.budget
+        _ = of_bytes.budget.tokens
 
 
 @pytest.mark.parametrize(

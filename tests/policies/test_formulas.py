@@ -333,21 +333,21 @@ def test_no_score_is_nan_where_a_set_is_empty(data: st.DataObject) -> None:
     values = {word: data.draw(st.sampled_from(choice)) for word, choice in CHOICES.items() if word in own}
     policy = make(name, **values)
     if policy.unequal and policy.scope is Scope.HEAD and data.draw(st.booleans()):
-        policy = replace(policy, budgets="ada")
+        policy = replace(policy, budget=replace(policy.budget, budgets="ada"))
 
     length = data.draw(st.integers(70, 400))
     newest = data.draw(st.integers(12, 30))
     oldest = sorted(data.draw(st.sets(st.integers(0, length - newest - 1), max_size=12)))
     places = [*oldest, *range(length - newest, length)]
     positions = torch.tensor(places).expand(*policy.scope.width(SHAPE), -1).clone()
-    if policy.budgets != "equal":
+    if policy.budget.budgets != "equal":
         # The mean over the two heads is an integer.
         missing = data.draw(st.integers(0, len(oldest) // 2))
         positions[:, 0, : 2 * missing] = -1
 
     random = torch.Generator().manual_seed(length)
     numbers = torch.randn(SHAPE.layers, SHAPE.kv_heads, len(places), SHAPE.head_dim, generator=random)
-    if policy.budgets != "equal":
+    if policy.budget.budgets != "equal":
         numbers = numbers * (positions >= 0)[..., None]
     # With large keys one token has all of the attention.
     dtype = data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
@@ -357,7 +357,7 @@ def test_no_score_is_nan_where_a_set_is_empty(data: st.DataObject) -> None:
     queries = [plain.query(layer).to(dtype) * 10 for layer in range(SHAPE.layers)]
     window = data.draw(st.sampled_from([None, 1, 3, 40]))
     tokens = torch.arange(length)
-    memory = ScoreMemory(torch.zeros(positions.shape)) if policy.remembers else None
+    memory = ScoreMemory(torch.zeros(positions.shape)) if policy.budget.remembers else None
     cached = replace(
         plain,
         model=MODEL,
@@ -420,7 +420,7 @@ for heads, length, size in ((2, 300, 128), (3, 130, 80), (1, 5, 16)):
         keys = torch.randn(heads, length, size, generator=random) + mean
         unit = torch.nn.functional.normalize(keys, dim=-1)
         for threshold in (0.5, 0.2, -0.1):
-            found = newest_similar_gpu.newest_similar(unit, threshold)
+            found = newest_similar_gpu.newest_similar_in_one_kernel(unit, threshold)
             assert torch.equal(found, newest_by_matrix(unit, threshold)[1])
 """
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"TRITON_INTERPRET": "1"})

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from kvatlas import policies
-from kvatlas.core import KvatlasError, Setting
+from kvatlas.core import KvatlasError, Setting, ascending
 from kvatlas.policies.memory import kept_and_total, local_window_of, stays
 from kvatlas.results import Store
-from kvatlas.results.csv_maps import ascending
 from kvatlas.sweeps import make_plan, parse_spec, read_spec, sweep
 from tests.command_line import Call
 
@@ -46,7 +45,7 @@ def test_the_engine_leaves_as_many_tokens_as_the_rule_says_and_a_share_is_its_to
             assert isinstance(policy, policies.CompressingPolicy)
             prompt = trace.usage.prompt_tokens
             assert prompt is not None
-            kept, total = kept_and_total(policy, prompt)
+            kept, total = kept_and_total(policy.budget, prompt)
             first = min(step for step in trace.eviction_trace.evicted_at if step)
             evicted = sum(step == first for step in trace.eviction_trace.evicted_at)
             # Of the new tokens the last one is not yet cached.
@@ -64,7 +63,7 @@ def test_a_share_of_the_budget_is_rounded_down_and_at_least_one_token(share: str
     setting = Setting.from_parameters("dynts", **EVERY, local_window=share)
     policy = policies.from_setting(setting)
     assert isinstance(policy, policies.CompressingPolicy)
-    assert policy.local_window == tokens == local_window_of(policy.setting)
+    assert policy.budget.window == tokens == local_window_of(policy.setting)
     assert policy.setting.values["local_window"] == share
     # A token more of window is a chosen one less.
     found = stays(policy.setting, [30])
@@ -91,10 +90,10 @@ def test_a_share_of_a_budget_in_bytes_is_known_with_the_model() -> None:
     )
     policy = policies.from_setting(setting).bind(model)
     assert isinstance(policy, policies.CompressingPolicy)
-    assert policy.local_window == policy.tokens // 4 > 8
+    assert policy.budget.window == policy.budget.tokens // 4 > 8
     found = stays(policy.setting, [20], model.kv_bytes(policy.storage))
     assert found is not None
-    assert found.tokens == kept_and_total(policy, 20)[0]
+    assert found.tokens == kept_and_total(policy.budget, 20)[0]
     assert stays(policy.setting, [20]) is None
 
 

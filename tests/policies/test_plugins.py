@@ -83,6 +83,7 @@ def test_an_error_in_a_method_is_one_sentence_that_names_policy_method_and_excep
     assert "\x1b" not in sentence
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("statement", "workers"), [*((statement, 1) for statement in FAULTS), ("sys.exit(0)", 2)])
 def test_the_traces_that_were_finished_are_kept(
     tmp_path: Path, kvatlas: Call, write_spec: Any, statement: str, workers: int
@@ -182,7 +183,8 @@ MEMBERS = {
     "columns = 3": "its columns is 3; expected a tuple of different texts",
     "columns = ('a', 'a')": "its columns is ('a', 'a'); expected a tuple of different texts",
     "random = 'maybe'": "its random is 'maybe'; expected true or false",
-    "budget = None": "its budget is None; expected a method or a property",
+    "budget = None": "its budget is a part of every policy; expected another name",
+    "keep_prompt: bool = False": "its keep_prompt is a part of every policy; expected another name, or a default in",
     "setting = 3": "its setting is 3; expected a method or a property",
     "score = None": "its score is None; expected a method or a property",
     "def bind(self, model): return None": "returned None from bind; expected an object of Odd",

@@ -99,10 +99,10 @@ def test_remembered_scores_are_those_of_a_dictionary(
     for event in events:
         entered = event.length - scored_at
         _, quota = places(policy, event.before[0], prompt)
-        is_stale = not scored_at or entered >= policy.refresh or entered > quota
+        is_stale = not scored_at or entered >= policy.budget.refresh or entered > quota
         assert (event.scores is not None) == is_stale
         for unit, positions in enumerate(event.before):
-            older = positions[: -policy.local_window]
+            older = positions[: -policy.budget.window]
             if event.scores is None:
                 ranks = [remembered[unit].get(at, math.inf) for at in older]
             else:
@@ -111,18 +111,18 @@ def test_remembered_scores_are_those_of_a_dictionary(
                 competing = [slot for slot in range(len(older)) if slot not in certain]
                 old = [remembered[unit].get(at, 0.0) for at in older]
                 old = [score if math.isfinite(score) else 0.0 for score in old]
-                if policy.carry:
-                    scaled = carried(ranks, old, competing, policy.carry)
+                if policy.budget.carry:
+                    scaled = carried(ranks, old, competing, policy.budget.carry)
                     ranks = [own if math.isinf(own) else new for own, new in zip(ranks, scaled, strict=True)]
                 single = torch.tensor(ranks).tolist()
                 remembered[unit] = dict(zip(older, single, strict=True))
-            ranks = ranks + [0.0] * policy.local_window
+            ranks = ranks + [0.0] * policy.budget.window
             kept = rule(policy, positions, ranks, prompt)
             assert event.after[unit] == [positions[slot] for slot in kept]
         if event.scores is not None:
             scored_at = event.length
             computations += 1
-    assert computations < len(events) or policy.refresh == 1
+    assert computations < len(events) or policy.budget.refresh == 1
 
 
 @pytest.mark.parametrize("keep_prompt", [True, False])

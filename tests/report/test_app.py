@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvatlas.core import EvictionTrace, KvatlasError, Setting, Status
+from kvatlas.core import EvictionTrace, KvatlasError, Outcome, Setting, Status
 from kvatlas.models.token_texts import token_texts
-from kvatlas.report.app.local_server import Server
+from kvatlas.report import result, view_options
+from kvatlas.report.app.documents import LETTERS, MARKS, MISSING
+from kvatlas.report.app.local_server import AppServer
 from kvatlas.report.app.page import write_bundle, write_report
 from kvatlas.report.app.run_source import AppRun, open_runs
-from kvatlas.report.app.traces import TEXT_LIMIT, evictions_of
+from kvatlas.report.app.traces import TEXT_LIMIT, evictions_in_steps
 from kvatlas.report.materials import RunMaterials
 from kvatlas.report.result import open_result
 from kvatlas.report.view_options import ReadOptions
 from kvatlas.results import Manifest, Store
 from kvatlas.stats import run_analysis
-from kvatlas.stats.run_analysis import RunAnalysis
-from kvatlas.stats.run_data import RunData
 from kvatlas.text import visible
 from tests.command_line import Call
 from tests.goldens import documents
@@ -197,14 +197,20 @@ def test_runs_without_two_axes_have_a_page_too(
     assert card["settings"] == len(settings)
 
 
+def test_every_outcome_has_a_letter_and_a_word_on_the_page() -> None:
+    assert set(LETTERS) == set(Outcome)
+    assert MARKS.keys() == {*LETTERS.values(), MISSING}
+    assert len(MARKS) == len(Outcome) + 1
+
+
 def test_evictions_of_a_trace() -> None:
     eviction_trace = EvictionTrace(1, (0, 5, 3, 0, 5, 0, 0, 0), (1, 0, 0, 1, 0, 1, 1, 1))
     coded = {"steps": [3, 5], "left": [1, 0, 2, 0, 0, 0], "judged": 3, "prompt_left": [0, 1]}
-    assert evictions_of(eviction_trace, 2, 6, 1) == coded
-    shared = evictions_of(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
+    assert evictions_in_steps(eviction_trace, 2, 6, 1) == coded
+    shared = evictions_in_steps(EvictionTrace(4, (0, 0, 2), (4, 1, 0)), 1, 2, None)
     assert (shared["holders"], shared["held"]) == (4, [25, 0])
     never = {"steps": [], "left": [], "judged": 0, "prompt_left": []}
-    assert evictions_of(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == never
+    assert evictions_in_steps(EvictionTrace(1, (0,), (1,)), 1, 0, 8) == never
 
 
 @pytest.mark.parametrize("text", ["plain text", "数学 é 𝕏 mixed", "ends in é"])
@@ -254,7 +260,7 @@ def test_the_metric_and_the_margin_of_the_command_line_are_those_of_the_app(run:
 
 @pytest.fixture
 def get(run: AppRun) -> Iterator[Get]:
-    server = Server([run], token="right-token")
+    server = AppServer([run], token="right-token")
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def ask(path: str, host: str | None = "localhost", method: str = "GET") -> tuple[int, dict[str, str], str]:
@@ -300,10 +306,10 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
     with Store.open(run.folder) as store:
         stored = {(t.benchmark, str(t.setting), t.problem, t.sample): t for _, t in store.traces()}
     assert run.done == run.promised == len(stored) == run.summary()["done"]
-    analysis = RunAnalysis(RunData.open(run.folder))
+    found = open_result([run.folder])
     values = {
         (map_.benchmark, str(cell.setting)): 100 * cell.estimate.value
-        for map_ in analysis.maps
+        for map_ in found.untested
         for cell in map_.cells.values()
     }
     cells, tables = run.document["cells"], run.document["outcomes"]
@@ -322,27 +328,31 @@ def test_it_answers_what_the_store_holds(run: AppRun) -> None:
             assert run.cell(cell)["lengths"] == [trace.usage.output_tokens for trace in own]
             if name != "full":
                 assert cells[cell]["value"] == pytest.approx(values[table["benchmark"], name], abs=1e-3)
-    assert len(run.document["cards"]) == len(analysis.choices) == 1
+    assert len(run.document["cards"]) == len(found.choices) == 1
     assert run.document["finished"]
-    assert len(run.about()["comparisons"]) == len(analysis.comparisons)
+    assert len(run.about()["comparisons"]) == len(found.comparisons)
 
 
 def test_the_analysis_is_made_once_for_map_and_evidence(run: AppRun, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Counter[str] = Counter()
-    for name in ("losses_of", "verdicts", "comparisons", "maps_of_run", "mean_maps"):
-        original = getattr(run_analysis, name)
+    modules = dict.fromkeys(("losses_of", "fixed_run_tests"), run_analysis)
+    modules |= dict.fromkeys(("comparisons", "with_regions", "mean_maps"), result) | {"maps_of_run": view_options}
+    for name, module in modules.items():
+        original = getattr(module, name)
 
         def counted(*given: Any, original: Any = original, name: str = name) -> Any:
             calls[name] += 1
             return original(*given)
 
-        monkeypatch.setattr(run_analysis, name, counted)
+        monkeypatch.setattr(module, name, counted)
     (fresh,) = open_runs([run.folder], {})
     with Store.open(run.folder) as store:
         fresh.refresh(store)
     first = fresh.answer("about")
     made = Counter(calls)
-    assert made["losses_of"] == made["verdicts"] == made["comparisons"] == 1
+    assert made["losses_of"] == made["fixed_run_tests"] == made["comparisons"] == 1
+    # Of three documents (no traces, all traces, with tests) each has its maps made once; tested are maps and means.
+    assert made == Counter(dict.fromkeys(modules, 1) | {"maps_of_run": 3, "with_regions": 2})
     assert [fresh.answer("about"), fresh.answer("about")] == [first, first]
     assert calls == made
 
@@ -416,7 +426,7 @@ def test_a_bundle_holds_what_the_app_answers(
 def test_what_is_wrong_is_a_sentence(tmp_path: Path, kvatlas: Call, run: AppRun) -> None:
     err = kvatlas.refuse("view", tmp_path / "none")
     assert err == f"kvatlas: {str(tmp_path / 'none')!r} is no run: there is no run.sqlite in it.\n"
-    with Server([]) as server, pytest.raises(KvatlasError, match="cannot be had; name another with --port"):
-        Server([], server.server_port)
+    with AppServer([]) as server, pytest.raises(KvatlasError, match="cannot be had; name another with --port"):
+        AppServer([], server.server_port)
     names = [one.name for one in open_runs([run.folder, run.folder], {})]
     assert names == ["run", "run-2"]

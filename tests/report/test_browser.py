@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kvatlas import models
+from kvatlas import add_column, models
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, writing
 from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import parse_plan, read_maze
 from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.report.app.local_server import Server
+from kvatlas.report.app.local_server import AppServer
 from kvatlas.report.app.page import write_report
 from kvatlas.report.app.run_source import open_runs
 from kvatlas.report.result import open_result
@@ -106,7 +106,7 @@ def served(visit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     ends: list[Callable[[], Any]] = []
 
     def open_(folders: list[Path], address: str = "#/") -> Any:
-        server = Server(open_runs(folders, {}))
+        server = AppServer(open_runs(folders, {}))
         threads = [threading.Thread(target=job, daemon=True) for job in (server.serve_forever, server.follow)]
         for thread in threads:
             thread.start()
@@ -506,10 +506,10 @@ def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
     saving = tuple(SavingToken(position, "", 79 - position, 9.0, 5, 17) for position in (21, 30))
     arms = {"nothing": (True,) * 3 + (False,) * 13, "random": (True,) * 4 + (False,) * 12}
     arms |= {"cause": (True,) * 11 + (False,) * 5, "no_compression": (True,) * 16}
-    with writing(folder) as file:
+    with writing(folder) as add:
         for run_key, trace in keys:
             key = (run_key, trace.setting.id, trace.benchmark, trace.problem, str(trace.sample))
-            file.add(Autopsy(key, "forgotten value", 70, reproduced=True, tokens=saving, held_out=arms))
+            add(Autopsy(key, "forgotten value", 70, reproduced=True, tokens=saving, held_out=arms))
     page = served([folder], "#/examined/trace/1/0/0?beside=none")
     page.wait_for_selector("#trace .autopsy")
     said = page.locator(".autopsy").inner_text()
@@ -576,7 +576,9 @@ def test_a_page_that_lacks_traces_says_so_and_shows_every_question(
     assert page.locator("#live").inner_text().endswith("(0 in this file)")
 
 
+@pytest.mark.usefixtures("column_list")
 def test_a_run_of_single_settings_is_a_table_that_sorts(opened: Callable[..., Any], tmp_path: Path) -> None:
+    add_column("prompt_tokens", "traces.prompt_tokens", unit="tokens", digits=3, title="prompt length")
     settings = [Setting.from_parameters(name, kv_budget=64) for name in ("dynts", "h2o", "random", "rkv", "snapkv")]
     folder = store_run(tmp_path / "run", manifest(settings, axes=(), problems=4))
     write_report(open_result([folder]), tmp_path / "report.html")
@@ -593,6 +595,11 @@ def test_a_run_of_single_settings_is_a_table_that_sorts(opened: Callable[..., An
     ]  # fmt: skip
     # The maps say no more than the table.
     assert page.locator("#maps").is_hidden()
+    # A column that a user adds is there, in the hover and the measures, too.
+    assert page.locator("#settings-table thead button").all_inner_texts()[-2:] == ["Seconds", "Prompt length"]
+    assert page.locator("#settings-table tbody td:last-child").all_inner_texts() == ["20"] * 6
+    assert page.evaluate("cellFacts(data.cells[0])").pop() == "prompt length: 20 tokens"
+    assert page.evaluate("Object.keys(measures)").pop() == "prompt_tokens"
 
 
 def test_equal_values_have_an_axis_that_can_be_read(opened: Callable[..., Any], tmp_path: Path) -> None:

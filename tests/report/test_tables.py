@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import KvatlasError, Setting, Trace
-from kvatlas.figures.loss_memory import data_csv as losses_csv
+from kvatlas.figures.loss_memory import losses_csv
 from kvatlas.figures.pairwise import names_of
 from kvatlas.report.description import every_map, one_page
 from kvatlas.report.next_steps import next_steps
@@ -139,7 +139,7 @@ def test_next_steps_are_specs_that_run(tmp_path: Path) -> None:
         result = analyse([store_run(tmp_path / name, plan, success(by_policy))])
         (run,) = result.opened_runs
         found = {}
-        for step in next_steps(run.run, result.choices):
+        for step in next_steps(run, result.choices):
             path = tmp_path / f"{step.name}.yaml"
             path.write_text(step.spec)
             found[step.name] = read_spec(path)
@@ -150,9 +150,7 @@ def test_next_steps_are_specs_that_run(tmp_path: Path) -> None:
     assert lost["higher-ratio"].axes["ratio"] == [0.1, 0.3, 0.5, 0.7, 0.9]
     close = steps({"full": 0.97, "dynts": 0.96, "random": 0.2}, "close")
     assert close["more-problems"].problems > 40 if "more-problems" in close else "between" in close
-    assert (
-        next_steps(replace(analyse([tmp_path / "lost"]).opened_runs[0].run, manifest=manifest(grid("dynts"))), []) == []
-    )
+    assert next_steps(replace(analyse([tmp_path / "lost"]).opened_runs[0], manifest=manifest(grid("dynts"))), []) == []
 
 
 @pytest.mark.parametrize("is_cheaper", [True, False])

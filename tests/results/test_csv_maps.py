@@ -81,6 +81,12 @@ def test_percentages_below_one_need_a_limit_above_one(read):
     assert values == {(500, 0.1): 0.5, (500, 0.2): 0.25}
 
 
+def test_small_percentages_of_whole_counts_are_percentages(read):
+    rare = "R,AIME24,500,0.1,0.5,200,2\nR,AIME24,500,0.2,0.25,200,2\nR,AIME24,500,0.3,0,200,2\n"
+    maps = read(HEAD.replace("\n", ",problems,samples\n") + "M,AIME24,500,0.1,40,30,2\n" + rare, partial=True)
+    assert [round(400 * cell.estimate.value, 6) for cell in maps[1].cells.values()] == [2, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -98,6 +104,29 @@ def test_percentages_below_one_need_a_limit_above_one(read):
         (GOOD.replace("1000", "10.5"), "local_window is 10.5; expected an integer"),
         (GOOD.replace("1000,0.2", "1000,"), "has a value of local_window alone"),
         (GOOD + "M,AIME24,,,90\nM,AIME24,,,91\n", "line 7 repeats the baseline '' of AIME24"),
+        ("pass_at_1,model,benchmark,local_window,ratio\n40,M,B,500,0.1\n41,M,B,5", "line 3 ends before .* ratio"),
+        (GOOD.replace("1000,0.2", "25%,0.2").replace("1000,0.1", "25.0%,0.2"), "line 5 repeats the cell .* 25%"),
+        (GOOD.replace("1000", "125%"), "line 4: local_window is 125%; expected a share below 100%"),
+        (GOOD.replace("AIME24,1000", '"AIME\n24",1000'), "line 5: benchmark is .*; expected one line of up to 500"),
+        (GOOD.replace("AIME24,1000", "A" * 3000 + ",1000"), "line 4: benchmark is .*; expected one line of up to 500"),
+        (GOOD.replace("local_window", "every").replace("1000", "nan"), "every is 'nan'; expected a finite number or a"),
+        (GOOD.replace("local_window", "every").replace("1000", "1e400"), "every is '1e400'; expected a finite number"),
+        (GOOD.replace("local_window", "every").replace("1000", "1_000"), "every is '1_000'; expected a finite number"),
+        *[
+            (GOOD.replace("1\n", f"1,{column}\n").replace("43\n", f"43,{value}\n"), f"line 5: {column} is .{end}")
+            for column, value, end in [
+                ("stays_tokens", "-5", "*; expected a number from 0"),
+                ("kept_tokens_mean", "-0.5", "*; expected a number from 0"),
+                ("seconds_mean", "1e300", "*; expected a number from 0"),
+                ("output_tokens_mean", "9" * 310, "*; expected a number"),
+                ("samples", "9" * 310, "*; expected a number"),
+                ("low", "-500", "*; expected a percentage from 0 to 100"),
+                ("high", "900", "*; expected a percentage from 0 to 100"),
+            ]
+        ],
+        (GOOD.replace(",43", "," + "9" * 310), "line 5: pass_at_1 is '999.*; expected a number"),
+        (GOOD.replace("1\n", "1,samples,truncated\n").replace("43\n", "43,2,61\n"), "truncated is 61; .* up to 60"),
+        (GOOD + "N,AIME24,500,0.1,0.5\nN,AIME24,500,0.2,0.25\n", "N on AIME24: has values of pass_at_1 from 0 to 1"),
         (GOOD + 'M,AIME24,"' + "9" * 200_000 + '",0.1,4\n', "cannot be read as a CSV map"),
     ],
 )  # fmt: skip

@@ -21,7 +21,7 @@ import pytest
 from kvatlas import benchmarks
 from kvatlas.benchmarks import find
 from kvatlas.core import Costs, EvictionTrace, Grade, KvatlasError, Outcome, Setting, Status, Trace, Usage, digest
-from kvatlas.report.app.documents import marks
+from kvatlas.report.app.documents import outcome_letters
 from kvatlas.report.app.traces import trace_document
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Expected, Manifest, Store
@@ -208,9 +208,9 @@ def remade(**values: Any) -> list[Any]:
         ({"progress": 1.5}, "", "progress is 1.5"),
         ({"correct": 7}, "", "correct is 7"),
         ({"sample": -5}, "", "the sample is -5"),
-        ({"metrics": '{"recall": NaN}'}, "", "NaN is no number of JSON"),
-        ({"metrics": '{"recall": Infinity}'}, "", "Infinity is no number of JSON"),
-        ({"metrics": '{"recall": [1]}'}, "", "no object of numbers and texts"),
+        ({"metrics": '{"recall": NaN}'}, "", "recall is nan, expected a finite number"),
+        ({"metrics": '{"recall": Infinity}'}, "", "expected a finite number"),
+        ({"metrics": '{"recall": [1]}'}, "", "expected a finite number or a text"),
         ({"usage": "[]"}, "", "no object of numbers and texts"),
         ({}, "kvatlas 7", "Expecting value"),
         ({}, "[]", "no object of numbers and texts"),
@@ -267,10 +267,10 @@ def old_run(tmp_path: Path) -> Path:
 
 def test_a_store_of_an_earlier_commit_is_read_with_every_status_and_cost(old_run: Path) -> None:
     (cell,) = RunData.open(old_run).cells
-    assert cell.verdicts == dict.fromkeys(
+    assert cell.outcomes == dict.fromkeys(
         (Outcome.CORRECT, Outcome.TRUNCATED, Outcome.NO_ANSWER, Outcome.GRADER_TIMEOUT), 1
     )
-    assert marks(cell, cell.problems) == "rtng"
+    assert outcome_letters(cell, cell.problems) == "rtng"
     known = {"output_tokens": 20, "prompt_tokens": 10, "thinking_tokens": 15, "peak_kv_tokens": 30}
     known |= {"mean_kv_tokens": 25.5, "compressions": 2, "seconds": 0.75}
     unknown = known | {"output_tokens": 21, "prompt_tokens": 11, "peak_kv_tokens": 31, "mean_kv_tokens": 26.5}
@@ -307,9 +307,9 @@ def test_a_status_of_a_later_version_is_unknown_to_this_one(tmp_path: Path, kvat
     """It is no damage, and no other status: not in tables, on the page, in an export, nor in a trace."""
     run = later_status(tmp_path / "run")
     (cell,) = RunData.open(run).cells
-    assert cell.verdicts == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
+    assert cell.outcomes == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
     assert cell.cell.truncated == 0
-    assert marks(cell, cell.problems) == "ru"
+    assert outcome_letters(cell, cell.problems) == "ru"
     with Store.open(run) as store:
         key, unknown = list(store.traces())[1]
     assert unknown.grade.status is Status.UNKNOWN
@@ -334,7 +334,7 @@ def test_a_trace_of_a_later_version_that_is_set_aside_keeps_its_status(tmp_path:
             ("ok",), ("repeated",)
         ]  # fmt: skip
     (cell,) = RunData.open(run).cells
-    assert cell.verdicts == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
+    assert cell.outcomes == {Outcome.CORRECT: 1, Outcome.UNKNOWN: 1}
 
 
 def test_every_status_and_cost_has_a_place_in_the_store() -> None:

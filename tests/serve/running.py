@@ -45,9 +45,10 @@ def serving(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @contextmanager
-def served(model: ModelHandle, policy: str = "full", **values: Any) -> Iterator[str]:
+def served(model: ModelHandle, policy: str = "full", server_seed: int | None = None, **values: Any) -> Iterator[str]:
     """The application over this model under a setting, in a thread: its address."""
-    service = Service(model, find_policy(model, policy, values), Sampling(), batch_size=16).start()
+    setting = find_policy(model, policy, values)
+    service = Service(model, setting, Sampling(), batch_size=16, seed=server_seed).start()
     config = uvicorn.Config(application(service, "tiny"), port=0, log_level="warning")
     socket = config.bind_socket()
     # Whoever connects before the thread has begun waits for it.

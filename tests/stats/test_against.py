@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvatlas.core import KvatlasError, Setting
-from kvatlas.figures.policy_differences import against_figure, data_csv, finding
+from kvatlas.figures.policy_differences import against_csv, against_figure, against_title
 from kvatlas.stats.against_policy import against_policy, partner_of, rows_of_policy
 from kvatlas.stats.run_data import RunData
 from tests.stats.synthetic import manifest, trace
@@ -40,7 +40,7 @@ def test_each_setting_meets_the_policy_with_the_same_values() -> None:
     assert [row.name for row in table.rows] == ["window", "window", *["rkv(mix=0.1)"] * 2, *["rkv(mix=0.5)"] * 2]
     assert [row.group for row in table.rows] == [(("keep_prompt", keeps),) for keeps in (True, False)] * 3
     assert [row.is_proven for row in table.rows] == [False, False, True, True, True, True]
-    assert finding([table]) == "Of 6 settings 4 are proven above random and 0 below it"
+    assert against_title([table]) == "Of 6 settings 4 are proven above random and 0 below it"
     means = {cell.setting: cell.cell.estimate.value for cell in run.cells if cell.benchmark == "CHAIN6"}
     assert 0.2 < means[setting("rkv", True, mix=0.1)] - means[setting("random", True)] < 0.6
 
@@ -88,7 +88,7 @@ def test_one_name_of_two_files_is_refused_and_their_settings_stay_apart() -> Non
         against_policy(run, "Sinks")
     (table,) = against_policy(run, "b.py:Sinks")
     assert {row.partner.policy for row in table.rows} == {"b.py:Sinks"}
-    rows = data_csv([table]).splitlines()[1:]
+    rows = against_csv([table]).splitlines()[1:]
     assert sum("a.py:Sinks(" in row for row in rows) == 2
     assert all("b.py:Sinks(" in row for row in rows)
 
@@ -113,7 +113,7 @@ def test_the_figure_has_a_filled_mark_for_each_proven_setting() -> None:
     names = [text.get_text() for text in panel.get_yticklabels()]
     assert names[-1] == "window"
     assert panel.get_ylim()[0] > panel.get_ylim()[1]
-    rows = data_csv([table]).splitlines()
+    rows = against_csv([table]).splitlines()
     assert rows[0] == "model,setting,against,difference,low,high,proven"
     assert len(rows) == 7
     assert sum(row.endswith(",1") for row in rows) == 4

@@ -1,4 +1,4 @@
-"""The promises of the statistics on the hardest designs known, in a minute; bench/calibration.py measures them all."""
+"""The promises of the statistics on hard designs; `make deep` runs more of them, bench/calibration.py all."""
 
 import importlib
 import sys
@@ -10,10 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvatlas.stats.map_tests import levels_of, map_tests
 from kvatlas.stats.table import GradeMatrix
-from kvatlas.stats.verdicts import levels_of, verdict
 
 BENCH = Path(__file__).parents[2] / "bench"
+
+
+def deep(*values: Any) -> Any:
+    """A case of `make deep`."""
+    return pytest.param(*values, marks=pytest.mark.deep)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,8 +62,9 @@ def test_limits_over_unlike_benchmarks_err_at_most_at_their_level(exact_errors: 
     assert max(row["over_level"] for row in rows) <= 0.0005
 
 
-def test_a_setting_just_beyond_the_margin_is_kept_in_at_most_5_percent(exact_errors: ModuleType) -> None:
-    rows = list(exact_errors.recommendation_errors(margins=[0.03], sequences=[1, 3]))
+@pytest.mark.parametrize("settings", [1, deep(3)])
+def test_a_setting_just_beyond_the_margin_is_kept_in_at_most_5_percent(exact_errors: ModuleType, settings: int) -> None:
+    rows = list(exact_errors.recommendation_errors(margins=[0.03], sequences=[settings]))
     assert max(row["error"] for row in rows) <= 0.05
     # The bound is nearly reached, so the search has found the hard cases.
     assert min(row["error"] for row in rows) > 0.045
@@ -75,8 +81,8 @@ def simulate(function: Any, designs: dict[str, dict[str, Any]], kind: str, name:
 @pytest.mark.parametrize(
     "name",
     [
-        "2 points lost, n 600, k 1",
         "unseen collapse at 2.5 %, n 120",
+        deep("2 points lost, n 600, k 1"),
         "equal, homogeneous .5, n 8, k 1",
         "unseen collapse in 30 + 30 of 30 + 30 + 40 + 198",
     ],
@@ -101,7 +107,7 @@ def test_differences_of_policies_are_covered(
 
 
 @pytest.mark.parametrize(
-    "name", ["rows alike, columns more alike", "alike, AIME, n 30, k 16", "8 + 198 same columns, .9"]
+    "name", [deep("rows alike, columns more alike"), "alike, AIME, n 30, k 16", deep("8 + 198 same columns, .9")]
 )
 def test_levels_that_could_be_exchanged_are_told_apart_in_5_percent(
     simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str
@@ -112,7 +118,8 @@ def test_levels_that_could_be_exchanged_are_told_apart_in_5_percent(
 
 
 @pytest.mark.parametrize(
-    "name", ["trunk, AIME, n 30, k 4", "trunk, .95, n 60, k 1", "trunk by columns alone, .97, 10 levels"]
+    "name",
+    [deep("trunk, AIME, n 30, k 4"), deep("trunk, .95, n 60, k 1"), "trunk by columns alone, .97, 10 levels"],
 )
 def test_levels_that_share_trunks_are_told_apart_in_10_percent(
     simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str
@@ -137,7 +144,7 @@ def test_maps_are_judged_as_verdicts_judge_them(simulations: ModuleType, designs
     places = tuple(zip(design.rows.tolist(), design.columns.tolist(), strict=True))
     axes = ("rows", "columns")
     p, tests = simulations.tests_of_map(means, design.strata, levels_of(places, axes), seed=0)
-    found = verdict(GradeMatrix.from_means(places, means, design.strata), axes)
+    found = map_tests(GradeMatrix.from_means(places, means, design.strata), axes)
     assert found.omnibus is not None
     # Random orders differ in number.
     assert p == pytest.approx(found.omnibus.p, abs=0.05)
@@ -147,6 +154,7 @@ def test_maps_are_judged_as_verdicts_judge_them(simulations: ModuleType, designs
         assert [contrast.value for contrast in tests[effect.axis]] == pytest.approx(values)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["just beyond in 30 + 30", "mixed, not in order of cost, n 60"])
 def test_settings_beyond_the_margin_are_kept_in_5_percent(
     simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str
@@ -156,11 +164,11 @@ def test_settings_beyond_the_margin_are_kept_in_5_percent(
     assert row["broken_but_keeps"] <= 0.025
 
 
-@pytest.mark.parametrize("name", ["n 40, k 5, L0 3, few shallow", "n 60, k 8, L0 200, beta .3"])
+@pytest.mark.parametrize("name", [deep("n 40, k 5, L0 3, few shallow"), "n 60, k 8, L0 200, beta .3"])
 def test_depths_are_covered(simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str) -> None:
     assert simulate(simulations.simulate_depths, designs, "depths", name, 500)["coverage"] >= 0.92
 
 
-@pytest.mark.parametrize("name", ["90 % right, n 30, rare wrong costs 10 times", "half right, n 240, k 1"])
+@pytest.mark.parametrize("name", ["90 % right, n 30, rare wrong costs 10 times", deep("half right, n 240, k 1")])
 def test_prices_are_covered(simulations: ModuleType, designs: dict[str, dict[str, Any]], name: str) -> None:
     assert simulate(simulations.simulate_prices, designs, "prices", name, 200)["nothing_false_said"] >= 0.92

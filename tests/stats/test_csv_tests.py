@@ -7,11 +7,11 @@ import pytest
 
 from kvatlas.core import KvatlasError
 from kvatlas.results.csv_maps import read_maps
-from kvatlas.stats.csv_tests import ONE_SAMPLE, bound_verdict, variance, verdicts_of_maps
+from kvatlas.stats.csv_tests import ONE_SAMPLE, bound_tests, bound_tests_of_maps, variance
+from kvatlas.stats.map_tests import Basis
 from kvatlas.stats.numerics.averages import permute_benchmarks
 from kvatlas.stats.numerics.planning import detectable, problems_for
 from kvatlas.stats.power import designs
-from kvatlas.stats.verdicts import Basis
 
 HEAD = "model,benchmark,local_window,ratio,pass_at_1\n"
 
@@ -33,30 +33,30 @@ def read(tmp_path):
 
 def test_a_map_with_one_clear_cell_is_more_than_noise(read):
     maps = read([40, 42, 41, 90, 43, 40, 41, 42], problems=30, samples=16)
-    (verdict,) = verdicts_of_maps(maps).values()
-    assert verdict.evidence
-    assert verdict.plateau == ((500, 0.4),)
-    assert verdict.basis is Basis.BOUND
-    assert verdict.notes == ()
+    (found,) = bound_tests_of_maps(maps).values()
+    assert found.evidence
+    assert found.plateau == ((500, 0.4),)
+    assert found.basis is Basis.BOUND
+    assert found.notes == ()
 
 
 def test_without_samples_one_is_taken_and_said(read):
-    (verdict,) = verdicts_of_maps(read([40, 42, 41, 55, 43, 40, 41, 42])).values()
-    assert not verdict.evidence
-    assert len(verdict.plateau) == 8
-    assert verdict.notes == (ONE_SAMPLE,)
+    (found,) = bound_tests_of_maps(read([40, 42, 41, 55, 43, 40, 41, 42])).values()
+    assert not found.evidence
+    assert len(found.plateau) == 8
+    assert found.notes == (ONE_SAMPLE,)
 
 
 def test_unknown_problems_give_no_verdict(read):
-    assert verdicts_of_maps(read([40] * 8, benchmark="MINE")) == {}
-    assert len(verdicts_of_maps(read([40] * 8, benchmark="MINE", problems=12))) == 1
+    assert bound_tests_of_maps(read([40] * 8, benchmark="MINE")) == {}
+    assert len(bound_tests_of_maps(read([40] * 8, benchmark="MINE", problems=12))) == 1
 
 
 @pytest.mark.parametrize("value", [0, 100])
 def test_all_right_and_all_wrong_are_no_evidence(read, value):
-    (verdict,) = verdicts_of_maps(read([value] * 8)).values()
-    assert (verdict.omnibus.p, verdict.evidence) == (1.0, False)
-    assert not any(np.isnan(lost) for lost in verdict.may_lose.values())
+    (found,) = bound_tests_of_maps(read([value] * 8)).values()
+    assert (found.omnibus.p, found.evidence) == (1.0, False)
+    assert not any(np.isnan(lost) for lost in found.may_lose.values())
 
 
 def test_the_bound_rejects_at_most_as_often_as_it_should():
@@ -71,9 +71,9 @@ def test_the_bound_rejects_at_most_as_often_as_it_should():
             for (coord, cell), value in zip(item.cells.items(), values, strict=True)
         }
         drawn = replace(item, cells=cells)
-        verdict = bound_verdict(drawn, variance(drawn), 5)
-        rejected += verdict.evidence
-        kept += (2000, 0.3) in verdict.plateau
+        found = bound_tests(drawn, variance(drawn), 5)
+        rejected += found.evidence
+        kept += (2000, 0.3) in found.plateau
     assert rejected / 400 < 0.05 + 0.033
     assert kept / 400 > 0.95 - 0.033
 

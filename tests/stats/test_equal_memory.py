@@ -25,7 +25,6 @@ from kvatlas.stats.numerics.equal_memory import (
     strongest,
     thriftier_pairs,
 )
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import make_plan, parse_spec
 from tests.report.test_tables import SPEC
@@ -159,7 +158,7 @@ def test_the_front_holds_what_is_worth_its_tokens() -> None:
 def of_run(chance: Callable[[Setting], float], settings: list[Setting], axes: dict[str, tuple[object, ...]]) -> Result:
     plan = manifest(settings, problems=150, samples=1, axes=tuple(axes.items()))
     plan = replace(plan, spec={**SPEC, "problems": 150, "samples": 1})
-    return analyse([RunAnalysis(RunData(plan, list(traces(plan, chance))))])
+    return analyse([RunData(plan, list(traces(plan, chance)))])
 
 
 def grid(windows: tuple[int, ...], ratios: tuple[float, ...]) -> list[Setting]:
@@ -210,7 +209,7 @@ def test_a_grid_that_cannot_tell_says_so_and_is_offered_one_that_can() -> None:
     sentence = "Windows 8 and 48 have no memory in common: this grid cannot tell window from memory"
     assert memory_lines(result.grids) == [f"{sentence}."]
     memories = [one.verdict.memory for one in result.grids if one.verdict.memory is not None]
-    run = result.opened_runs[0].run
+    run = result.opened_runs[0]
     run.manifest.spec["axes"] = {name: list(values) for name, values in axes.items()}
     (step,) = [one for one in next_steps(run, result.choices, memories) if one.name == "equal-memory"]
     offered = parse_spec({**yaml.safe_load(step.spec), "models": ["embedded:tiny-llama"]})

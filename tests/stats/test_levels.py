@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from statsmodels.stats.multitest import multipletests
 
+from kvatlas.stats.map_tests import map_tests
 from kvatlas.stats.numerics.arrays import weights
 from kvatlas.stats.numerics.levels import average_levels, level_contrasts_of, level_units, permute_levels
 from kvatlas.stats.numerics.multiple import benjamini_hochberg, holm
 from kvatlas.stats.table import GradeMatrix
-from kvatlas.stats.verdicts import verdict
 
 ONE = np.zeros(30, int)
 AXES = ("local_window", "ratio")
@@ -36,7 +36,7 @@ def contrasts(values, strata):
 def grid_verdict(means):
     coords = tuple(itertools.product((8, 16, 32, 64), (0.1, 0.2, 0.3, 0.4, 0.5)))
     cells = means.reshape(len(means), 20)
-    return verdict(GradeMatrix.from_means(coords, cells, np.zeros(len(means), int)), AXES)
+    return map_tests(GradeMatrix.from_means(coords, cells, np.zeros(len(means), int)), AXES)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kvatlas.core import Grade, Status, Vacuous
+from kvatlas.report.result import Result
 from kvatlas.results.records import digest
 from kvatlas.stats.maps import maps_of_run, mean_maps
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.validity import Kind, findings, validities, validity
 from tests.stats.synthetic import grid, manifest, traces
@@ -61,7 +61,7 @@ def test_a_sound_run_has_nothing_to_say() -> None:
 def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous, kind: Kind, clause: str) -> None:
     result = cells(change)
     assert {checked.vacuous for checked in validities(result.cells).values()} == {reason}
-    (choice,) = RunAnalysis(result).choices
+    (choice,) = Result((result,)).choices
     assert (choice.by_memory, choice.by_time, choice.vacuous) == (None, None, clause)
     assert choice.candidates == 18
     assert [finding.benchmark for finding in findings(result.cells) if finding.kind is kind] == ["CHAIN6", "CHAIN8"]
@@ -72,14 +72,14 @@ def test_nothing_is_recommended_from_a_vacuous_map(change: Any, reason: Vacuous,
 def test_nothing_is_recommended_before_the_first_block_of_an_adaptive_sweep_is_whole() -> None:
     plan = replace(manifest(grid("dynts")), allocation={"problems": {"CHAIN6": 12, "CHAIN8": 12}, "blocks": 3})
     kept = [stored for stored in traces(plan) if stored[1].problem != "p0"]
-    (choice,) = RunAnalysis(RunData(plan, kept, partial=True)).choices
+    (choice,) = Result((RunData(plan, kept, partial=True),)).choices
     assert (choice.losses, choice.safest, choice.by_memory) == ({}, None, None)
 
 
 def test_one_benchmark_that_shows_something_is_enough_to_choose() -> None:
     result = cells(lambda trace: uncompressed(trace) if trace.benchmark == "CHAIN6" else texts(trace, "setting"))
     assert [checked.vacuous for checked in validities(result.cells).values()] == [Vacuous.UNCOMPRESSED, None]
-    (choice,) = RunAnalysis(result).choices
+    (choice,) = Result((result,)).choices
     assert choice.vacuous is None
     assert len(choice.losses) == choice.candidates
     (finding,) = [finding for finding in findings(result.cells) if finding.kind is Kind.UNCOMPRESSED]

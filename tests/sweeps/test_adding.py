@@ -3,7 +3,7 @@
 import csv
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -216,23 +216,37 @@ class Newest(CompressingPolicy):
 """
 
 
+Received = tuple[Path, Path, Path]
+
+
+@pytest.fixture(scope="module")
+def received_runs(spec_data: Build, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Received]:
+    """Return runs with a policy of a file, each with its file and the mark that its code leaves."""
+    root = tmp_path_factory.mktemp("received")
+    names = [f"theirs{number}" for number in range(4)]
+    for name in names:
+        (root / name).mkdir()
+        file = root / name / "newest.py"
+        file.write_text(PLUGIN)
+        data = small(spec_data, f"{file}:Newest", axes={"local_window": [8], "ratio": [0.5]})
+        (root / name / "theirs.yaml").write_text(json.dumps(data))
+    # In a process of their own: here no code of these files has run.
+    commands = [f"sweep {name}/theirs.yaml --out {name}/run --workers 1" for name in names]
+    for code, _, err in run_apart(commands, root):
+        assert code == 0, err
+    return iter([(root / name / "run", root / name / "newest.py", root / name / "newest.ran") for name in names])
+
+
 @pytest.fixture
-def received(spec_data: Build, tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Return a run with a policy of a file, that file with other code at the same place, and the mark of its code."""
-    file = tmp_path / "newest.py"
-    file.write_text(PLUGIN)
-    data = small(spec_data, f"{file}:Newest", axes={"local_window": [8], "ratio": [0.5]})
-    (tmp_path / "theirs.yaml").write_text(json.dumps(data))
-    # In a process of its own: a file is run once in each.
-    ((code, _, err),) = run_apart(["sweep theirs.yaml --out received --workers 1"], tmp_path)
-    assert code == 0, err
-    mark = file.with_suffix(".ran")
+def received(received_runs: Iterator[Received]) -> Received:
+    """Return a run with a policy of a file, that file, and the mark that its code would leave."""
+    folder, file, mark = next(received_runs)
     mark.unlink()
-    return tmp_path / "received", file, mark
+    return folder, file, mark
 
 
 def test_the_code_that_a_received_run_names_runs_only_where_it_is_allowed(
-    spec_data: Build, received: tuple[Path, Path, Path], tmp_path: Path, kvatlas: Call
+    spec_data: Build, received: Received, tmp_path: Path, kvatlas: Call
 ) -> None:
     folder, file, mark = received
     spec = tmp_path / "spec.yaml"
@@ -247,7 +261,7 @@ def test_the_code_that_a_received_run_names_runs_only_where_it_is_allowed(
 
 
 def test_a_spec_that_names_the_file_itself_may_be_added(
-    spec_data: Build, received: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+    spec_data: Build, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, file, _ = received
     monkeypatch.chdir(file.parent)
@@ -256,9 +270,7 @@ def test_a_spec_that_names_the_file_itself_may_be_added(
     assert set(policies(folder)) == {"full", f"{file}:Newest", "newest.py:Newest"}
 
 
-def test_an_autopsy_runs_the_code_of_a_run_only_where_it_is_allowed(
-    received: tuple[Path, Path, Path], kvatlas: Call
-) -> None:
+def test_an_autopsy_runs_the_code_of_a_run_only_where_it_is_allowed(received: Received, kvatlas: Call) -> None:
     folder, file, mark = received
     for name in ("Newest", "Newest ratio=0.5"):
         assert f"the code of the file {str(file)!r}; if you trust" in kvatlas.refuse(
@@ -273,7 +285,7 @@ def test_an_autopsy_runs_the_code_of_a_run_only_where_it_is_allowed(
 
 
 def test_no_engine_has_a_policy_of_a_file_and_none_is_run_to_see_it(
-    received: tuple[Path, Path, Path], tmp_path: Path, kvatlas: Call
+    received: Received, tmp_path: Path, kvatlas: Call
 ) -> None:
     folder, file, mark = received
     words = ("deploy", "export", folder, "--to", "kvpress", "--out", tmp_path / "out", "--policy", f"{file}:Newest")

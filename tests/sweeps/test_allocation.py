@@ -11,10 +11,9 @@ from kvatlas.core import KvatlasError
 from kvatlas.figures.panels import metric_panels
 from kvatlas.models import find
 from kvatlas.report.description import every_map, one_page
-from kvatlas.report.result import analyse
+from kvatlas.report.result import Result, analyse
 from kvatlas.results import Manifest, Store
 from kvatlas.stats.maps import maps_of_run
-from kvatlas.stats.run_analysis import RunAnalysis
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import TraceTable
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
@@ -87,11 +86,11 @@ def test_its_description_says_what_each_setting_loses(adaptive: tuple[Path, list
 
 def test_the_map_of_its_means_outlines_the_settings_that_keep_the_margin(adaptive: tuple[Path, list[str]]) -> None:
     """Those of single benchmarks have no outline: settings are dropped on the mean."""
-    analysis = RunAnalysis(RunData.open(adaptive[0]))
-    ((outlined),) = [panel.outlined for panel in metric_panels(analysis.means)]
+    result = Result((RunData.open(adaptive[0]),))
+    ((outlined),) = [panel.outlined for panel in metric_panels([one.map for one in result.means])]
     assert outlined
     assert {budget for _, budget in outlined} == {400}
-    assert not any(panel.outlined for panel in metric_panels(analysis.maps))
+    assert not any(panel.outlined for panel in metric_panels([one.map for one in result.maps]))
 
 
 def test_a_second_start_decides_the_same_and_decodes_nothing_where_its_model_was_moved_to(

@@ -19,7 +19,7 @@ from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import cores
-from kvatlas.sweeps.run import measure
+from kvatlas.sweeps.measured_rate import decoding_rate
 from tests.counting import calls
 from tests.r1 import AIME, FIRST_TEMPLATE, copied
 from tests.sweeps.conftest import Build
@@ -61,7 +61,8 @@ def test_a_plan_whose_traces_are_all_there_looks_at_each_in_passing(spec_data: B
     keys = {(plan.compute_keys()[name], name[2].id, name[1]) for name in plan.compute_keys()}
     ids = {name: [problem.id for problem in problems] for name, problems in plan.problems.items()}
     done = {(*key, problem): frozenset(range(50)) for key in keys for problem in ids[key[2]]}
-    units, count = calls(lambda: plan.units(plan.manifest().expected, done))
+    expected = plan.manifest().expected
+    units, count = calls(lambda: plan.units(expected, done))
     assert units == []
     assert count < plan.traces / 2
 
@@ -106,6 +107,23 @@ def test_bits_are_an_axis_and_bytes_are_known(tmp_path: Path) -> None:
         token, beside = (16 * 20, 32 * 16 * 32 * 4) if bits == 4 else (16 * 32 * 4, 0)
         assert cell.mean_kv_bytes == cell.mean_kv_tokens * token + beside
         assert cell.peak_kv_bytes == cell.peak_kv_tokens * token + beside
+
+
+def test_the_manifest_holds_what_statistics_ask_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of a new run are those of an old one, whose policies are asked when it is read."""
+    in_bytes = {"policy": "window", "kv_budget": "256KiB", "ratio": 0.3}
+    share = {"policy": "rkv", "kv_budget": 160, "ratio": 0.5, "local_window": "25%", "strict_budget": True}
+    plan = make_plan(parse_spec(BITS | {"settings": [*BITS["settings"], in_bytes, share]}))
+    stored = Manifest.from_json(json.loads(json.dumps(plan.manifest().to_json())))
+    asked = {
+        cell.name: replace(cell, facts=None).facts_with(plan.prompts[cell.model, cell.benchmark])
+        for cell in stored.expected
+    }
+    monkeypatch.setattr("kvatlas.results.manifest.SETTING_FACTS", "kvatlas:nothing_is_asked")
+    for cell in stored.expected:
+        facts = cell.facts_with(plan.prompts[cell.model, cell.benchmark])
+        assert facts == asked[cell.name]
+        assert (facts.compressions is None) == (cell.setting.policy == "full")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +206,7 @@ def test_planned_seconds_hold_those_of_compressions(spec_data: Build, monkeypatc
     data = spec_data(benchmarks=["CHAIN4"], problems=1, samples=1, expected_output_tokens=80)
     plan = make_plan(parse_spec(data))
     monkeypatch.setattr(TimedEngine, "time_compression", lambda *_: (2 * 3600.0, 32))
-    seconds = plan.estimate(tokens_per_second=measure(plan))["seconds"]
+    seconds = plan.estimate(tokens_per_second=decoding_rate(plan))["seconds"]
     tokens = plan.estimate()["decoded_tokens"]["shared"]
     assert seconds * cores() / tokens == pytest.approx(8 / 9 * 2 * 3600 / 32, rel=0.01)
 

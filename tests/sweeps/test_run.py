@@ -33,7 +33,7 @@ from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps import run as driver
-from kvatlas.sweeps.executors import WorkerPool, take_worker, useful_workers
+from kvatlas.sweeps.executors import WorkerPool, executors, take_worker, useful_workers
 from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.worker import Job
 from tests.sweeps.conftest import Build, contents
@@ -46,13 +46,6 @@ def test_a_sweep_stores_every_trace_once(finished: Path, spec_data: Build) -> No
     assert any(trace.usage.compressions for trace in result.values())
     assert {trace.grade.status for trace in result.values()} <= set(Status)
     assert all(not trace.grade.correct for trace in result.values() if trace.grade.status is Status.TRUNCATED)
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start workers as forks of this process: new processes would spend seconds on importing torch."""
-    context = multiprocessing.get_context("fork")
-    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
 
 
 @pytest.mark.usefixtures("forked")
@@ -69,7 +62,7 @@ def test_a_trace_that_no_store_holds_ends_a_sweep_after_the_others_are_stored(
                 trace = replace(trace, usage=replace(trace.usage, mean_kv_tokens=math.nan))
             yield trace, decoded
 
-    monkeypatch.setattr(driver, "executor_of", lambda _: one_is_damaged)
+    monkeypatch.setitem(executors.added, "local", one_is_damaged)
     with pytest.raises(KvatlasError, match=r"^Sample 0 of \S+ in .* cannot be stored: mean_kv_tokens is nan"):
         sweep(plan, tmp_path / "run", workers=1)
     assert len(contents(tmp_path / "run")) == plan.traces - 1
@@ -78,6 +71,7 @@ def test_a_trace_that_no_store_holds_ends_a_sweep_after_the_others_are_stored(
     assert len(contents(tmp_path / "run")) == plan.traces
 
 
+@pytest.mark.usefixtures("forked")
 def test_workers_stay_for_the_next_sweep_and_end_with_their_pool(
     finished: Path, spec_data: Build, tmp_path: Path
 ) -> None:

@@ -161,7 +161,7 @@ def grade_reading(benchmark: Benchmark, problem: Problem, reading: Reading, all_
 
     With `all_metrics` such a grade has the metrics of an empty answer, for callers that need the same ones of each.
     """
-    if reading.answer is not None and reading.status is not Status.TRUNCATED:
+    if reading.answer is not None and reading.status.ended:
         return grade_answer(benchmark, problem, reading.answer)
     metrics = grade_answer(benchmark, problem, "").metrics if all_metrics else {}
     return Grade(False, 0.0, None, reading.status, metrics)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from kvatlas.core.basics import percent
+from kvatlas.core.settings import BudgetAudit
 from kvatlas.core.traces import Setting
 
 
@@ -28,26 +29,6 @@ class Estimate:
     def to_dict(self) -> dict[str, float | None]:
         """Return value and interval in percent."""
         return {"value": percent(self.value), "low": percent(self.low), "high": percent(self.high)}
-
-
-@dataclass(frozen=True)
-class BudgetAudit:
-    """The number of older tokens that a policy may keep at the first compression of a setting, over `problems`.
-
-    `median` and `worst` (the minimum) count these places; only thinking tokens compete for them while the prompt is
-    kept. `none` is the share of problems without any place. `no_choice`, which includes `none`, is the share in which
-    all competing tokens are kept or all are evicted, so that every policy keeps the same tokens.
-    """
-
-    problems: int
-    median: float
-    worst: int
-    none: float
-    no_choice: float
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Return the fields with shares in percent."""
-        return {**asdict(self), "none": percent(self.none), "no_choice": percent(self.no_choice)}
 
 
 class Vacuous(StrEnum):
@@ -111,7 +92,8 @@ class Cell:
 
     `seconds_mean` is a trace's share of the wall time of its batches. `unmeasured` counts traces whose metric is
     unknown; the estimate leaves them out. `stays_tokens` are the tokens after a compression by the setting's rule, the
-    mean over problems, and `stays_share` is their share of the tokens before it.
+    mean over problems, and `stays_share` is their share of the tokens before it. `more` has the values of other columns
+    by their names: means over traces, and what a CSV map says of them.
     """
 
     setting: Setting
@@ -127,6 +109,7 @@ class Cell:
     audit: BudgetAudit | None = None
     stays_tokens: float | None = None
     stays_share: float | None = None
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class NoteKind(StrEnum):
@@ -277,7 +260,7 @@ class Check(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One result of a check before a sweep, with advice if there is something to do."""
 
     name: str

@@ -28,9 +28,14 @@ class Status(StrEnum):
     UNKNOWN = "unknown_to_this_version"
 
     @property
+    def ended(self) -> bool:
+        """Return True if the trace is known to have ended by itself."""
+        return self in (Status.OK, Status.NO_ANSWER, Status.GRADER_TIMEOUT)
+
+    @property
     def answered(self) -> bool:
         """Return True if the trace is known to have ended by itself and to hold an answer."""
-        return self not in (Status.TRUNCATED, Status.NO_ANSWER, Status.UNKNOWN)
+        return self.ended and self is not Status.NO_ANSWER
 
 
 class Outcome(StrEnum):

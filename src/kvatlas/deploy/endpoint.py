@@ -58,7 +58,7 @@ _KEPT = "earlier answers are kept, and the same command goes on from there"
 
 
 @dataclass(frozen=True)
-class Answer:
+class EndpointAnswer:
     """The text of an answer with its thinking in tags, its finish reason, its costs, and what the server says."""
 
     text: str
@@ -100,6 +100,7 @@ class Endpoint:
         if not isinstance(rows, list):
             raise self._nonsense("models", body)
         by_name = {row["id"]: row for row in rows if isinstance(row, dict) and _is_name(row.get("id"))}
+
         names = list(by_name)
         if not self.model and len(names) == 1:
             self.model = names[0]
@@ -107,10 +108,11 @@ class Endpoint:
             fault = f"no model {self.model!r}" if self.model else "several models"
             listed = self._hidden(", ".join(names) or "none")
             raise KvatlasError(f"{self.url} has {fault}; name one with --served: {listed}.")
+
         said = by_name[self.model]
         self.about = {name: value for name, value in said.items() if isinstance(value, int) or _is_name(value)}
 
-    def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> Answer:
+    def ask(self, question: str, sampling: Mapping[str, Any], seed: int) -> EndpointAnswer:
         """Return the answer to one user message; `sampling` are fields of the request.
 
         Cache costs are read from the field that `kvatlas serve` adds to an answer.
@@ -121,7 +123,32 @@ class Endpoint:
         body, headers = self._json("chat/completions", content)
         seconds = time.monotonic() - began
         try:
-            return _answer_of(body, headers, seconds)
+            (choice,) = body["choices"]
+            message = choice["message"]
+            thinking = _text_of_content(message.get("reasoning_content")) or _text_of_content(message.get("reasoning"))
+            text = reading.join_thinking(thinking, _text_of_content(message.get("content")))
+            # Half a character cannot be stored: UnicodeEncodeError is a ValueError.
+            text.encode()
+
+            usage = body.get("usage") or {}
+            details = usage.get("completion_tokens_details") or {}
+            cache = choice.get("kvatlas") or {}
+            mean: Any = cache.get("mean_kv_tokens")
+            costs = Costs(
+                prompt_tokens=_known_count(usage.get("prompt_tokens")),
+                output_tokens=_known_count(usage.get("completion_tokens")),
+                thinking_tokens=_known_count(details.get("reasoning_tokens")),
+                peak_kv_tokens=_known_count(cache.get("peak_kv_tokens")),
+                mean_kv_tokens=float(mean) if type(mean) in (int, float) and 0 <= mean < _MAX_COUNT else None,
+                compressions=_known_count(cache.get("compressions")),
+                seconds=seconds,
+            )
+
+            finish = str(choice.get("finish_reason"))[:_LONGEST_NAME].encode(errors="backslashreplace").decode()
+            server = {name: body.get(name) for name in ("model", "system_fingerprint")}
+            server["server"] = headers.get("Server")
+            named = {name: str(value) for name, value in server.items() if _is_name(value)}
+            return EndpointAnswer(text, finish, costs, named)
         except (LookupError, TypeError, ValueError, AttributeError):
             raise self._nonsense("chat/completions", body) from None
 
@@ -137,13 +164,14 @@ class Endpoint:
             except (httpx.HTTPError, ValueError, zlib.error) as error:
                 is_broken = isinstance(error, httpx.NetworkError | httpx.RemoteProtocolError)
                 if is_broken and content is not None and attempt < _TRIES:
-                    self._pause(_pause(attempt))
+                    self._pause(_pause_seconds(attempt))
                     continue
                 raise KvatlasError(f"{self.url} cannot be reached ({self._hidden(reason(error))}); {_KEPT}.") from None
             if status not in _AGAIN or attempt == _TRIES:
                 break
             self._wait(headers, attempt)
-        body = _parsed(raw, headers)
+
+        body = _json_or_text(raw, headers)
         if status != httpx.codes.OK:
             raise KvatlasError(self._refusal(path, status, body))
         if not isinstance(body, dict):
@@ -156,6 +184,7 @@ class Endpoint:
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         method = "GET" if content is None else "POST"
+
         timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS)
         end = time.monotonic() + SECONDS
         raw = bytearray()
@@ -168,6 +197,7 @@ class Endpoint:
                     raise KvatlasError(f"{self.url}/{path} needs more than {SECONDS:g} s for an answer; {_KEPT}.")
                 if self.stopped.is_set():
                     raise KvatlasError("Stopped.")
+
         encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding in ("gzip", "x-gzip", "deflate"):
             # The header of gzip or of zlib decides.
@@ -186,9 +216,14 @@ class Endpoint:
 
     def _wait(self, headers: httpx.Headers, attempt: int) -> None:
         """Wait as long as a busy endpoint asks for, else longer after each attempt."""
-        wait = _retry_after(headers.get("Retry-After", ""))
-        if wait is None:
-            wait = _pause(attempt)
+        header = headers.get("Retry-After", "")
+        wait = _pause_seconds(attempt)
+        try:
+            wait = max(0.0, float(header))
+        except ValueError:
+            # Not seconds, but perhaps a date.
+            with contextlib.suppress(ValueError):
+                wait = max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
         if not wait <= LONGEST_WAIT:
             raise KvatlasError(f"{self.url} asks to wait for {wait:g} s; {_KEPT}.")
         self._pause(wait)
@@ -216,25 +251,12 @@ class Endpoint:
         return text.replace(self.key, "***") if self.key and len(self.key) > 3 else text
 
 
-def _pause(attempt: int) -> float:
+def _pause_seconds(attempt: int) -> float:
     """Return the seconds before the next attempt, twice those before this one."""
     return _FIRST_PAUSE * 2.0 ** (attempt - 1)
 
 
-def _retry_after(header: str) -> float | None:
-    """Return the seconds that a Retry-After asks for, as a number or as a date; None if it says neither."""
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        date = parsedate_to_datetime(header)
-    except ValueError:
-        return None
-    return max(0.0, date.timestamp() - time.time())
-
-
-def _parsed(raw: bytes, headers: httpx.Headers) -> Any:
+def _json_or_text(raw: bytes, headers: httpx.Headers) -> Any:
     """Return the value of a body in JSON, or its text; NaN and infinite numbers are None."""
     _, _, charset = headers.get("Content-Type", "").lower().partition("charset=")
     try:
@@ -250,32 +272,7 @@ def _parsed(raw: bytes, headers: httpx.Headers) -> Any:
         return text
 
 
-def _answer_of(body: Mapping[str, Any], headers: httpx.Headers, seconds: float) -> Answer:
-    """Return the answer in the body of a chat completion; raises the errors of Python for a body of another form."""
-    (choice,) = body["choices"]
-    message = choice["message"]
-    thinking = _content(message.get("reasoning_content")) or _content(message.get("reasoning"))
-    text = reading.join_thinking(thinking, _content(message.get("content")))
-    # Half a character cannot be stored: UnicodeEncodeError is a ValueError.
-    text.encode()
-    usage = body.get("usage") or {}
-    details = usage.get("completion_tokens_details") or {}
-    cache = choice.get("kvatlas") or {}
-    costs = Costs(
-        prompt_tokens=_count(usage.get("prompt_tokens")),
-        output_tokens=_count(usage.get("completion_tokens")),
-        thinking_tokens=_count(details.get("reasoning_tokens")),
-        peak_kv_tokens=_count(cache.get("peak_kv_tokens")),
-        mean_kv_tokens=_numeric(cache.get("mean_kv_tokens")),
-        compressions=_count(cache.get("compressions")),
-        seconds=seconds,
-    )
-    finish = str(choice.get("finish_reason"))[:_LONGEST_NAME].encode(errors="backslashreplace").decode()
-    said = {name: body.get(name) for name in ("model", "system_fingerprint")} | {"server": headers.get("Server")}
-    return Answer(text, finish, costs, {name: str(value) for name, value in said.items() if _is_name(value)})
-
-
-def _content(content: Any) -> str:
+def _text_of_content(content: Any) -> str:
     """Return the text of a message, which may be missing or come in parts; TypeError for content that is no text."""
     if content is None:
         return ""
@@ -291,14 +288,9 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
 
 
-def _count(value: Any) -> int | None:
+def _known_count(value: Any) -> int | None:
     """Return the value if it is an integer that a count can be; None for others, which servers may send."""
     return value if type(value) is int and 0 <= value < _MAX_COUNT else None
-
-
-def _numeric(value: Any) -> float | None:
-    """Return the value if it is a number that a cost can be, else None."""
-    return float(value) if type(value) in (int, float) and 0 <= value < _MAX_COUNT else None
 
 
 #: Traces by benchmark, problem and sample.
@@ -306,7 +298,7 @@ Traces = Mapping[tuple[str, str, int], Trace]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedAnswers:
     """The answers of an endpoint: those that were stored before, by the day of each, and those that came now."""
 
     traces: Traces
@@ -332,7 +324,7 @@ def ask(
     top_k: bool = True,
     again: bool = False,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
-) -> Asked:
+) -> AskedAnswers:
     """Ask for the missing answers, store each when it arrives, and return all answers of this endpoint.
 
     `problems` limits each benchmark to its first problems, `samples` each problem to its first samples. Some endpoints
@@ -342,27 +334,32 @@ def ask(
     """
     endpoint.stopped = threading.Event()
     endpoint.check_model()
-    by_name = reference.benchmarks()
     setting = Setting.from_parameters("served", endpoint=endpoint.url, model=endpoint.model)
-    questions = _Questions(endpoint, reference, by_name, _request_fields(reference.sampling, top_k))
+    questions = _RunQuestions(endpoint, reference, reference.benchmarks(), top_k)
     with Store.create(folder, {"kvatlas": __version__}) as store:
         spec = {"lose_at_most": 100 * reference.run.margin, "claim": reference.run.stored_claim.value}
         measured = reference.run.manifest
-        empty = Manifest((), (), spec, {"kvatlas": __version__}, measured.about, contents=measured.contents)
-        before = store.manifest(empty)
-        attempts = {**before.provenance.get("attempts", {})}
+        new = Manifest((), (), spec, {"kvatlas": __version__}, measured.about, contents=measured.contents)
+        manifest = store.manifest(new)
+
+        # The cells of this attempt; those of other endpoints and attempts stay.
+        attempts = {**manifest.provenance.get("attempts", {})}
         attempts[setting.id] = attempts.get(setting.id, 0) + again
-        cells = _served_cells(setting, reference, by_name, problems, samples, top_k, attempts[setting.id])
-        # Cells of other endpoints stay.
+        cells = questions.cells(setting, problems, samples, attempts[setting.id])
         verified = {"against": str(reference.setting), "model": reference.model, "server": dict(endpoint.about)}
-        store.put_manifest(before.with_cells(cells, verified=verified, attempts=attempts))
-        earlier = Counter(_day(trace) for trace in _answers(store, cells).values())
+        store.put_manifest(manifest.with_cells(cells, verified=verified, attempts=attempts))
+
+        earlier: Counter[str] = Counter()
+        for trace in _stored_answers(store, cells).values():
+            earlier[str(json.loads(trace.made_with or "{}").get("day", "an unknown day"))] += 1
         missing = list(questions.missing(cells, store.keys()))
         total = sum(len(cell.problems) * cell.samples for cell in cells)
+
+        # Each answer is stored when it arrives.
         failures: list[KvatlasError] = []
         stored = 0
         for question, answer in _arriving(questions, missing, concurrency):
-            if not isinstance(answer, Answer):
+            if not isinstance(answer, EndpointAnswer):
                 failures.append(answer)
                 continue
             try:
@@ -372,14 +369,19 @@ def ask(
                 continue
             stored += 1
             on_trace(total - len(missing) + stored, total)
+
+        if failures and len(missing) == 1:
+            raise failures[0]
         if failures:
-            raise _failed(failures, len(missing), stored)
-        return Asked(_answers(store, cells), dict(earlier), stored)
+            raise KvatlasError(
+                f"{failures[0]} Of {len(missing):,} questions {len(failures):,} failed, {stored:,} answers were stored."
+            )
+        return AskedAnswers(_stored_answers(store, cells), dict(earlier), stored)
 
 
 def _arriving(
-    questions: _Questions, missing: Sequence[Question], concurrency: int
-) -> Iterator[tuple[Question, Answer | KvatlasError]]:
+    questions: _RunQuestions, missing: Sequence[Question], concurrency: int
+) -> Iterator[tuple[Question, EndpointAnswer | KvatlasError]]:
     """Yield each question with its answer, or its failure, when it arrives.
 
     Asking ends early if every question fails. Ctrl-C ends it at once: what has arrived is still yielded, and what is
@@ -388,32 +390,7 @@ def _arriving(
     waiting: queue.SimpleQueue[Question] = queue.SimpleQueue()
     for question in missing:
         waiting.put(question)
-    arrived = _start_asking(questions, waiting, min(concurrency, len(missing)))
-    open_questions = len(missing)
-    failures_in_row = 0
-    try:
-        while open_questions:
-            question, answer = arrived.get()
-            open_questions -= 1
-            if not isinstance(answer, Answer | KvatlasError):
-                raise answer
-            failures_in_row = 0 if isinstance(answer, Answer) else failures_in_row + 1
-            if failures_in_row >= max(concurrency, _FAILURES):
-                # The questions that wait are not asked; those under way are awaited.
-                open_questions -= len(_drained(waiting))
-            yield question, answer
-    except KeyboardInterrupt:
-        yield from [(question, answer) for question, answer in _drained(arrived) if isinstance(answer, Answer)]
-        raise
-    finally:
-        questions.endpoint.stopped.set()
-
-
-def _start_asking(
-    questions: _Questions, waiting: queue.SimpleQueue[Question], threads: int
-) -> queue.SimpleQueue[tuple[Question, Answer | BaseException]]:
-    """Start the threads that ask the questions that wait; return the queue of their answers and failures."""
-    arrived: queue.SimpleQueue[tuple[Question, Answer | BaseException]] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[tuple[Question, EndpointAnswer | BaseException]] = queue.SimpleQueue()
     stopped = questions.endpoint.stopped
 
     def work() -> None:
@@ -427,10 +404,28 @@ def _start_asking(
             except BaseException as error:  # it is raised where the answers are awaited
                 arrived.put((question, error))
 
-    for _ in range(threads):
+    for _ in range(min(concurrency, len(missing))):
         # A daemon, since a request that hangs must not keep the process from its end.
         threading.Thread(target=work, daemon=True).start()
-    return arrived
+
+    open_questions = len(missing)
+    failures_in_row = 0
+    try:
+        while open_questions:
+            question, answer = arrived.get()
+            open_questions -= 1
+            if not isinstance(answer, EndpointAnswer | KvatlasError):
+                raise answer
+            failures_in_row = 0 if isinstance(answer, EndpointAnswer) else failures_in_row + 1
+            if failures_in_row >= max(concurrency, _FAILURES):
+                # The questions that wait are not asked; those under way are awaited.
+                open_questions -= len(_drained(waiting))
+            yield question, answer
+    except KeyboardInterrupt:
+        yield from [(question, answer) for question, answer in _drained(arrived) if isinstance(answer, EndpointAnswer)]
+        raise
+    finally:
+        stopped.set()
 
 
 def _drained(items: queue.SimpleQueue[T]) -> list[T]:
@@ -442,60 +437,10 @@ def _drained(items: queue.SimpleQueue[T]) -> list[T]:
     return drained
 
 
-def _failed(failures: Sequence[KvatlasError], asked: int, stored: int) -> KvatlasError:
-    """Return the first failure with the numbers of questions that failed and of answers that were stored."""
-    if asked == 1:
-        return failures[0]
-    return KvatlasError(
-        f"{failures[0]} Of {asked:,} questions {len(failures):,} failed, {stored:,} answers were stored."
-    )
-
-
-def _answers(store: Store, cells: Sequence[Expected]) -> dict[tuple[str, str, int], Trace]:
+def _stored_answers(store: Store, cells: Sequence[Expected]) -> dict[tuple[str, str, int], Trace]:
     """Return the stored answers of these cells by benchmark, problem and sample."""
     keys = {cell.run_key for cell in cells}
     return {(t.benchmark, t.problem, t.sample): t for key, t in store.traces() if key in keys}
-
-
-def _day(trace: Trace) -> str:
-    """Return the day on which an answer was stored."""
-    return str(json.loads(trace.made_with or "{}").get("day", "an unknown day"))
-
-
-def _served_cells(
-    setting: Setting,
-    reference: MeasuredCell,
-    by_name: Mapping[str, Benchmark],
-    problems: int | None,
-    samples: int | None,
-    top_k: bool,
-    attempt: int,
-) -> list[Expected]:
-    """Return the cells of an endpoint, one for each cell of the reference, with run keys of their own attempt."""
-    seed = reference.run.manifest.spec["seed"]
-    sampling = dict(reference.sampling)
-    cells = []
-    for cell in reference.cells:
-        identity = [setting.id, setting.values["model"], benchmarks.identity(by_name[cell.benchmark]), sampling, top_k]
-        if attempt:
-            identity.append({"attempt": attempt})
-        key = digest(["verify", *identity, seed])[:32]
-        count = min(samples or cell.samples, cell.samples)
-        ids = cell.problems[:problems]
-        cells.append(replace(cell, setting=setting, run_key=key, problems=ids, samples=count, baseline=True))
-    return cells
-
-
-def _request_fields(sampling: Mapping[str, Any], top_k: bool) -> dict[str, Any]:
-    """Return the sampling as fields of a request, with `top_k` if the endpoint knows it."""
-    request_fields = {
-        "temperature": sampling["temperature"],
-        "top_p": sampling["top_p"],
-        "max_tokens": sampling["max_new_tokens"],
-    }
-    if top_k and sampling["top_k"]:
-        request_fields["top_k"] = sampling["top_k"]
-    return request_fields
 
 
 #: A question to an endpoint: its cell, its problem, and the index of the sample.
@@ -503,13 +448,29 @@ Question = tuple[Expected, Problem, int]
 
 
 @dataclass(frozen=True)
-class _Questions:
-    """The questions of a run to an endpoint, and the traces of the answers; `fields` are the sampling of a request."""
+class _RunQuestions:
+    """The questions of a run to an endpoint, and the traces of the answers."""
 
     endpoint: Endpoint
     reference: MeasuredCell
     benchmarks: Mapping[str, Benchmark]
-    fields: Mapping[str, Any]
+    top_k: bool
+
+    def cells(self, setting: Setting, problems: int | None, samples: int | None, attempt: int) -> list[Expected]:
+        """Return the cells of the endpoint, one for each cell of the run, with run keys of their own attempt."""
+        seed = self.reference.run.manifest.spec["seed"]
+        sampling = dict(self.reference.sampling)
+        cells = []
+        for cell in self.reference.cells:
+            benchmark = benchmarks.identity(self.benchmarks[cell.benchmark])
+            identity = [setting.id, setting.values["model"], benchmark, sampling, self.top_k]
+            if attempt:
+                identity.append({"attempt": attempt})
+            key = digest(["verify", *identity, seed])[:32]
+            count = min(samples or cell.samples, cell.samples)
+            ids = cell.problems[:problems]
+            cells.append(replace(cell, setting=setting, run_key=key, problems=ids, samples=count, baseline=True))
+        return cells
 
     def missing(self, cells: Sequence[Expected], stored_keys: Collection[Key]) -> Iterator[Question]:
         """Yield the questions without a stored answer: the first sample of all problems, then the next."""
@@ -523,14 +484,23 @@ class _Questions:
                     if problem.id in cell.problems and key not in stored_keys:
                         yield cell, problem, sample
 
-    def answer(self, cell: Expected, problem: Problem, sample: int) -> Answer:
-        """Ask one question."""
+    def answer(self, cell: Expected, problem: Problem, sample: int) -> EndpointAnswer:
+        """Ask one question, with the sampling of the run."""
+        sampling = self.reference.sampling
+        fields = {
+            "temperature": sampling["temperature"],
+            "top_p": sampling["top_p"],
+            "max_tokens": sampling["max_new_tokens"],
+        }
+        if self.top_k and sampling["top_k"]:
+            fields["top_k"] = sampling["top_k"]
+
         spec = self.reference.run.manifest.spec
         # All servers accept seeds of 31 bits.
         seed = stream_key(spec["seed"], cell.benchmark, problem.id, sample) >> 32
-        return self.endpoint.ask(self.benchmarks[cell.benchmark].prompt(problem), self.fields, seed)
+        return self.endpoint.ask(self.benchmarks[cell.benchmark].prompt(problem), fields, seed)
 
-    def trace(self, cell: Expected, problem: Problem, sample: int, answer: Answer) -> Trace:
+    def trace(self, cell: Expected, problem: Problem, sample: int, answer: EndpointAnswer) -> Trace:
         """Return an answer with its grade as a trace."""
         read = reading.read_text(answer.text, cut=answer.finish == "length")
         grade = grade_reading(self.benchmarks[cell.benchmark], problem, read)

@@ -52,10 +52,11 @@ class MeasuredCell:
             model = system.model
             setting = system.setting
         else:
-            from kvatlas.stats.run_analysis import RunAnalysis
+            from kvatlas.stats.run_analysis import choices_of_run, evidence_of
 
             # Without a name only what is proven for problems like these, too, may be served.
-            choices = [(choice.model, choice.deployable) for choice in RunAnalysis(run).choices if choice.deployable]
+            by_loss = choices_of_run(run, evidence_of(run))
+            choices = [(choice.model, choice.deployable) for choice in by_loss if choice.deployable]
             if len(choices) != 1:
                 found = "; ".join(f"{model} {cell.setting}" for model, cell in choices) or "none"
                 raise KvatlasError(
@@ -82,6 +83,7 @@ class MeasuredCell:
         """Return the benchmarks of the run; KvatlasError if they have other problems, prompts or grades now."""
         manifest = self.run.manifest
         recorded = {entry[0]: list(entry) for entry in manifest.provenance.get("benchmarks", ())}
+
         by_name = {}
         model = self.handle()
         for entry in manifest.spec["benchmarks"]:
@@ -151,10 +153,16 @@ def export_setting(
     if name not in TARGETS:
         raise KvatlasError(f"Unknown target {name!r}; expected: {', '.join(TARGETS)}.")
     target = TARGETS[name]
-    policy = _compressing_policy(setting, name)
-    base = _base_name(policy)
+    policy = policies.of_engine(setting)
+    if not isinstance(policy, CompressingPolicy):
+        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
+    # A variant is a policy with other defaults.
+    base = policy.name.partition("@")[0]
+    if base not in target.policies:
+        raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(target.policies)}. Make a map of those.")
+
     values, changed = _values_with_every(policy, target.only.get("budget_over"), prompt)
-    expressible = _expressible_values(target, policy, values)
+    expressible = _expressible_values(target, policy, base, values)
     if base in target.windows:
         # The engine keeps its own window anyway.
         values["local_window"] = max(values["local_window"], expressible["local_window"])
@@ -166,56 +174,37 @@ def export_setting(
     exported = {parameter: expressible[parameter] for parameter in values}
     if "scope" in exported:
         exported["scope"] = str(exported["scope"])
-    filled = _template_values(exported, target.presses.get(base, ""), statistics)
-    text = target.text.format(**filled, mode=target.scopes.get(exported.get("scope", ""), ""))
+
+    # The fields of the template; configurations write true and false.
+    press = target.presses.get(base, "")
+    fields: dict[str, Any] = {}
+    for parameter, value in exported.items():
+        fields[parameter] = str(value).lower() if isinstance(value, bool) else value
+    text = target.text.format(
+        **fields,
+        file=statistics,
+        prompt_counts=str(exported["budget_over"] == "cache").lower(),
+        press=press.format(**exported),
+        kind=press.partition("(")[0],
+        buffer=max(256, 2 * exported.get("queries", 0)),
+        mode=target.scopes.get(exported.get("scope", ""), ""),
+    )
     exported_policy = policies.from_setting(Setting.from_parameters(base, **exported))
     return Exported(text, exported_policy.setting, tuple(changed))
 
 
-def _compressing_policy(setting: Setting, name: str) -> CompressingPolicy:
-    """Return the policy of a setting; raises KvatlasError if it never compresses, or if the target does not have it."""
-    policy = policies.of_engine(setting)
-    if not isinstance(policy, CompressingPolicy):
-        raise KvatlasError(f"{setting} never compresses, so {name} needs no configuration.")
-    base = _base_name(policy)
-    supported = TARGETS[name].policies
-    if base not in supported:
-        raise KvatlasError(f"{name} has no policy {base!r}; it has {', '.join(supported)}. Make a map of those.")
-    return policy
-
-
-def _base_name(policy: CompressingPolicy) -> str:
-    """Return the name of a policy without its variant."""
-    return policy.name.partition("@")[0]
-
-
-def _expressible_values(target: Target, policy: CompressingPolicy, values: Mapping[str, Any]) -> dict[str, Any]:
+def _expressible_values(
+    target: Target, policy: CompressingPolicy, base: str, values: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the values nearest to the given ones that the target can express."""
     expressible = {field.name: target.only.get(field.name, field.default) for field in parameters(policy)}
     expressible |= {parameter: values[parameter] for parameter in target.takes if parameter in values}
     if values.get("scope") in target.scopes:
         expressible["scope"] = values["scope"]
-    base = _base_name(policy)
     if base in target.windows:
         window = target.windows[base]
         expressible["local_window"] = values[window] if isinstance(window, str) else window
     return expressible
-
-
-def _template_values(values: Mapping[str, Any], press: str, statistics: str) -> dict[str, Any]:
-    """Return the values that fill the text of a target; `press` is the class of kvpress with its arguments."""
-    filled = {}
-    for parameter, value in values.items():
-        # Configurations write true and false.
-        filled[parameter] = str(value).lower() if isinstance(value, bool) else value
-    filled |= {
-        "file": statistics,
-        "prompt_counts": str(values["budget_over"] == "cache").lower(),
-        "press": press.format(**values),
-        "kind": press.partition("(")[0],
-        "buffer": max(256, 2 * values.get("queries", 0)),
-    }
-    return filled
 
 
 def _values_with_every(
@@ -227,54 +216,50 @@ def _values_with_every(
     exact if the ratio counts the same tokens as the target's budget; otherwise a typical prompt is assumed. `only` is
     the target's one way of counting its budget, None if it takes both.
     """
-    values = {field.name: getattr(policy, field.name) for field in parameters(policy)}
+    values = policy.parameter_values()
     del values["ratio"], values["ratio_over"]
     # Raises KvatlasError for a budget in bytes, whose tokens are known only with the model.
     budget = policy.budget.tokens
-    if policy.every:
+    values["local_window"] = policy.budget.window
+    if policy.budget.every:
         return values, []
-    excludes_prompt = _target_excludes_prompt(policy, only)
+
+    # The target's budget counts the prompt, or the tokens of thinking alone.
+    excludes_prompt = only == "thinking"
+    if only is None:
+        excludes_prompt = "thinking" in (policy.budget.ratio_over, policy.budget.budget_over)
     # Ratio, budget and target all count the prompt, or none of them does.
-    is_exact = {policy.ratio_over == "thinking", policy.budget_over == "thinking"} == {excludes_prompt}
+    is_exact = {policy.budget.ratio_over == "thinking", policy.budget.budget_over == "thinking"} == {excludes_prompt}
     if is_exact:
         assumed_prompt = 0
     elif prompt is None:
         raise KvatlasError("The length of prompts is unknown: make a map with `every`, and without `ratio`.")
     else:
         assumed_prompt = prompt
-    kept, total = _tokens_at_compression(policy, assumed_prompt)
+
+    # The tokens at a compression with the prompt, and those that stay whatever the ratio is.
+    total = budget
+    if policy.budget.budget_over == "thinking":
+        total += assumed_prompt
+    always_kept = policy.budget.window
+    if policy.budget.ratio_over == "thinking":
+        always_kept += assumed_prompt
+    kept = always_kept + floor_ratio(policy.budget.ratio, max(0, total - always_kept))
+
     kv_budget = kept - assumed_prompt if excludes_prompt else kept
     every = total - kept
-    if kv_budget <= policy.local_window or every < 1:
+    if kv_budget <= policy.budget.window or every < 1:
         raise KvatlasError(f"{kept} of {total} tokens stay, so there is nothing to choose and nothing to export.")
+
     changed = []
     if not is_exact:
-        given = f"kv_budget {budget} with ratio {policy.ratio}"
+        given = f"kv_budget {budget} with ratio {policy.budget.ratio}"
         counted = f"counts otherwise and is, with prompts of {prompt} tokens, kv_budget {kv_budget} and every {every}"
         changed.append(f"{given} {counted}")
     values["kv_budget"] = kv_budget
     values["every"] = every
     values["budget_over"] = "thinking" if excludes_prompt else "cache"
     return values, changed
-
-
-def _target_excludes_prompt(policy: CompressingPolicy, only: str | None) -> bool:
-    """Return whether the target's budget counts the tokens of thinking alone; `only` is its one way of counting."""
-    if only is not None:
-        return only == "thinking"
-    return "thinking" in (policy.ratio_over, policy.budget_over)
-
-
-def _tokens_at_compression(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
-    """Return the number of tokens that a compression keeps, and the number before it, both with the prompt."""
-    total = policy.budget.tokens
-    if policy.budget_over == "thinking":
-        total += prompt
-    # These tokens stay, and the ratio does not count them.
-    always_kept = policy.local_window
-    if policy.ratio_over == "thinking":
-        always_kept += prompt
-    return always_kept + floor_ratio(policy.ratio, max(0, total - always_kept)), total
 
 
 def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool = False) -> list[Path]:
@@ -289,21 +274,10 @@ def write_export(run: Path, cell: str, target: str, folder: Path, nearest: bool 
     typical_prompt = int(median(reported)) if reported else None
     statistics = folder.absolute() / "statistics.pt"
     export = export_setting(reference.setting, target, typical_prompt, nearest, str(statistics))
+
+    # The comment above the configuration: Pass@1 of the cell, the format, what differs, and how to check it.
     engine = TARGETS[target]
-    lines = [f"{reference.model} under {reference.setting}", *_measured_values(reference), *_remarks(engine, export)]
-    folder.mkdir(parents=True, exist_ok=True)
-    configuration = folder / f"{target}{engine.suffix}"
-    configuration.write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
-    policy = policies.from_setting(reference.setting)
-    if not isinstance(policy, TriAttention):
-        return [configuration]
-    _write_statistics(reference, policy, statistics)
-    return [configuration, statistics]
-
-
-def _measured_values(reference: MeasuredCell) -> list[str]:
-    """Return a line for each benchmark: Pass@1 of the cell with its interval, and the number of its traces."""
-    lines = []
+    lines = [f"{reference.model} under {reference.setting}"]
     for traces in reference.run.cells:
         if traces.expected in reference.cells:
             mean = traces.cell.estimate
@@ -311,33 +285,32 @@ def _measured_values(reference: MeasuredCell) -> list[str]:
             if mean.low is not None and mean.high is not None:
                 limits = f" (95 % CI {100 * mean.low:.1f} to {100 * mean.high:.1f})"
             lines.append(f"{traces.expected.benchmark}: Pass@1 {100 * mean.value:.1f} %{limits}, n = {traces.stored}")
-    return lines
-
-
-def _remarks(engine: Target, export: Exported) -> list[str]:
-    """Return the lines on the format, on the differences from the cell of the run, and on how to check them."""
-    lines = [f"Format: {engine.source}."]
+    lines.append(f"Format: {engine.source}.")
     if export.changed:
         lines.append(f"This is not that cell but the nearest: {'; '.join(export.changed)}.")
         lines.append(f"In terms of kvatlas it is {export.setting}; make a map of it to see its loss.")
     remarks = (engine.remark, engine.remarks.get(export.setting.policy, ""))
     lines += [remark for remark in remarks if remark]
     lines.append("Check it: kvatlas deploy verify URL --against RUN --out SERVED")
-    return lines
 
+    folder.mkdir(parents=True, exist_ok=True)
+    configuration = folder / f"{target}{engine.suffix}"
+    configuration.write_text("".join(f"# {line}\n" for line in lines) + export.text, encoding="utf-8")
+    policy = policies.from_setting(reference.setting)
+    if not isinstance(policy, TriAttention):
+        return [configuration]
 
-def _write_statistics(reference: MeasuredCell, policy: TriAttention, file: Path) -> None:
-    """Write the query statistics of the model; raises KvatlasError if the model is not available here."""
     import torch
 
     model = reference.handle()
     if model is None:
         raise KvatlasError(f"The model {reference.model!r} is not available, so its statistics cannot be written.")
     policy.check(model)
-    torch.save(_statistics(policy.file(model), model), file)
+    torch.save(_triattention_statistics(policy.file(model), model), statistics)
+    return [configuration, statistics]
 
 
-def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
+def _triattention_statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     """Return the query statistics in the form of the authors' calibration: `metadata`, and `stats` for each query head.
 
     `stats["layerLL_headHH"]` holds q_mean_real, q_mean_imag and q_abs_mean [planes] (github.com/WeianMao/triattention,
@@ -351,6 +324,7 @@ def _statistics(source: Path, model: ModelHandle) -> dict[str, Any]:
     for layer, head in every_head:
         values = {name: ours[source_name][layer, head].float().clone() for name, source_name in names.items()}
         stats[f"layer{layer:02d}_head{head:02d}"] = values
+
     metadata = {
         "num_traces": 1,
         "head_dim": 2 * planes,

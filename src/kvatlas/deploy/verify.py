@@ -51,14 +51,15 @@ def report(
     Losses are by the claim of the run, with `limits` by each claim. Each of the `checks` has a `name`, `good` and a
     `sentence`. If `alarmed`, the endpoint does not serve that cell.
     """
-    refused = reference.run.refused or _copies(served)
+    refused = reference.run.refused or _equal_texts(served)
     claim = Claim.LIKE if refused else reference.run.claim
     cell = reference.traces(reference.setting)
     full = {} if reference.setting.policy == "full" else reference.traces(Setting.from_parameters("full"))
     most = int(reference.sampling["max_new_tokens"])
-    checks = [_prompts(cell, served), _finishes(served, most), *_lengths(cell, served, most)]
+    checks = [_prompt_check(cell, served), _finish_check(served, most), *_length_check(cell, served, most)]
     checks += [] if texts is None else text_checks(texts)
-    against = _against(cell, served, margin, claim, refused)
+
+    against = _loss_against(cell, served, margin, claim, refused)
     return {
         "model": reference.model,
         "against": str(reference.setting),
@@ -66,13 +67,13 @@ def report(
         "alarmed": against["verdict"] in (Equivalence.WORSE, Equivalence.BETTER)
         or not all(item["good"] for item in checks),
         "cell": against,
-        "full": _against(full, served, margin, claim, refused) if full else None,
+        "full": _loss_against(full, served, margin, claim, refused) if full else None,
         "checks": checks,
         "texts": None if texts is None else [vars(text) for text in texts],
     }
 
 
-def as_text(report: dict[str, Any], name: str) -> str:
+def verification_text(report: dict[str, Any], name: str) -> str:
     """Return the report as sentences; `name` is that of the endpoint."""
     points = f"{report['margin']:g} points"
     verdicts = {
@@ -81,29 +82,29 @@ def as_text(report: dict[str, Any], name: str) -> str:
         Equivalence.BETTER: f"better by more than {points}, so not that setting",
         Equivalence.UNDECIDED: "not decided",
     }
+
     lines = []
     for other, loss in ((report["against"], report["cell"]), ("the full cache", report["full"])):
         if loss is not None:
             claims = [Claim(loss["claim"]), *(claim for claim in Claim if claim.value != loss["claim"])]
-            said = [_of_claim(loss["limits"][claim.value], claim, verdicts) for claim in claims]
+            clauses = []
+            for claim in claims:
+                limits = loss["limits"][claim.value]
+                if "refused" in limits:
+                    clauses.append(f"nothing is said of these problems sampled anew: {limits['refused']}")
+                    continue
+                on = "on these problems" if claim is Claim.THESE else "for problems like these"
+                interval = f"{-limits['loses_high']:+.1f} to {-limits['loses_low']:+.1f}"
+                clauses.append(f"{on} {verdicts[Equivalence(limits['verdict'])]} (95 % CI {interval})")
             if loss["needed"]:
-                said.append(f"about {loss['needed']:,} problems would decide it for problems like these")
+                clauses.append(f"about {loss['needed']:,} problems would decide it for problems like these")
             counts = f"{counted(loss['problems'], 'problem')}, {counted(loss['pairs'], 'pair')}"
-            lines.append(f"{name} against {other}: {-loss['loses']:+.1f} points on {counts}; {'; '.join(said)}.")
+            lines.append(f"{name} against {other}: {-loss['loses']:+.1f} points on {counts}; {'; '.join(clauses)}.")
     lines += [f"{'ok' if check['good'] else 'NOT AS IN THE RUN'}: {check['sentence']}" for check in report["checks"]]
     return "\n".join(lines)
 
 
-def _of_claim(limits: dict[str, Any], claim: Claim, verdicts: dict[Equivalence, str]) -> str:
-    """Return what is decided by a claim, with its interval, or why the claim cannot be made."""
-    if "refused" in limits:
-        return f"nothing is said of these problems sampled anew: {limits['refused']}"
-    on = "on these problems" if claim is Claim.THESE else "for problems like these"
-    interval = f"{-limits['loses_high']:+.1f} to {-limits['loses_low']:+.1f}"
-    return f"{on} {verdicts[Equivalence(limits['verdict'])]} (95 % CI {interval})"
-
-
-def _copies(served: Traces) -> str:
+def _equal_texts(served: Traces) -> str:
     """Return as a clause that the endpoint gave equal long texts for two seeds of each problem, or ""."""
     by_problem = grouped(served.items(), lambda item: item[0][:2]).values()
     has_equal = []
@@ -114,20 +115,21 @@ def _copies(served: Traces) -> str:
     return "the endpoint writes equal texts for two seeds" if has_equal and all(has_equal) else ""
 
 
-def _against(reference: Traces, served: Traces, margin: float, claim: Claim, refused: str) -> dict[str, Any]:
-    grades = [_by_problem(traces, lambda trace: float(trace.grade.correct)) for traces in (reference, served)]
+def _loss_against(reference: Traces, served: Traces, margin: float, claim: Claim, refused: str) -> dict[str, Any]:
+    grades = [_values_by_problem(traces, lambda trace: float(trace.grade.correct)) for traces in (reference, served)]
     for benchmark, problem, sample in served:
         # An answer to a trace that the run lacks is a missing pair.
         grades[0].setdefault((benchmark, problem), {}).setdefault(sample, math.nan)
     result = verified(grades[0], grades[1], margin, claim, [Claim.LIKE] if refused else list(Claim))
+
     limits: dict[str, Any] = {one.value: {"refused": refused} for one in Claim}
     for one, contrast in result.loss.claims.items():
-        limits[one.value] = {"verdict": result.standings[one].value, **_limits(contrast)}
+        limits[one.value] = {"verdict": result.standings[one].value, **_loss_interval(contrast)}
     return {
         "claim": claim.value,
         "verdict": result.standing.value,
         "loses": round(100 * result.loss.value, 4),
-        **_limits(result.loss),
+        **_loss_interval(result.loss),
         "limits": limits,
         "problems": result.loss.problems,
         "pairs": result.loss.pairs,
@@ -135,81 +137,85 @@ def _against(reference: Traces, served: Traces, margin: float, claim: Claim, ref
     }
 
 
-def _limits(loss: Contrast) -> dict[str, float]:
+def _loss_interval(loss: Contrast) -> dict[str, float]:
     return {"loses_low": round(100 * loss.low, 4), "loses_high": round(100 * loss.high, 4)}
 
 
-def _by_problem(traces: Traces, value: Callable[[Trace], float]) -> dict[ProblemKey, dict[int, float]]:
+def _values_by_problem(traces: Traces, value: Callable[[Trace], float]) -> dict[ProblemKey, dict[int, float]]:
     values: dict[ProblemKey, dict[int, float]] = {}
     for (benchmark, problem, sample), trace in traces.items():
         values.setdefault((benchmark, problem), {})[sample] = value(trace)
     return values
 
 
-def _check(name: str, good: bool, sentence: str) -> dict[str, Any]:
+def _deploy_check(name: str, good: bool, sentence: str) -> dict[str, Any]:
     return {"name": name, "good": good, "sentence": sentence}
 
 
-def _prompts(cell: Traces, served: Traces) -> dict[str, Any]:
+def _prompt_check(cell: Traces, served: Traces) -> dict[str, Any]:
     """Compare the lengths of prompts, which differ with another template or tokenizer."""
     pairs = [(cell[key].usage.prompt_tokens, trace.usage.prompt_tokens) for key, trace in served.items() if key in cell]
     differences = [theirs - mine for mine, theirs in pairs if mine is not None and theirs is not None]
     if not differences:
-        return _check("usage", False, "The endpoint does not report the lengths of its prompts (usage.prompt_tokens).")
+        return _deploy_check(
+            "usage", False, "The endpoint does not report the lengths of its prompts (usage.prompt_tokens)."
+        )
+
     shifts = Counter(difference for difference in differences if difference)
     if not shifts:
-        return _check("prompts", True, f"All {len(differences):,} prompts are as long as in the run.")
+        return _deploy_check("prompts", True, f"All {len(differences):,} prompts are as long as in the run.")
     ((shift, count),) = shifts.most_common(1)
     counts = f"{shifts.total():,} of {len(differences):,} prompts are not as long as in the run, {count:,} of them by"
-    return _check("prompts", False, f"{counts} {shift:+d} tokens: another chat template, system prompt or tokenizer.")
+    return _deploy_check(
+        "prompts", False, f"{counts} {shift:+d} tokens: another chat template, system prompt or tokenizer."
+    )
 
 
-def _finishes(served: Traces, most: int) -> dict[str, Any]:
+def _finish_check(served: Traces, most: int) -> dict[str, Any]:
     """Compare finish reasons and lengths with the limit of `most` tokens."""
     answers = [(str(trace.grade.metrics.get("finish")), trace.usage.output_tokens) for trace in served.values()]
-    faults = _finish_faults(answers, most)
-    bad = "; ".join(f"{count:,} {text}" for text, count in faults.items() if count)
-    if bad:
-        return _check("finish", False, f"Of {len(served):,} answers {bad}.")
-    finishes = sorted(Counter(name for name, _ in answers).items())
-    return _check("finish", True, f"Finish reasons: {', '.join(f'{name} {count:,}' for name, count in finishes)}.")
-
-
-def _finish_faults(answers: Sequence[tuple[str, int | None]], most: int) -> dict[str, int]:
-    """Return the number of answers (finish reason, tokens) with each fault."""
     lengths = [count for _, count in answers if count is not None]
     cut_lengths = [count for name, count in answers if name == "length" and count is not None]
-    return {
+
+    # The number of answers with each fault.
+    faults = {
         "have a finish reason other than stop and length": sum(name not in ("stop", "length") for name, _ in answers),
         f"were cut (finish reason length) before {most:,} tokens": sum(count < most for count in cut_lengths),
         f"are longer than the limit of {most:,} tokens": sum(count > most for count in lengths),
         "come without usage.completion_tokens": sum(count is None for _, count in answers),
     }
+    bad = "; ".join(f"{count:,} {text}" for text, count in faults.items() if count)
+    if bad:
+        return _deploy_check("finish", False, f"Of {len(served):,} answers {bad}.")
+
+    finishes = sorted(Counter(name for name, _ in answers).items())
+    return _deploy_check(
+        "finish", True, f"Finish reasons: {', '.join(f'{name} {count:,}' for name, count in finishes)}."
+    )
 
 
-def _lengths(cell: Traces, served: Traces, most: int) -> list[dict[str, Any]]:
+def _length_check(cell: Traces, served: Traces, most: int) -> list[dict[str, Any]]:
     if any(trace.usage.output_tokens is None for trace in served.values()):
         return []
     mine, theirs = (
-        _by_problem(traces, lambda trace: min(1.0, (trace.usage.output_tokens or 0) / most))
+        _values_by_problem(traces, lambda trace: min(1.0, (trace.usage.output_tokens or 0) / most))
         for traces in (cell, served)
     )
     shift = length_shift(mine, theirs)
     good = shift.p >= LENGTH_P
     end = ", which chance explains" if good else ": it does not write as that cell does"
     text = f"Answers are {most * shift.value:+,.0f} tokens longer on average than in the run (p {shift.p:.2g}){end}."
-    return [_check("lengths", good, text)]
+    return [_deploy_check("lengths", good, text)]
 
 
 def text_checks(texts: Sequence[Departures]) -> list[dict[str, Any]]:
     """Check answers at temperature 0: the same model before the first compression, the same cache after it."""
     if not texts:
-        return [_check("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")]
-    return [_before_compression(texts), _after_compression(texts)]
+        return [
+            _deploy_check("texts", True, "No text has two tokens after a first compression, so texts prove nothing.")
+        ]
 
-
-def _before_compression(texts: Sequence[Departures]) -> dict[str, Any]:
-    """Check the tokens before the first compression, where other weights show."""
+    # Other weights show before the first compression.
     tokens = sum(text.tokens[0] for text in texts)
     other = sum(text.other[0] for text in texts)
     far = sum(text.far[0] for text in texts)
@@ -217,11 +223,9 @@ def _before_compression(texts: Sequence[Departures]) -> dict[str, Any]:
     sentence = f"Of {len(texts):,} texts at temperature 0, before the first compression {_departed(other, tokens)}"
     if not good:
         sentence += f", {far:,} by more than {NEAR:g} nats: other weights, or not greedy"
-    return _check("texts before", good, f"{sentence}.")
+    before = _deploy_check("texts before", good, f"{sentence}.")
 
-
-def _after_compression(texts: Sequence[Departures]) -> dict[str, Any]:
-    """Check the tokens after the first compression, where another cache shows."""
+    # Another cache shows after it.
     tokens = sum(text.tokens[1] for text in texts)
     other = sum(text.other[1] for text in texts)
     parted = sum(text.other[1] > 0 for text in texts)
@@ -234,7 +238,7 @@ def _after_compression(texts: Sequence[Departures]) -> dict[str, Any]:
         sentence += ": its cache differs from the first compression on"
     elif not parted:
         sentence += f": most likely fewer than {100 * most_unseen(len(texts)):.2g} % of problems depart"
-    return _check("texts after", p >= TEXT_P, f"{sentence}.")
+    return [before, _deploy_check("texts after", p >= TEXT_P, f"{sentence}.")]
 
 
 def _departed(other: int, tokens: int) -> str:
@@ -257,11 +261,12 @@ def read_texts(
     the policy depend on more than the text.
     """
     model, policy = _model_and_policy(reference)
-    greedy = _greedy(reference, policy, problems)
+    greedy = _greedy_cell(reference, policy, problems)
     if not greedy.cells:
         return []
     options: dict[str, Any] = {"concurrency": concurrency, "again": again, "on_trace": on_trace}
     answers = ask(endpoint, greedy, folder, samples=1, top_k=False, **options).traces
+
     by_name = reference.benchmarks()
     opening = "" if model.opens_thinking else model.thinking.open
     texts = []
@@ -272,10 +277,12 @@ def read_texts(
                 text = answers[cell.benchmark, problem.id, 0].text
                 thinking = read_text(text, JOINED).thinking
                 texts.append((model.encode(benchmark.prompt(problem)), f"{opening}{thinking}" if thinking else text))
-    return read(model, policy, texts)
+    return read_under_policy(model, policy, texts)
 
 
-def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ...], str]]) -> list[Departures]:
+def read_under_policy(
+    model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ...], str]]
+) -> list[Departures]:
     """Compare each token of the texts (prompt tokens, text) with the policy's greedy choice after the same tokens.
 
     As many tokens are read after the first compression as before it; texts that end before it are left out, and so are
@@ -293,7 +300,7 @@ def read(model: ModelHandle, policy: Policy, texts: Sequence[tuple[tuple[int, ..
         first = _uncompressed(policy, len(prompt))
         script = model.tokens(text)[:-1][: 2 * first]
         if len(script) > first:
-            notes.append(_Notes(model, len(prompt), script, first))
+            notes.append(_ScriptReader(model, len(prompt), script, first))
             length = replace(sampling, max_new_tokens=len(script))
             requests.append(Request(len(notes), prompt, 0, (policy,), sampling=length, logits_processor=notes[-1]))
     if requests:
@@ -307,7 +314,7 @@ def _uncompressed(policy: Policy, prompt: int) -> int:
     return _NEVER if policy.budget is None else policy.budget.first(prompt) - prompt + 1
 
 
-class _Notes:
+class _ScriptReader:
     """A logits processor that makes a generation follow a script, and counts tokens other than the likeliest."""
 
     def __init__(self, model: ModelHandle, prompt: int, script: tuple[int, ...], first: int) -> None:
@@ -336,6 +343,7 @@ class _Notes:
                 self.other[side] += 1
                 self.far[side] += gap > NEAR
                 self.gap[side] = max(self.gap[side], gap)
+
         forced = logits.new_full(logits.shape, float("-inf"))
         forced[written] = 0
         return forced
@@ -362,6 +370,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
         fault = f"the choice of {policy.name!r} {needs}"
     if fault:
         raise KvatlasError(f"The texts of {reference.setting} cannot be compared: {fault}.")
+
     cell = reference.cells[0]
     benchmark = next(candidate for entry in spec.benchmarks if (candidate := entry.find()).name == cell.benchmark)
     for model in (model for entry in spec.models if (model := entry.find()).name == reference.model):
@@ -376,7 +385,7 @@ def _model_and_policy(reference: MeasuredCell) -> tuple[ModelHandle, Policy]:
     )
 
 
-def _greedy(reference: MeasuredCell, policy: Policy, problems: int) -> MeasuredCell:
+def _greedy_cell(reference: MeasuredCell, policy: Policy, problems: int) -> MeasuredCell:
     """Return the cell at temperature 0 on so many problems with compressed traces, divided among the benchmarks.
 
     Answers are limited to the length that is read.

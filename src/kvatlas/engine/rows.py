@@ -13,11 +13,13 @@ from kvatlas.core import EvictionTrace, Sampling, Usage
 from kvatlas.engine.cache import KVCache, Snapshot
 from kvatlas.engine.parts import CachedSequence
 from kvatlas.engine.signals import Signals, score_state, state_name
-from kvatlas.policies import CacheView, CompressingPolicy, Policy, ReferenceTrace, ScoreMemory, select_tokens
-from kvatlas.policies.put_back import PutBack
+from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory
+from kvatlas.policies.contract import CompressingPolicy, Policy
+from kvatlas.policies.selection import select_tokens
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
+    from kvatlas.policies.put_back import PutBack
 
 K = TypeVar("K")
 #: Parts of prompts begin at multiples of this, so that sums over a part depend on the prompt alone.
@@ -191,28 +193,33 @@ class Row(Generic[K]):
         length = self.cached.tokens
         if self.trigger is None or length < self.trigger:
             return ()
-        prompt = len(self.request.prompt)
-        return tuple(
-            policy
-            for policy in self.policies
-            if isinstance(policy, CompressingPolicy)
-            and (self.compressions or length >= policy.budget.first(prompt))
-            and policy.can_drop(*self._older_tokens(policy))
-        )
 
-    def _older_tokens(self, policy: CompressingPolicy) -> tuple[int, int, int]:
-        """Return the number of cached tokens older than the local window, of the protected and of the prompt's."""
-        # All tokens since the local window of the last compression are in the cache.
-        start = 0 if self.kept is None else self.since - policy.local_window
-        stop = self.position - policy.local_window
+        due = []
         prompt_length = len(self.request.prompt)
-        prompt = 0
-        if policy.keep_prompt:
-            prompt = self.kept_prompt + max(0, min(stop, prompt_length) - start)
-        answer = self.kept_answer
-        if self.thinking_end is not None:
-            answer += max(0, stop - max(start, prompt_length + self.thinking_end))
-        return self.cached.tokens - policy.local_window, prompt + answer, prompt
+        for policy in self.policies:
+            if not isinstance(policy, CompressingPolicy):
+                continue
+            rule = policy.budget
+            if not self.compressions and length < rule.first(prompt_length):
+                continue
+
+            # Protected tokens before the local window; all tokens since that of the last compression are in the cache.
+            start = 0 if self.kept is None else self.since - rule.window
+            stop = self.position - rule.window
+            prompt = 0
+            if rule.keep_prompt:
+                prompt = self.kept_prompt + max(0, min(stop, prompt_length) - start)
+            answer = self.kept_answer
+            if self.thinking_end is not None:
+                answer += max(0, stop - max(start, prompt_length + self.thinking_end))
+            if policy.can_drop(length - rule.window, prompt + answer, prompt):
+                due.append(policy)
+        return tuple(due)
+
+    def cached_positions(self, width: tuple[int, int], device: torch.device) -> Tensor:
+        """Return the true positions [layers, KV heads, cached] of the cached tokens, for choices of this width."""
+        fresh = torch.arange(self.since, self.position, device=device).expand(*width, -1)
+        return fresh if self.kept is None else torch.cat([self.kept, fresh], dim=-1)
 
     def next_trigger(self) -> int | None:
         """Return the cache length at the next compression of any policy."""
@@ -235,16 +242,31 @@ class Row(Generic[K]):
         self.compressions += 1
         self.trigger = self.next_trigger()
 
-    def append(self, model: ModelHandle, token: int) -> bool:
-        """Add a new token; return True if it is the last."""
-        self.tokens.append(token)
-        if self.thinking_end is None:
-            self.thinking_end = model.thinking_end(self.tokens)
+    def advance(self, model: ModelHandle, count: int, new_tokens: Sequence[int]) -> bool:
+        """Note that `count` tokens went into the cache, and add new tokens up to the last; return True at that one."""
+        length = self.cached.tokens
+        in_prompt = self.prompt_left > 0
+        self.cached.length += count
+        self.position += count
+        if in_prompt:
+            self.prompt_left -= count
+            self.kv_peak = self.cached.tokens
+
         stopping_criterion = self.request.stopping_criterion
-        stopped = stopping_criterion is not None and stopping_criterion(self.tokens)
-        return stopped or token in model.stops or len(self.tokens) >= self.limit
+        for cached, token in enumerate(new_tokens, length + 1):
+            if not in_prompt:
+                self.kv_peak = max(self.kv_peak, cached)
+                self.kv_sum += cached
+            self.tokens.append(token)
+            if self.thinking_end is None:
+                self.thinking_end = model.thinking_end(self.tokens)
+            stopped = stopping_criterion is not None and stopping_criterion(self.tokens)
+            if stopped or token in model.stops or len(self.tokens) >= self.limit:
+                return True
+        return False
 
     def generations(self, model: ModelHandle) -> list[Generation[K]]:
+        """Return the generation of each of its policies."""
         usage = Usage(
             prompt_tokens=len(self.request.prompt),
             output_tokens=len(self.tokens),
@@ -254,18 +276,19 @@ class Row(Generic[K]):
             compressions=self.compressions,
             seconds=self.seconds,
         )
-        finished = self.tokens[-1] in model.stops
+
         first = Generation(
             key=self.request.key,
             policy=self.policies[0],
             tokens=tuple(self.tokens),
-            finished=finished,
+            finished=self.tokens[-1] in model.stops,
             thinking_end=self.thinking_end,
             decoded=len(self.tokens) - self.forked_at,
             usage=usage,
             eviction_trace=self.evictions.eviction_trace(self.position),
             likeness=self.likeness,
         )
+
         # A trace that ended before any compression is one generation for all its settings: decoded once.
         others = [replace(first, policy=policy, decoded=0) for policy in self.policies[1:]]
         return [first, *others]
@@ -296,6 +319,58 @@ class Checkpoint:
         self.cache.drop(self.snapshot)
 
 
+class RowView(CacheView):
+    """The cache of a row as its policy sees it at a compression."""
+
+    def __init__(self, model: ModelHandle, cache: KVCache, row: Row[Any], policy: Policy) -> None:
+        self.model = model
+        # Copies, because a score may work in place.
+        self.positions = row.cached_positions(policy.scope.width(model.shape), cache.device).clone()
+        self.columns = {
+            name: cache.token_state[state_name(policy, name)][row.cached.row, ..., : row.cached.length].clone()
+            for name in policy.columns
+        }
+        self.prompt_length = len(row.request.prompt)
+        self.thinking_end = None if row.thinking_end is None else self.prompt_length + row.thinking_end
+        self.length = row.position
+        self.stream = row.request.stream
+        self.reference = row.request.reference
+        if policy.budget is not None and policy.budget.remembers:
+            scores = cache.token_state[score_state(policy)][row.cached.row, ..., : row.cached.length]
+            self.memory = ScoreMemory(scores, row.scored_at)
+
+        self._cache = cache
+        self._row = row
+        self._queries = policy.queries
+        # Found once for all layers.
+        self._slots = cache.slots(row.cached) if row.cached.spare is None else None
+
+    def key(self, layer: int) -> Tensor:
+        return self._cache.read_sequence(0, layer, self._row.cached, self._slots)
+
+    def value(self, layer: int) -> Tensor:
+        return self._cache.read_sequence(1, layer, self._row.cached, self._slots)
+
+    def query(self, layer: int) -> Tensor:
+        recent = torch.arange(max(0, self.length - self._queries), self.length, device=self._cache.device)
+        return self._cache.queries[layer][self._row.cached.row][:, recent % self._cache.query_window]
+
+    def tokens(self) -> Tensor:
+        return torch.tensor([*self._row.request.prompt, *self._row.tokens[:-1]], device=self._cache.device)
+
+    def scaling(self, layer: int) -> float:
+        return self._cache.layers[layer].scaling
+
+    def window(self, layer: int) -> int | None:
+        return self._cache.layers[layer].window
+
+    def softcap(self, layer: int) -> float | None:
+        return self._cache.layers[layer].softcap
+
+    def sinks(self, layer: int) -> Tensor | None:
+        return self._cache.layers[layer].sinks
+
+
 def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     """Keep the tokens that the row's one policy selects, note the evictions, and return their number.
 
@@ -303,82 +378,39 @@ def compress(model: ModelHandle, cache: KVCache, row: Row[K]) -> int:
     """
     (policy,) = row.policies
     assert isinstance(policy, CompressingPolicy)
+    rule = policy.budget
     put_back = row.request.put_back
     if put_back is not None and len(row.tokens) < put_back.until:
         return 0
+
+    # Other requests may start at this point.
     checkpoints = row.request.checkpoints
     if checkpoints is not None:
         checkpoints[row.position] = Checkpoint.of(cache, row)
-    positions = _cached_positions(model, cache, row, policy)
-    states = [state_name(policy, name) for name in policy.columns]
-    memory = None
-    if policy.remembers:
-        states.append(score_state(policy))
-        scores = cache.token_state[states[-1]][row.cached.row, ..., : row.cached.length]
-        memory = ScoreMemory(scores, row.scored_at)
-    kept = select_tokens(policy, _view(model, cache, row, policy, positions, memory), put_back)
-    if memory is not None:
-        row.scored_at = memory.length
+
+    # The policy selects.
+    view = RowView(model, cache, row, policy)
+    kept = select_tokens(policy, view, put_back)
+    if view.memory is not None:
+        row.scored_at = view.memory.length
+
+    # Where all heads keep as many tokens nothing is read back from the device.
     is_kept = kept >= 0
-    # Where all heads keep as many tokens nothing is read back.
-    count = kept.shape[-1] if policy.budgets == "equal" else int(is_kept.sum()) // kept.shape[:-1].numel()
+    count = int(is_kept.sum()) // kept.shape[:-1].numel() if rule.is_unequal else kept.shape[-1]
     evicted = row.cached.tokens - count
     if not evicted:
         if checkpoints is not None:
             checkpoints.pop(row.position).drop()
         return 0
-    if policy.budgets == "equal":
-        cache.compact(row.cached, kept, states)
-    else:
+
+    # The cache keeps these tokens, with the notes of this policy.
+    positions = row.cached_positions(policy.scope.width(model.shape), cache.device)
+    states = [state_name(policy, name) for name in policy.columns]
+    if rule.remembers:
+        states.append(score_state(policy))
+    if rule.is_unequal:
         cache.compact_unequally(row.cached, kept, states)
-    row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), policy.local_window)
+    else:
+        cache.compact(row.cached, kept, states)
+    row.note_compression(positions.gather(-1, kept.clamp(min=0)).masked_fill(~is_kept, -1), rule.window)
     return evicted
-
-
-def _cached_positions(model: ModelHandle, cache: KVCache, row: Row[K], policy: CompressingPolicy) -> Tensor:
-    """Return the positions [layers, heads, tokens] of the tokens that the row has in the cache."""
-    layers, heads = policy.scope.width(model.shape)
-    fresh = torch.arange(row.since, row.position, device=cache.device).expand(layers, heads, -1)
-    return fresh if row.kept is None else torch.cat([row.kept, fresh], dim=-1)
-
-
-def _view(
-    model: ModelHandle,
-    cache: KVCache,
-    row: Row[K],
-    policy: CompressingPolicy,
-    positions: Tensor,
-    memory: ScoreMemory | None,
-) -> CacheView:
-    """Return what a policy may see of a row when it selects."""
-
-    def recent_queries(layer: int) -> Tensor:
-        recent = torch.arange(max(0, row.position - policy.queries), row.position, device=cache.device)
-        return cache.queries[layer][row.cached.row][:, recent % cache.query_window]
-
-    prompt_length = len(row.request.prompt)
-    slots = cache.slots(row.cached) if row.cached.spare is None else None
-    # Copies: a score may work in place.
-    columns = {
-        name: cache.token_state[state_name(policy, name)][row.cached.row, ..., : row.cached.length].clone()
-        for name in policy.columns
-    }
-    return CacheView(
-        model=model,
-        positions=positions.clone(),
-        prompt_length=prompt_length,
-        thinking_end=None if row.thinking_end is None else prompt_length + row.thinking_end,
-        length=row.position,
-        stream=row.request.stream,
-        columns=columns,
-        key=lambda layer: cache.read_sequence(0, layer, row.cached, slots),
-        value=lambda layer: cache.read_sequence(1, layer, row.cached, slots),
-        query=recent_queries,
-        window=lambda layer: cache.layers[layer].window,
-        scaling=lambda layer: cache.layers[layer].scaling,
-        softcap=lambda layer: cache.layers[layer].softcap,
-        sinks=lambda layer: cache.layers[layer].sinks,
-        tokens=lambda: torch.tensor([*row.request.prompt, *row.tokens[:-1]], device=cache.device),
-        reference=row.request.reference,
-        memory=memory,
-    )

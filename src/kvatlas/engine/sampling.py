@@ -1,9 +1,8 @@
-"""The next tokens: sampled (temperature, then top-k, then top-p, then the Gumbel maximum with shared noise), or those
-of a script (teacher forcing), in comparison with the samples of each setting."""
+"""Sampling the next tokens: temperature, then top-k, then top-p, then the Gumbel maximum with shared noise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -22,6 +21,7 @@ TIES = 64
 MOST_SORTED = 256
 #: The sample of a row with more of them.
 UNSAMPLED = -1
+_compiled = cache(compiled)
 
 
 def sample(
@@ -38,32 +38,24 @@ def sample(
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
+
     # Before the division, which keeps the order: a whole vocabulary in float64 takes longer than a small model.
-    logits, tokens, unsampled = _candidates(logits, sampling, fixed_shapes)
+    logits, tokens, unsampled = _top_candidates(logits, sampling, fixed_shapes)
     scaled = logits.double() / sampling.temperature
     if sampling.top_p < 1:
         shares = scaled.softmax(-1)
         # A token stays if the likelier ones before it do not reach top_p; the likeliest always stays.
         scaled = scaled.masked_fill(shares.cumsum(-1) - shares >= sampling.top_p, float("-inf"))
-    noise = _noise(streams[:, None], positions[:, None], tokens)
+
+    # On a GPU one kernel instead of 190, and none of their tables of 64-bit numbers.
+    noise_of = _compiled(gumbel_in_torch, dynamic=True) if tokens.is_cuda and compiles(tokens.device) else gumbel
+    noise = noise_of(streams[:, None], positions[:, None], tokens)
     best = (scaled + noise).argmax(-1, keepdim=True)
     sampled = tokens.gather(-1, best).squeeze(-1)
     return sampled if unsampled is None else sampled.masked_fill(unsampled, UNSAMPLED)
 
 
-def _noise(streams: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    if not tokens.is_cuda or not compiles(tokens.device):
-        return gumbel(streams, positions, tokens)
-    # One kernel instead of 190, and none of their tables of 64-bit numbers.
-    return _compiled_gumbel()(streams, positions, tokens)
-
-
-@cache
-def _compiled_gumbel() -> Callable[..., Tensor]:
-    return compiled(gumbel_in_torch, dynamic=True)
-
-
-def _candidates(logits: Tensor, sampling: Sampling, fixed_shapes: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def _top_candidates(logits: Tensor, sampling: Sampling, fixed_shapes: bool) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the logits and tokens [rows, candidates] that top_k leaves, in order if top_p is to cut them.
 
     The last item is a mask of the rows without room for all of them, or None.
@@ -83,12 +75,19 @@ def _likeliest(logits: Tensor, top: int, fixed_shapes: bool) -> tuple[Tensor, Te
     """
     ties = TIES
     if not fixed_shapes:
-        unequal = _unequal_largest(logits, top + 1)
-        if unequal is not None:
-            values, tokens = unequal
+        # The usual case: the largest logits are all different.
+        kernels = load() if logits.is_cpu and logits.dtype is torch.float32 and logits.stride(-1) == 1 else None
+        if kernels is not None and top < MOST_SORTED:
+            largest = kernels.largest(logits, top + 1)
+        else:
+            values, tokens = logits.topk(top + 1, dim=-1)
+            largest = None if (values[:, 1:] == values[:, :-1]).any() else (values, tokens)
+        if largest is not None:
+            values, tokens = largest
             return values[:, :top], tokens[:, :top], None
         last = logits.topk(top, dim=-1).values[:, -1:]
         ties = int(_equal_to(last, logits).sum(-1).max())
+
     values, tokens = logits.topk(min(top + ties, logits.shape[-1]), dim=-1)
     last = values[:, top - 1 : top]
     # torch.topk leaves the order of equals open.
@@ -98,17 +97,6 @@ def _likeliest(logits: Tensor, top: int, fixed_shapes: bool) -> tuple[Tensor, Te
     return values.masked_fill(values < last, float("-inf")), tokens.gather(-1, order), crowded
 
 
-def _unequal_largest(logits: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
-    """Return the largest logits and their tokens [rows, most]; None if some of a row are equal."""
-    kernels = load() if logits.is_cpu and logits.dtype is torch.float32 and logits.stride(-1) == 1 else None
-    if kernels is not None and most <= MOST_SORTED:
-        return kernels.largest(logits, most)
-    values, tokens = logits.topk(most, dim=-1)
-    if (values[:, 1:] == values[:, :-1]).any():
-        return None
-    return values, tokens
-
-
 def _equal_to(last: Tensor, logits: Tensor) -> Tensor:
     # Forbidden tokens have the logit -inf: they tie, and are never drawn.
     return (logits == last) & last.isfinite()
@@ -116,82 +104,22 @@ def _equal_to(last: Tensor, logits: Tensor) -> Tensor:
 
 def sample_rows(logits: Tensor, rows: Sequence[Row[Any]], positions: Sequence[int]) -> list[int]:
     """Return the next token of each row from its logits [rows, vocabulary], by its request's processor and sampling."""
-    logits = _processed(logits, rows)
-    # Streams and positions in one tensor: one copy to the device.
-    keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
-    samplings = {id(row.sampling): row.sampling for row in rows}
-    if len(samplings) == 1:
-        return sample(logits, rows[0].sampling, keys[0], keys[1]).tolist()
-    sampled: dict[int, int] = {}
-    for sampling in samplings.values():
-        members = [index for index, row in enumerate(rows) if row.sampling is sampling]
-        tokens = sample(logits[members], sampling, keys[0, members], keys[1, members]).tolist()
-        sampled.update(zip(members, tokens, strict=True))
-    return [sampled[index] for index in range(len(rows))]
-
-
-def _processed(logits: Tensor, rows: Sequence[Row[Any]]) -> Tensor:
-    """Return the logits after the processors of these rows."""
     for index, row in enumerate(rows):
         processor = row.request.logits_processor
         if processor is not None:
             # Its numbers are not rounded to a shorter type.
             logits = logits.float()
             logits[index] = processor([*row.request.prompt, *row.tokens], logits[index])
-    return logits
 
+    # Streams and positions in one tensor: one copy to the device.
+    keys = torch.tensor([[row.request.stream for row in rows], list(positions)], device=logits.device)
+    samplings = {id(row.sampling): row.sampling for row in rows}
+    if len(samplings) == 1:
+        return sample(logits, rows[0].sampling, keys[0], keys[1]).tolist()
 
-def follow_script(logits: Tensor, rows: Sequence[Row[Any]], count: int) -> list[list[int]]:
-    """Return the next tokens of each row from the script of all rows, after `count` tokens of input each.
-
-    logits [rows * new tokens, vocabulary]. Compressed rows note their likeness to the row without compression.
-    """
-    first = rows[0]
-    new = count
-    if first.prompt_left:
-        # The last chunk of a prompt is followed by the first new token, other chunks by none.
-        new = 1 if first.prompt_left <= count else 0
-    written = len(first.tokens)
-    following = list(first.request.script[written : written + new])
-    compressed = [index for index, row in enumerate(rows) if row.compressions]
-    if compressed:
-        full = next(index for index, row in enumerate(rows) if not row.compressions)
-        by_row = logits.view(len(rows), new, -1)
-        _compare(by_row[full], by_row[compressed], [rows[index] for index in compressed], following)
-    return [following for _ in rows]
-
-
-def _compare(full: Tensor, compressed: Tensor, rows: Sequence[Row[Any]], following: list[int]) -> None:
-    """Note the likeness of rows [rows, new, vocabulary] to the full cache [new, vocabulary]."""
-    count = len(following)
-    first_position = rows[0].position + 1
-    sampled_rows: list[Row[Any]] = []
-    positions: list[int] = []
-    for row in rows:
-        sampled_rows.extend([row] * count)
-        positions.extend(range(first_position, first_position + count))
-    sampled = torch.tensor(sample_rows(compressed.flatten(0, 1), sampled_rows, positions)).view(len(rows), count)
-    log_full = full.float().log_softmax(-1)
-    log_compressed = compressed.float().log_softmax(-1)
-    kl = (log_full.exp() * (log_full - log_compressed)).sum(-1).tolist()
-    top1 = (full.argmax(-1) == compressed.argmax(-1)).tolist()
-    script = torch.tensor(following, device=full.device)[:, None]
-    script_compressed = log_compressed.gather(-1, script.expand(len(rows), -1, -1)).squeeze(-1)
-    change = (script_compressed - log_full.gather(-1, script).squeeze(-1)).tolist()
-    differs = (sampled != torch.tensor(following)).tolist()
-    start = len(rows[0].tokens)
-    for index, row in enumerate(rows):
-        likeness = row.likeness
-        assert likeness is not None
-        thinking_end, answer_start = row.split
-        for step in range(count):
-            token = start + step
-            if differs[index][step] and likeness.departs_at is None:
-                likeness.departs_at = token
-            if token < thinking_end:
-                likeness.thinking += 1
-                likeness.kl += kl[index][step]
-                likeness.top1 += top1[index][step]
-            elif token >= answer_start:
-                likeness.answer += 1
-                likeness.answer_change += change[index][step]
+    sampled: dict[int, int] = {}
+    for sampling in samplings.values():
+        members = [index for index, row in enumerate(rows) if row.sampling is sampling]
+        tokens = sample(logits[members], sampling, keys[0, members], keys[1, members]).tolist()
+        sampled.update(zip(members, tokens, strict=True))
+    return [sampled[index] for index in range(len(rows))]

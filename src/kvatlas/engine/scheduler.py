@@ -1,4 +1,4 @@
-"""The order of decoding: requests and branches wait, rows run, trunks fork into branches; and their memory.
+"""The order of decoding: requests and branches wait, rows run, trunks fork into branches.
 
 All settings of a request run as one tree. They share the trunk, one row, until the first compression; there the row is
 forked into one branch for each setting that compresses.
@@ -7,18 +7,18 @@ forked into one branch for each setting that compresses.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from kvatlas.core import KvatlasError, Sampling, Storage, grouped
-from kvatlas.engine.cache import PAGE, KVCache, Snapshot, growth, pages_for
-from kvatlas.engine.gpu.flex import BLOCK
-from kvatlas.engine.rows import Likeness, Request, Row, compress
+from kvatlas.engine.cache import KVCache, Snapshot
+from kvatlas.engine.rows import K, Likeness, Request, Row, compress
 from kvatlas.engine.signals import SignalCollector
-from kvatlas.policies import Policy, Signal, has_unequal_budgets
+from kvatlas.policies.cache_view import Signal
+from kvatlas.policies.contract import Policy
 
 if TYPE_CHECKING:
     from kvatlas.models import ModelHandle
@@ -36,14 +36,6 @@ PROMPT_PASSES = 4
 SCRIPT_LOGITS = 2**26
 #: The most tokens of one pass over scripts.
 SCRIPT_TOKENS = 2048
-#: The largest default batch of a CPU, where larger ones are not faster.
-CPU_BATCH = 64
-#: The largest default batch of a GPU.
-GPU_BATCH = 256
-#: The share of a memory that weights and batch may fill.
-MARGIN = 0.9
-#: Bytes of cuBLAS on a GPU: its workspaces for usual steps and for captured ones.
-WORKSPACES = 2**26
 
 
 class CacheForm(NamedTuple):
@@ -62,7 +54,28 @@ def cache_form(policy: Policy, device: str) -> CacheForm:
     The compiled kernels of a GPU know whole pages alone: settings with unequal budgets are decoded by themselves there,
     in plain torch.
     """
-    return CacheForm(policy.storage, device != "cpu" and has_unequal_budgets(policy))
+    return CacheForm(policy.storage, device != "cpu" and policy.has_unequal_budgets)
+
+
+def requests_of_form(
+    requests: Iterable[Request[K] | None], form: CacheForm, device: str, later: dict[CacheForm, list[Request[K]]]
+) -> Iterator[Request[K] | None]:
+    """Yield requests with their settings of one form of the cache; put the other settings into `later`, by form."""
+    for request in requests:
+        if request is None:
+            yield None
+            continue
+
+        by_form = grouped(request.policies, lambda policy: cache_form(policy, device))
+        if request.script and len(by_form) > 1:
+            # All settings of a script are read side by side, if need be in parts.
+            by_form = {max(by_form, key=lambda form: form.in_parts): list(request.policies)}
+        current = by_form.pop(form, None)
+        for other, policies in by_form.items():
+            later.setdefault(other, []).append(replace(request, policies=tuple(policies)))
+        if by_form and current:
+            request = replace(request, policies=tuple(current))
+        yield request if current else None
 
 
 class Scheduler:
@@ -163,16 +176,19 @@ class Scheduler:
         # One object for equal samplings, so that rows can be grouped by identity.
         unlimited = replace(sampling, max_new_tokens=0)
         unlimited = self.samplings.setdefault(unlimited, unlimited)
+
         limit = sampling.max_new_tokens
         if script:
             # A script without an end token ends the generation as well.
             limit = min(limit, len(script))
+
         if request.start is not None:
             if request.start.cache is not self.cache:
                 raise KvatlasError(
                     "The memory of this machine does not suffice for the checkpoints; use smaller batches."
                 )
             return self._restrict(request.start.begin_row(request), request.policies)
+
         prompt_length = len(request.prompt)
         steady = self.model.files.steady_positions
         # The last token does not go through the model.
@@ -181,6 +197,7 @@ class Scheduler:
                 f"A prompt of {prompt_length} tokens and {limit} new ones are more than the {steady} positions up to "
                 f"which the model {self.model.name!r} rotates short and long texts alike."
             )
+
         row = Row(request, (), frozenset(), unlimited, limit, self.cache.begin(), prompt_left=prompt_length)
         if script:
             row.likeness = Likeness()
@@ -189,11 +206,23 @@ class Scheduler:
 
     def next_step(self) -> tuple[list[Row[Any]], list[Sequence[int]]]:
         """Return the rows of the next pass, all rows in decoding and prompts while there is room, and their tokens."""
+        candidates = self.rows
+        prompts = [row for row in self.rows if row.prompt_left]
+        if not self.prompts_alone or not 0 < len(prompts) < len(self.rows):
+            self.prompt_passes = 0
+        elif self.prompt_passes < PROMPT_PASSES:
+            # New rows join the others soon, and no stream of new prompts stops the others.
+            self.prompt_passes += 1
+            candidates = prompts
+        else:
+            self.prompt_passes = 0
+            candidates = [row for row in self.rows if not row.prompt_left]
+
         ahead = self._ahead()
         prompt_tokens = 0
         rows = []
         tokens = []
-        for row in self._candidates():
+        for row in candidates:
             new = row.next_tokens(ahead)
             if row.prompt_left:
                 if prompt_tokens and prompt_tokens + len(new) > PROMPT_TOKENS:
@@ -202,19 +231,6 @@ class Scheduler:
             rows.append(row)
             tokens.append(new)
         return rows, tokens
-
-    def _candidates(self) -> list[Row[Any]]:
-        """Return the rows of which the next pass may consist: all, or prompts alone, or those in decoding."""
-        prompts = [row for row in self.rows if row.prompt_left]
-        if not self.prompts_alone or not 0 < len(prompts) < len(self.rows):
-            self.prompt_passes = 0
-            return self.rows
-        # New rows join the others soon, and no stream of new prompts stops the others.
-        if self.prompt_passes < PROMPT_PASSES:
-            self.prompt_passes += 1
-            return prompts
-        self.prompt_passes = 0
-        return [row for row in self.rows if not row.prompt_left]
 
     def _ahead(self) -> int:
         """Return the number of script tokens behind the newest one in the next pass: up to the next compression."""
@@ -226,6 +242,7 @@ class Scheduler:
         # Policies observe attention one token at a time, as in decoding.
         if self.collector.asking(Signal.ATTENTION, [row.signals for row in rows]):
             return 0
+
         most = max(1, min(SCRIPT_TOKENS, SCRIPT_LOGITS // self.model.vocabulary) // len(rows))
         before_compression = [row.trigger - row.cached.tokens for row in rows if row.trigger is not None]
         # The script's last token never goes through the model.
@@ -257,137 +274,3 @@ class Scheduler:
         row.signals = self.collector.signals(policies)
         row.trigger = row.next_trigger()
         return row
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Bytes at the peak of decoding, without the interpreter and its libraries.
-
-    `slots`: pages, token states and recent queries of all rows; `snapshots`: pages of waiting branches that no trunk
-    shares; `workspace`: the logits with their copies in double precision, the states of a pass of prompts and watched
-    attention, or one layer of a growing cache, whichever is more. `tokens` is the number of tokens with a slot, and
-    `longest` that of the longest sequence.
-    """
-
-    weights: int
-    slots: int
-    snapshots: int
-    workspace: int
-    tokens: int
-    longest: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.slots + self.snapshots + self.workspace
-
-    def to_json(self) -> dict[str, int]:
-        parts = ("weights", "slots", "snapshots", "workspace", "total")
-        return {name: getattr(self, name) for name in parts}
-
-
-def largest_batch(memory: float, most: int, peak_of: Callable[[int], Peak]) -> int:
-    """Return the largest batch of at most `most` rows that fits into so many bytes with the weights; 0 without one.
-
-    `peak_of` has the peak of each size. Sizes below `most` are those of captured steps (`graphs.BUCKETS`).
-    """
-    sizes = [most, *range((most - 1) // 16 * 16, 0, -16), 8, 4, 2, 1]
-    fitting = (size for size in sizes if size <= most and peak_of(size).total <= MARGIN * memory)
-    return next(fitting, 0)
-
-
-def peak(model: ModelHandle, policies: Sequence[Policy], batch_size: int, trees: int, prompt: int, output: int) -> Peak:
-    """Return the peak of one worker that decodes `trees` requests under all `policies`, `batch_size` rows at a time.
-
-    Prompts have `prompt` tokens, traces `output` new ones. Settings of unlike forms are decoded one after the other.
-    """
-    peaks = []
-    for form, settings in grouped(policies, lambda policy: cache_form(policy, model.device)).items():
-        peaks.append(_peak(model, form.storage, settings, batch_size, trees, prompt, output))
-    return max(peaks, key=lambda peak: peak.total)
-
-
-def _peak(
-    model: ModelHandle,
-    storage: Storage,
-    policies: Sequence[Policy],
-    batch_size: int,
-    trees: int,
-    prompt: int,
-    output: int,
-) -> Peak:
-    settings = len(policies)
-    budgets = sorted({policy.budget.most(prompt) for policy in policies if policy.budget is not None})
-    is_any_unbounded = any(policy.budget is None for policy in policies)
-    longest = prompt + output
-    largest_budget = budgets[-1] if budgets else longest
-    # A request starts while one setting fewer than the limit is open.
-    most_open = max(OPEN_SETTINGS * batch_size - 1 + settings, batch_size // ROWS_PER_REQUEST * settings)
-    open_trees = min(trees, -(-most_open // settings))
-
-    page_size = PAGE if model.device == "cpu" else BLOCK
-
-    # Each open tree has at most one row without a budget: its trunk.
-    rows = min(batch_size, trees * settings)
-    unbounded_rows = min(open_trees, rows) if is_any_unbounded else 0
-    bounded_rows = rows - unbounded_rows if budgets else 0
-    pages = unbounded_rows * pages_for(longest, page_size)
-    pages += bounded_rows * pages_for(min(longest, largest_budget), page_size)
-    # The parts of a head are rounded up, as pages are, and the last page of a sequence is not all shared out.
-    if any(map(has_unequal_budgets, policies)):
-        pages += 2 * bounded_rows
-
-    # A snapshot that outlives its trunk stays until every branch of its tree has a row.
-    open_settings = min(trees * settings, most_open)
-    forked_trees = round((open_settings - rows) / max(1, settings - 1))
-    snapshot_pages = 0
-    if settings > 1:
-        snapshot_pages = sum(pages_for(budget, page_size) for budget in budgets if budget < longest)
-
-    shape = model.shape
-    element_bytes = 4 if model.dtype == "float32" else 2
-    token_bytes, tail_bytes = shape.kv_bytes(storage, element_bytes)
-    page_bytes = page_size * token_bytes
-    # The notes of policies for each token, the recent queries, the unpacked newest tokens and the states of layers.
-    collector = SignalCollector(policies)
-    noted = sum(layers * heads for layers, heads in collector.token_state(shape).values())
-    noted_tokens = longest if unbounded_rows else _tokens_of_a_head(model, policies, largest_budget, longest)
-    query_bytes = collector.query_window * shape.layers * shape.heads * shape.head_dim * element_bytes
-    row_bytes = 4 * noted * noted_tokens + query_bytes + tail_bytes + shape.state_bytes
-
-    cached_bytes = pages * page_bytes
-    snapshots = max(0, forked_trees - unbounded_rows) * snapshot_pages
-    return Peak(
-        weights=model.weight_bytes or 0,
-        slots=int(cached_bytes * (1 + 1 / (2 * growth(cached_bytes, model.device)))) + rows * row_bytes,
-        snapshots=snapshots * page_bytes,
-        workspace=_workspace(model, policies, rows, prompt, noted_tokens, cached_bytes),
-        tokens=(pages + snapshots) * page_size,
-        longest=noted_tokens,
-    )
-
-
-def _tokens_of_a_head(model: ModelHandle, policies: Sequence[Policy], largest_budget: int, longest: int) -> int:
-    """Return the most tokens that a head of a sequence under a budget holds."""
-    if not any(map(has_unequal_budgets, policies)):
-        return largest_budget
-    # A pyramid gives its first layer up to twice the mean, and one choice for a layer can give a single head all.
-    return min(longest, largest_budget * max(2, model.shape.kv_heads))
-
-
-def _workspace(
-    model: ModelHandle, policies: Sequence[Policy], rows: int, prompt: int, noted_tokens: int, cached_bytes: int
-) -> int:
-    """Return the bytes of a pass, or of a growing cache if these are more.
-
-    While one layer grows, its old pages stand beside the new ones; logits and states of a pass come after that.
-    """
-    shape = model.shape
-    element_bytes = 4 if model.dtype == "float32" else 2
-    prompt_state_bytes = min(prompt * rows, PROMPT_TOKENS) * 8 * shape.hidden * element_bytes
-    logit_bytes = rows * model.vocabulary * (element_bytes + 2 * 8)
-    pass_bytes = prompt_state_bytes + logit_bytes
-    if any(Signal.ATTENTION in policy.observes for policy in policies):
-        # The weights of a pass, and their sums with earlier ones.
-        pass_bytes += 2 * 4 * rows * shape.layers * shape.kv_heads * noted_tokens
-    fixed_bytes = 0 if model.device == "cpu" else WORKSPACES
-    return fixed_bytes + max(pass_bytes, cached_bytes // (2 * shape.layers))

@@ -10,7 +10,7 @@ import torch
 
 from kvatlas.engine.engine import Engine
 from kvatlas.engine.rows import Request, Row, compress
-from kvatlas.policies import Policy
+from kvatlas.policies.contract import Policy
 
 
 class TimedEngine(Engine):
@@ -26,7 +26,8 @@ class TimedEngine(Engine):
         for index in range(self.batch_size):
             policy = policies[index % len(policies)]
             self.scheduler.rows.append(self._filled_row(index, policy, 1, cached, cached + 2 * steps))
-        with self._attention():
+
+        with self.attending():
             for _ in range(steps):
                 self._step()
             self._synchronize()
@@ -36,6 +37,7 @@ class TimedEngine(Engine):
                 self._step()
             self._synchronize()
             seconds = time.perf_counter() - began
+
         self._finished = []
         self.scheduler.begin(())
         return seconds, self.decoded_tokens - before
@@ -51,6 +53,7 @@ class TimedEngine(Engine):
             request = Request(0, (0,) * prompt, 0, (policy,), sampling=replace(self.sampling, max_new_tokens=2))
             for _ in self.run([request]):
                 pass
+
         with torch.inference_mode():
             for _ in range(2):
                 self.scheduler.begin(())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence
 from itertools import chain, pairwise, product
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,8 +12,9 @@ import numpy as np
 
 from kvatlas.core import Cell, CellCoord, KvatlasError, Map
 from kvatlas.figures import colours, style
-from kvatlas.figures.curves import End, write_names
-from kvatlas.figures.style import FigureOptions, Margins, line_axes, settle, sheet, text_width, write_above
+from kvatlas.figures.curves import LineEnd, write_names
+from kvatlas.figures.panels import problem_count
+from kvatlas.figures.style import FigureOptions, Margins, finish_texts, line_axes, text_width
 from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.equal_memory import observed_front
 from kvatlas.stats.windows_at_memory import WINDOW, EqualMemory
@@ -53,7 +54,7 @@ class MemoryMap(NamedTuple):
     def front(self) -> list[CellCoord]:
         """The settings than which none was better with no more tokens."""
         coords = list(self.map.cells)
-        tokens = np.array([_tokens(cell) for cell in self.map.cells.values()])
+        tokens = np.array([_stays_tokens(cell) for cell in self.map.cells.values()])
         values = np.array([cell.estimate.value for cell in self.map.cells.values()])
         return [coords[index] for index in observed_front(tokens, values)]
 
@@ -69,11 +70,19 @@ class MemoryMap(NamedTuple):
         lines = {}
         for window in windows:
             cells = [(coord, cell) for coord, cell in self.map.cells.items() if coord[self.side] == window]
-            lines[window] = sorted(cells, key=lambda item: _tokens(item[1]))
+            lines[window] = sorted(cells, key=lambda item: _stays_tokens(item[1]))
         return {window: cells for window, cells in lines.items() if cells}
 
+    @property
+    def token_counts(self) -> set[tuple[int, ...]]:
+        """The distinct numbers of tokens of a line, rounded."""
+        counts = set()
+        for line in self.lines.values():
+            counts.add(tuple(round(_stays_tokens(cell)) for _, cell in line))
+        return counts
 
-def _tokens(cell: Cell) -> float:
+
+def _stays_tokens(cell: Cell) -> float:
     assert cell.stays_tokens is not None
     return cell.stays_tokens
 
@@ -105,56 +114,37 @@ def memory_figure(
             "maps with a column stays_tokens, or published:NAME."
         )
     with options.applied():
+        # In an equal-memory grid all lines have the same numbers of tokens: their ends are where they part most, and
+        # their names stand right of the panels. Else names stand beside the lines.
+        room = 0.0
+        if all(len(one.token_counts) == 1 for one in drawn):
+            names: list[str] = []
+            for one in drawn:
+                names += [options.named(f"window {window}") for window in one.lines]
+            room = max(map(text_width, names)) + 0.03
+
         across = 1 if options.widest < _NARROW else min(len(drawn), 2)
-        width = options.inches or min(max(across * _PANEL_WIDTH, 4.4), options.widest)
-        room = _room_of_names(drawn, options)
-        margins = Margins(_LEFT, 0.14 + room, 0.14 + room + _LEFT, 0, 0)
-        names = _panel_names(drawn, options)
-        inner = margins.inner(width, across)
-        ink = options.colours.ink
-        above = [style.text_lines(name, inner, style.NAME_TYPE, ink, "bold") for name in names]
-        margins = margins._replace(above=max(map(style.height_of, above)) + 0.08, below=_BELOW)
-        rows = math.ceil(len(drawn) / across)
-        high = min(_PANEL_HEIGHT, (style.PAGE_HEIGHT - 0.6) / rows - margins.above - margins.below)
-        figure, panels = sheet(
+        figure, panels = style.named_panels(
             options,
-            (width, max(high, 0.9)),
-            len(drawn),
+            _names_of_panels(drawn, options),
+            options.inches or min(max(across * _PANEL_WIDTH, 4.4), options.widest),
             across,
-            margins,
+            Margins(_LEFT, 0.14 + room, 0.14 + room + _LEFT, 0.08, _BELOW),
+            (0.9, _PANEL_HEIGHT),
             title=title,
-            about=_about(drawn, options),
+            about=_clauses_about(drawn, options),
             notes=list(chain.from_iterable(one.map.notes for one in drawn)),
         )
-        for panel, lines, one in zip(panels, above, drawn, strict=True):
-            write_above(panel, lines)
-            _draw(panel, one, room, options)
+        for panel, one in zip(panels, drawn, strict=True):
+            _draw_memory_map(panel, one, room, options)
         label = options.named(axis_label(drawn[0].map.metric))
         for panel in panels[::across]:
             panel.set_ylabel(f"{label}, %", fontsize=style.NAME_TYPE, labelpad=2)
-        settle(figure, options)
+        finish_texts(figure, options)
         return figure
 
 
-def _room_of_names(maps: Sequence[MemoryMap], options: FigureOptions) -> float:
-    """Return the inches of the names of lines at the right; 0 where lines part, so that names stand beside them.
-
-    In an equal-memory grid all lines have the same numbers of tokens, and their ends are where they part most.
-    """
-    names = []
-    for one in maps:
-        distinct = set(map(_rounded_tokens, one.lines.values()))
-        if len(distinct) > 1:
-            return 0.0
-        names += [options.named(f"window {window}") for window in one.lines]
-    return max(map(text_width, names)) + 0.03
-
-
-def _rounded_tokens(line: Sequence[tuple[CellCoord, Cell]]) -> tuple[int, ...]:
-    return tuple(round(_tokens(cell)) for _, cell in line)
-
-
-def _panel_names(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
+def _names_of_panels(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
     """Return model, policy and benchmark of each panel."""
     names = []
     for one in maps:
@@ -164,14 +154,15 @@ def _panel_names(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]
     return names
 
 
-def _about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
+def _clauses_about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
     """Return the clauses about all panels."""
     others = dict.fromkeys(one.map.axes[1 - one.side][0] for one in maps)
     about = [f"a line: one local window; a point: one {' or '.join(others)}"]
-    problems = common([_problems(one) for one in maps])
+    problems = common([problem_count(one.map) for one in maps])
     if problems is not None:
         about.append(counted(problems, "problem"))
     about.append("filled: on the observed front (dotted), where no setting with as few tokens is higher")
+
     if any(one.proven_off for one in maps):
         about.append("crossed out: proven off it")
     halves = [half for half in map(_half_interval, maps) if half is not None]
@@ -180,64 +171,77 @@ def _about(maps: Sequence[MemoryMap], options: FigureOptions) -> list[str]:
     return about
 
 
-def _problems(one: MemoryMap) -> int | None:
-    return common([cell.estimate.problems for cell in one.map.cells.values()])
-
-
 def _half_interval(one: MemoryMap) -> float | None:
     estimates = [cell.estimate for cell in one.map.cells.values()]
     widths = [one.high - one.low for one in estimates if one.low is not None and one.high is not None]
     return 50 * median(widths) if widths else None
 
 
-def _draw(panel: Axes, one: MemoryMap, room: float, options: FigureOptions) -> None:
+def _draw_memory_map(panel: Axes, one: MemoryMap, room: float, options: FigureOptions) -> None:
     """Draw the lines of a map, its front, what is proven, and the full cache.
 
     With `room` in inches the names of lines stand right of the panel, else beside the lines.
     """
     line_axes(panel, options)
     cells = list(one.map.cells.values())
-    tokens = [_tokens(cell) for cell in cells]
-    values = [100 * cell.estimate.value for cell in cells]
     full = one.map.full
-    heights = values if full is None else [*values, 100 * full.estimate.value]
     half = None if options.intervals is False else _half_interval(one)
-    _set_limits(panel, tokens, heights, half)
+    _set_limits(panel, one, half)
     panel.set_xticks(style.round_values(*panel.get_xlim()))
     panel.set_yticks(style.round_values(*panel.get_ylim()))
-    panel.set_xlabel(f"tokens after a compression{_of_total(cells)}", fontsize=style.NAME_TYPE, labelpad=2)
+    # A compression may come at the same number of tokens everywhere.
+    totals = {round(cell.stays_tokens / cell.stays_share) for cell in cells if cell.stays_tokens and cell.stays_share}
+    of_total = f" (of {totals.pop():,})" if len(totals) == 1 else ""
+    panel.set_xlabel(f"tokens after a compression{of_total}", fontsize=style.NAME_TYPE, labelpad=2)
 
     if half is not None:
-        _draw_interval(panel, half, options)
-    front = set(one.front)
-    _draw_front(panel, [one.map.cells[coord] for coord in front], options)
-    names = []
+        # The 95 % interval of the median cell as a bar left of all points.
+        bottom, top = panel.get_ylim()
+        panel.errorbar(
+            0.035,
+            (bottom + top) / 2,
+            half,
+            transform=panel.get_yaxis_transform(),
+            color=options.colours.soft,
+            lw=1,
+            capsize=2,
+            zorder=2,
+        )
+
+    # The observed front as dotted steps: the highest value with at most so many tokens.
+    front = sorted((one.map.cells[coord] for coord in set(one.front)), key=_stays_tokens)
+    x = [*map(_stays_tokens, front), panel.get_xlim()[1]]
+    y = [100 * cell.estimate.value for cell in front]
+    panel.step(x, [*y, y[-1]], where="post", color=options.colours.soft, lw=0.8, ls=":", zorder=2)
+
+    lines = []
     for order, (window, line) in enumerate(one.lines.items()):
         colour = options.colours.lines[order % len(options.colours.lines)]
         marker = colours.MARKERS[order % len(colours.MARKERS)]
-        name = options.named(f"window {window}")
-        names.append(_draw_line(panel, line, front, _Stroke(name, colour, marker), options))
+        lines.append(_draw_window(panel, one, window, line, (colour, marker), options))
+
+    # Settings that are proven off the front, and the surest proof that a window is better at equal memory.
     for coord in one.proven_off:
-        cell = one.map.cells[coord]
-        place = (_tokens(cell), 100 * cell.estimate.value)
+        place = _point_of(one.map.cells[coord])
         panel.plot(*place, "x", color=options.colours.ink, ms=_MARKER + 3.5, mew=1.2, zorder=5)
-    _draw_pair(panel, one, options)
+    best = None if one.memory is None else one.memory.best
+    if best is not None:
+        ends = [_point_of(one.map.cells[coord]) for coord in (best.better, best.other)]
+        panel.plot(*zip(*ends, strict=True), color=options.colours.ink, lw=0.9, zorder=2.5)
+
     boxes = [] if full is None else [_draw_full(panel, full, options)]
     if room:
-        write_names(panel, [End(line.y[-1], line.name, line.colour) for line in names], room)
+        write_names(panel, [LineEnd(line.y[-1], line.name, line.colour) for line in lines], room)
     else:
-        _write_windows(panel, names, boxes, _front_points(panel, one))
+        _write_windows(panel, lines, boxes, front)
 
 
-class _Stroke(NamedTuple):
-    """The name of a line, its colour and its marker."""
-
-    name: str
-    colour: str
-    marker: str
+def _point_of(cell: Cell) -> tuple[float, float]:
+    """Return the tokens of a cell, and its value in percent."""
+    return _stays_tokens(cell), 100 * cell.estimate.value
 
 
-class _Drawn(NamedTuple):
+class _WindowLine(NamedTuple):
     """A line as it is drawn: its name and colour, and its points."""
 
     name: str
@@ -246,28 +250,33 @@ class _Drawn(NamedTuple):
     y: list[float]
 
 
-def _draw_line(
+def _draw_window(
     panel: Axes,
+    one: MemoryMap,
+    window: Any,
     line: Sequence[tuple[CellCoord, Cell]],
-    front: Set[CellCoord],
-    stroke: _Stroke,
+    stroke: tuple[str, str],
     options: FigureOptions,
-) -> _Drawn:
-    """Draw the settings of a window as markers on a line, those on the front filled."""
-    x = [_tokens(cell) for _, cell in line]
-    y = [100 * cell.estimate.value for _, cell in line]
-    panel.plot(x, y, color=stroke.colour, lw=1.2, zorder=3)
+) -> _WindowLine:
+    """Draw the settings of a window as markers on a line, of a colour and a shape; those on the front are filled."""
+    colour, marker = stroke
+    front = set(one.front)
+    x, y = zip(*(_point_of(cell) for _, cell in line), strict=True)
+    panel.plot(x, y, color=colour, lw=1.2, zorder=3)
     for (coord, _), left, height in zip(line, x, y, strict=True):
-        face = stroke.colour if coord in front else options.colours.ground
-        panel.plot(left, height, stroke.marker, color=stroke.colour, mfc=face, ms=_MARKER, mew=1, zorder=4)
-    return _Drawn(stroke.name, stroke.colour, x, y)
+        face = colour if coord in front else options.colours.ground
+        panel.plot(left, height, marker, color=colour, mfc=face, ms=_MARKER, mew=1, zorder=4)
+    return _WindowLine(options.named(f"window {window}"), colour, list(x), list(y))
 
 
-def _set_limits(panel: Axes, tokens: Sequence[float], heights: Sequence[float], half: float | None) -> None:
+def _set_limits(panel: Axes, one: MemoryMap, half: float | None) -> None:
     """Set the limits of both axes; the vertical one is as high as an interval at least, so that noise looks like it."""
+    tokens, values = zip(*map(_point_of, one.map.cells.values()), strict=True)
     x_gap = 0.06 * (max(tokens) - min(tokens)) or 1.0
     left_gap = x_gap if half is None else 1.8 * x_gap
     panel.set_xlim(min(tokens) - left_gap, max(tokens) + x_gap)
+
+    heights = values if one.map.full is None else (*values, 100 * one.map.full.estimate.value)
     reach = max(max(heights) - min(heights), 2 * (half or 0.0), 1.0)
     middle = (max(heights) + min(heights)) / 2
     bottom = middle - 0.6 * reach
@@ -279,62 +288,7 @@ def _set_limits(panel: Axes, tokens: Sequence[float], heights: Sequence[float], 
     panel.set_ylim(bottom, top)
 
 
-def _draw_interval(panel: Axes, half: float, options: FigureOptions) -> None:
-    """Draw the 95 % interval of the median cell as a bar left of all points."""
-    bottom, top = panel.get_ylim()
-    middle = (bottom + top) / 2
-    panel.errorbar(
-        0.035,
-        middle,
-        half,
-        transform=panel.get_yaxis_transform(),
-        color=options.colours.soft,
-        lw=1,
-        capsize=2,
-        zorder=2,
-    )
-
-
-def _of_total(cells: Iterable[Cell]) -> str:
-    """Return ` (of 320)` where a compression comes at the same number of tokens everywhere."""
-    totals = {round(cell.stays_tokens / cell.stays_share) for cell in cells if cell.stays_tokens and cell.stays_share}
-    return f" (of {totals.pop():,})" if len(totals) == 1 else ""
-
-
-def _draw_front(panel: Axes, cells: Sequence[Cell], options: FigureOptions) -> None:
-    """Draw the observed front as dotted steps: the highest value with at most so many tokens."""
-    ordered = sorted(cells, key=_tokens)
-    x = [*map(_tokens, ordered), panel.get_xlim()[1]]
-    y = [100 * cell.estimate.value for cell in ordered]
-    panel.step(x, [*y, y[-1]], where="post", color=options.colours.soft, lw=0.8, ls=":", zorder=2)
-
-
-def _front_points(panel: Axes, one: MemoryMap) -> list[tuple[float, float]]:
-    """Return the corners of the dotted steps in inches."""
-    wide, high = _inches(panel)
-    left, right = panel.get_xlim()
-    bottom, top = panel.get_ylim()
-    corners: list[tuple[float, float]] = []
-    for cell in sorted((one.map.cells[coord] for coord in one.front), key=_tokens):
-        place = (
-            (_tokens(cell) - left) / (right - left) * wide,
-            (100 * cell.estimate.value - bottom) / (top - bottom) * high,
-        )
-        if corners:
-            corners.append((place[0], corners[-1][1]))
-        corners.append(place)
-    return corners
-
-
-def _draw_pair(panel: Axes, one: MemoryMap, options: FigureOptions) -> None:
-    """Join the two settings of the surest proof that a window is better at equal memory."""
-    best = None if one.memory is None else one.memory.best
-    if best is None:
-        return
-    ends = [one.map.cells[coord] for coord in (best.better, best.other)]
-    x = [_tokens(cell) for cell in ends]
-    y = [100 * cell.estimate.value for cell in ends]
-    panel.plot(x, y, color=options.colours.ink, lw=0.9, zorder=2.5)
+# -- names beside lines ------------------------------------------------------------------------------------------------
 
 
 class _Box(NamedTuple):
@@ -348,25 +302,6 @@ class _Box(NamedTuple):
     def overlaps(self, x: float, y: float, gap: float = 0.0) -> bool:
         """Return whether a point lies within this box, or nearer than `gap`."""
         return self.left - gap < x < self.right + gap and self.bottom - gap < y < self.top + gap
-
-    def distance_to(self, points: Iterable[tuple[float, float]]) -> float:
-        """Return the distance of the nearest of some points from this box."""
-        return min(
-            math.hypot(max(self.left - x, x - self.right, 0.0), max(self.bottom - y, y - self.top, 0.0))
-            for x, y in points
-        )
-
-    def meets(self, other: _Box) -> bool:
-        """Return whether two boxes overlap."""
-        meets_across = self.left < other.right and other.left < self.right
-        return meets_across and self.bottom < other.top and other.bottom < self.top
-
-
-def _inches(panel: Axes) -> tuple[float, float]:
-    """Return the width and the height of a panel."""
-    box = panel.get_position()
-    size = panel.figure.get_size_inches()  # type: ignore[union-attr]
-    return float(box.width * size[0]), float(box.height * size[1])
 
 
 def _draw_full(panel: Axes, full: Cell, options: FigureOptions) -> _Box:
@@ -384,34 +319,47 @@ def _draw_full(panel: Axes, full: Cell, options: FigureOptions) -> _Box:
         color=options.colours.ink,
         va="bottom",
     )
-    _, high = _inches(panel)
-    bottom, top = panel.get_ylim()
-    place = (height - bottom) / (top - bottom) * high
+
+    ((_, place),) = _in_inches(panel, [(0.0, height)])
     return _Box(0, place, text_width(text) + 0.05, place + style.SMALL_TYPE * style.LINE + 0.03)
 
 
-def _write_windows(
-    panel: Axes, lines: Sequence[_Drawn], texts: Sequence[_Box], front: Sequence[tuple[float, float]]
-) -> None:
-    """Write the name of each line beside one of its markers, where it hides least and no other line is nearer.
-
-    `front` are the corners of the dotted steps in inches, `texts` the boxes of texts that are there.
-    """
-    wide, high = _inches(panel)
+def _in_inches(panel: Axes, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return points in inches from the lower left corner of a panel."""
+    wide, high = style.panel_inches(panel)
     left, right = panel.get_xlim()
     bottom, top = panel.get_ylim()
-    markers = []
-    for line in lines:
-        across = (np.array(line.x) - left) / (right - left) * wide
-        up = (np.array(line.y) - bottom) / (top - bottom) * high
-        markers.append(list(zip(across.tolist(), up.tolist(), strict=True)))
-    scene = _Scene((wide, high), markers, [_along(points) for points in markers], _along(front), list(texts))
+    return [((x - left) / (right - left) * wide, (y - bottom) / (top - bottom) * high) for x, y in points]
+
+
+def _write_windows(panel: Axes, lines: Sequence[_WindowLine], texts: Sequence[_Box], front: Sequence[Cell]) -> None:
+    """Write the name of each line beside one of its markers, where it hides least and no other line is nearer.
+
+    `front` are the cells of the dotted steps, `texts` the boxes of texts that are there.
+    """
+    wide, high = style.panel_inches(panel)
+    corners: list[tuple[float, float]] = []
+    for place in _in_inches(panel, [_point_of(cell) for cell in front]):
+        if corners:
+            corners.append((place[0], corners[-1][1]))
+        corners.append(place)
+    markers = [_in_inches(panel, list(zip(line.x, line.y, strict=True))) for line in lines]
+    strokes = [_along_line(points) for points in markers]
+    shapes = _PanelShapes((wide, high), markers, strokes, _along_line(corners), list(texts))
+
     height = style.SMALL_TYPE * style.LINE
     for index, line in enumerate(lines):
-        boxes = _places(markers[index], text_width(line.name, bold=True), height)
-        costs = [scene.cost(box, index) for box in boxes]
+        # The boxes around the markers of the line in which its name may stand.
+        width = text_width(line.name, bold=True)
+        boxes: list[_Box] = []
+        for (x, y), gap in product(markers[index], (_NAME_GAP, 2 * _NAME_GAP)):
+            starts = (x + gap, x - width / 2, x - width - gap)
+            floors = (y - height - gap, y + gap, y - height / 2)
+            boxes += [_Box(start, low, start + width, low + height) for start, low in product(starts, floors)]
+
+        costs = [shapes.cost(box, index) for box in boxes]
         box = boxes[costs.index(min(costs))]
-        scene.texts.append(box)
+        shapes.texts.append(box)
         panel.text(
             box.left / wide,
             (box.bottom + height / 2) / high,
@@ -425,17 +373,7 @@ def _write_windows(
         )
 
 
-def _places(markers: Sequence[tuple[float, float]], width: float, height: float) -> list[_Box]:
-    """Return the boxes of this size around markers in which a name may stand."""
-    boxes: list[_Box] = []
-    for (x, y), gap in product(markers, (_NAME_GAP, 2 * _NAME_GAP)):
-        starts = (x + gap, x - width / 2, x - width - gap)
-        floors = (y - height - gap, y + gap, y - height / 2)
-        boxes += [_Box(start, low, start + width, low + height) for start, low in product(starts, floors)]
-    return boxes
-
-
-class _Scene(NamedTuple):
+class _PanelShapes(NamedTuple):
     """The shapes of a panel of this size, in inches: markers and points along each line, steps, and texts."""
 
     size: tuple[float, float]
@@ -447,16 +385,23 @@ class _Scene(NamedTuple):
     def cost(self, box: _Box, line: int) -> float:
         """Return how much the name of a line hides; much where it leaves the panel or is nearer to another line."""
         is_inside = box.left >= 0 and box.right <= self.size[0] and box.bottom >= 0 and box.top <= self.size[1]
-        met = sum(box.meets(other) for other in self.texts)
+        met = 0
+        for other in self.texts:
+            is_beside = box.left >= other.right or other.left >= box.right
+            met += not is_beside and box.bottom < other.top and other.bottom < box.top
         hidden = sum(box.overlaps(x, y, _FREE) for x, y in chain.from_iterable(self.markers))
         crossed = sum(box.overlaps(x, y) for x, y in chain.from_iterable(self.strokes))
         stepped = sum(box.overlaps(x, y) for x, y in self.steps)
-        distances = [box.distance_to(stroke) for stroke in self.strokes]
+
+        distances = []
+        for stroke in self.strokes:
+            gaps = [(max(box.left - x, x - box.right, 0.0), max(box.bottom - y, y - box.top, 0.0)) for x, y in stroke]
+            distances.append(min(math.hypot(*gap) for gap in gaps))
         is_nearer = min(distances) < distances[line]
         return 1000 * (not is_inside) + 500 * met + 30 * is_nearer + 20 * hidden + 4 * crossed + stepped
 
 
-def _along(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _along_line(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return points along a line through others, so close that a name cannot lie between two of them."""
     found = list(points)
     for (x, y), (next_x, next_y) in pairwise(points):
@@ -465,7 +410,7 @@ def _along(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def data_csv(maps: Sequence[Map], memories: Sequence[EqualMemory | None]) -> str:
+def memory_csv(maps: Sequence[Map], memories: Sequence[EqualMemory | None]) -> str:
     """Return the settings as CSV: the tokens that stay, the metric in percent, the front, and what is proven off it."""
     rows: list[list[Any]] = []
     header: list[Any] = []
@@ -477,12 +422,13 @@ def data_csv(maps: Sequence[Map], memories: Sequence[EqualMemory | None]) -> str
         header = header or [
             "model", "benchmark", "policy", *axes, "stays_tokens", map_.metric, "low", "high", "front", "proven_off",
         ]  # fmt: skip
+
         front = set(one.front)
         off = set(one.proven_off)
         for coord, cell in map_.cells.items():
             estimate = cell.estimate
             limits = [None if limit is None else round(100 * limit, 4) for limit in (estimate.low, estimate.high)]
-            numbers = [round(_tokens(cell), 3), round(100 * estimate.value, 4), *limits]
+            numbers = [round(_stays_tokens(cell), 3), round(100 * estimate.value, 4), *limits]
             names = map(guarded, (map_.model, map_.benchmark, map_.policy, *coord))
             rows.append([*names, *numbers, int(coord in front), int(coord in off)])
     return style.rows_csv([header, *rows])

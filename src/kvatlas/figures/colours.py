@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.colors import LinearSegmentedColormap
 
-#: Colour maps of ColorBrewer (Brewer 2003) by the names of matplotlib: perceptually ordered, safe for the colour-blind.
-VALUES = "YlGnBu"
-COSTS = "YlOrBr"
-COUNTS = "Blues"
-#: Low is red.
-DIFFERENCES = "RdBu"
-#: The pale part of each, on which black type has a contrast of 4.5 or more.
-_PALE = {VALUES: (0.0, 0.62), COSTS: (0.0, 0.62), COUNTS: (0.05, 0.68), DIFFERENCES: (0.22, 0.78)}
+
+class ColourScale(NamedTuple):
+    """A colour map of matplotlib, and the part of it that is pale: black type has a contrast of 4.5 or more on it."""
+
+    name: str
+    start: float
+    end: float
+
+
+#: The colour scales of figures and pages, by what they show: maps of ColorBrewer (Brewer 2003), in perceptual order and
+#: safe for the colour-blind. A column of costs names its scale (`kvatlas.columns.Column.scale`).
+SCALES: Mapping[str, ColourScale] = {
+    "values": ColourScale("YlGnBu", 0.0, 0.62),
+    "costs": ColourScale("YlOrBr", 0.0, 0.62),
+    "counts": ColourScale("Blues", 0.05, 0.68),
+    # Low is red.
+    "differences": ColourScale("RdBu", 0.22, 0.78),
+}
+VALUES = "values"
+COUNTS = "counts"
+DIFFERENCES = "differences"
 #: The colour of text on any of them.
 ON_COLOUR = "#111111"
 #: The ring of the recommended cell, on a cell of any colour, and the halo around it.
@@ -111,18 +124,18 @@ def scale_limits(values: Sequence[float], centred: bool = False, least: float = 
 
 
 @cache
-def colour_steps(colours: str) -> list[str]:
-    """Return the nine colours, as `#rrggbb`, between which a scale mixes."""
+def colour_steps(scale: str) -> list[str]:
+    """Return the nine colours, as `#rrggbb`, between which one of `SCALES` mixes."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
-    low, high = _PALE[colours]
-    return [to_hex(colormaps[colours](low + (high - low) * step / 8)) for step in range(9)]
+    name, start, end = SCALES[scale]
+    return [to_hex(colormaps[name](start + (end - start) * step / 8)) for step in range(9)]
 
 
 @cache
-def colour_map(colours: str) -> LinearSegmentedColormap:
-    """Return the scale of these colours for matplotlib."""
+def colour_map(scale: str) -> LinearSegmentedColormap:
+    """Return one of `SCALES` for matplotlib."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    return LinearSegmentedColormap.from_list(colours, colour_steps(colours))
+    return LinearSegmentedColormap.from_list(scale, colour_steps(scale))

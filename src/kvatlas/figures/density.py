@@ -18,7 +18,6 @@ from kvatlas.stats.systems import Pair
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Colormap
 
 #: Inches right of a row for the colour bar with its texts.
 BAR_ROOM = 0.62
@@ -48,6 +47,7 @@ def density_marks(label: str) -> list[str]:
 def draw_densities(panels: Sequence[Axes], pairs: Sequence[Pair], across: int, options: FigureOptions) -> None:
     """Draw the problems of each pair as dots on filled contours of their density, and a bar right of each row."""
     from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm
 
     palette = colormaps[_PALETTE]
@@ -62,45 +62,39 @@ def draw_densities(panels: Sequence[Axes], pairs: Sequence[Pair], across: int, o
         panel.set(xlim=(0, 1), ylim=(0, 1), xticks=_TICKS, yticks=_TICKS)
         panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
         is_last_in_row = (index + 1) % across == 0 or index + 1 == len(panels)
-        if is_last_in_row:
-            _draw_bar(panel, palette)
+        if not is_last_in_row:
+            continue
+
+        # A colour bar right of the row.
+        figure = panel.figure
+        box = panel.get_position()
+        width = figure.get_figwidth()  # type: ignore[union-attr]
+        axes = figure.add_axes((box.x1 + _BAR_GAP / width, box.y0, _BAR_WIDTH / width, box.height))
+        bar = figure.colorbar(ScalarMappable(norm, palette), cax=axes)
+        bar.set_ticks([_LEVELS[0], 1], labels=["low", "high"])
+        bar.minorticks_off()
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
+        bar.set_label("density of problems", fontsize=style.SMALL_TYPE, labelpad=1)
 
 
 def reflected_density(x: Floats, y: Floats, places: Floats) -> Floats:
     """Return [places, places] (rows: y) the density of points in the unit square, reflected at its edges."""
     # The rule of Scott (1992) for two dimensions.
     shrink = len(x) ** (-1 / 6)
-    kernels_x = _kernels(x, places, max(shrink * float(np.std(x)), _LEAST_WIDTH))
-    kernels_y = _kernels(y, places, max(shrink * float(np.std(y)), _LEAST_WIDTH))
+    kernels_x = _mirrored_kernels(x, places, max(shrink * float(np.std(x)), _LEAST_WIDTH))
+    kernels_y = _mirrored_kernels(y, places, max(shrink * float(np.std(y)), _LEAST_WIDTH))
     density: Floats = kernels_y.T @ kernels_x / len(x)
     return density
 
 
-def _kernels(values: Floats, places: Floats, width: float) -> Floats:
+def _mirrored_kernels(values: Floats, places: Floats, width: float) -> Floats:
     """Return [values, places] the density of each value with its mirror images."""
     kernels = np.zeros((len(values), len(places)))
     for images in (values, -values, 2 - values):
         distance = (places[None] - images[:, None]) / width
         kernels += np.exp(-0.5 * distance**2) / (width * np.sqrt(2 * np.pi))
     return kernels
-
-
-def _draw_bar(panel: Axes, palette: Colormap) -> None:
-    """Draw a colour bar right of a panel."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm
-
-    figure = panel.figure
-    box = panel.get_position()
-    width = figure.get_figwidth()  # type: ignore[union-attr]
-    place = (box.x1 + _BAR_GAP / width, box.y0, _BAR_WIDTH / width, box.height)
-    axes = figure.add_axes(place)
-    bar = figure.colorbar(ScalarMappable(BoundaryNorm(_LEVELS, palette.N), palette), cax=axes)
-    bar.set_ticks([_LEVELS[0], 1], labels=["low", "high"])
-    bar.minorticks_off()
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
-    bar.set_label("density of problems", fontsize=style.SMALL_TYPE, labelpad=1)
 
 
 def draw_parity(panel: Axes, ends: tuple[float, float], options: FigureOptions, alpha: float = 1.0) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 
 from kvatlas.core import Estimate, KvatlasError, Note, NoteKind
 from kvatlas.figures import colours
-from kvatlas.figures.curves import End, line_panels, write_names
-from kvatlas.figures.style import FigureOptions, line_axes, settle
+from kvatlas.figures.curves import LineEnd, line_panels, write_names
+from kvatlas.figures.style import FigureOptions, finish_texts, line_axes
 from kvatlas.stats.depth_curves import PUBLISHED_L0, DepthCurve, depth_curve, says
 from kvatlas.stats.numerics.decay import Decay
 from kvatlas.stats.systems import ModelSetting
@@ -63,9 +63,29 @@ def depth_figure(
     by_depth = by == "L"
     curves = [depth_curve(system, by, decay=by_depth) for system in success]
     short = [options.named(name) for name in names]
-    labels = [_label(name, curve) for name, curve in zip(short, curves, strict=True)]
+    labels = []
+    for name, curve in zip(short, curves, strict=True):
+        labels.append(f"{name}: L0 {decay_text(curve)}" if curve.decay else name)
     published = dict(PUBLISHED_L0) if by_depth else {}
     grey = [f"{name} {depth}" for name, depth in published.items()]
+
+    about = ["points: means over problems"]
+    if by_depth:
+        about = ["points: means over problems, in bins of about equally many"]
+    if options.intervals is not False:
+        about.append("bars: 95 % intervals")
+    if by_depth:
+        about.append("lines: exp(-L / L0), in brackets the 95 % interval of L0")
+        about.append("grey: published L0 (B = 2, N = 0)")
+
+    # The benchmarks of which the difficulty is unknown.
+    unknown: dict[str, None] = {}
+    for system in success:
+        unknown |= dict.fromkeys(key[0] for key in system.outcomes if not says(system, key, by))
+    if unknown:
+        text = f"{', '.join(unknown)} left out: the problems do not tell {by}"
+        notes = [*notes, Note(NoteKind.LEFT_OUT, text)]
+
     with options.applied():
         figure, panels, room = line_panels(
             options,
@@ -73,21 +93,21 @@ def depth_figure(
             [*labels, *grey],
             options.named(DIFFICULTIES[by]),
             title=_depth_title(by, short, curves),
-            about=_depth_about(by_depth, options),
-            notes=[*notes, *_left_out_note(success, by)],
+            about=about,
+            notes=notes,
         )
         ends = _draw_depth(panels[0], curves, labels, options)
-        ends += _draw_published(panels[0], published, options)
+        # Published decays reach to the edge of the panel.
+        smooth = np.linspace(max(panels[0].get_xlim()[0], 1e-6), panels[0].get_xlim()[1], 200)
+        for name, depth in published.items():
+            line = np.exp(-smooth / depth)
+            panels[0].plot(smooth, line, color=options.colours.published, linewidth=0.8, zorder=1)
+            ends.append(LineEnd(float(line[-1]), f"{name} {depth}", options.colours.soft))
         write_names(panels[0], ends, room)
         progress_curves = [depth_curve(system, by) for system in progress]
         write_names(panels[1], _draw_depth(panels[1], progress_curves, short, options), room)
-        settle(figure, options)
+        finish_texts(figure, options)
     return figure, curves
-
-
-def _label(name: str, curve: DepthCurve) -> str:
-    """Return the name of a system with its decay."""
-    return f"{name}: L0 {decay_text(curve)}" if curve.decay else name
 
 
 def decay_text(curve: DepthCurve) -> str:
@@ -98,16 +118,6 @@ def decay_text(curve: DepthCurve) -> str:
     if curve.decay.depth > deepest:
         return f"beyond the data (L to {deepest:.0f})"
     return depth_text(curve.decay)
-
-
-def _left_out_note(systems: Sequence[ModelSetting], by: str) -> list[Note]:
-    """Return a note that names the benchmarks of which the difficulty is unknown."""
-    unknown: dict[str, None] = {}
-    for system in systems:
-        unknown |= dict.fromkeys(key[0] for key in system.outcomes if not says(system, key, by))
-    if not unknown:
-        return []
-    return [Note(NoteKind.LEFT_OUT, f"{', '.join(unknown)} left out: the problems do not tell {by}")]
 
 
 def _depth_title(by: str, names: Sequence[str], curves: Sequence[DepthCurve]) -> str:
@@ -122,23 +132,17 @@ def _depth_title(by: str, names: Sequence[str], curves: Sequence[DepthCurve]) ->
     return f"Success falls to 37 % after L0 actions: {', '.join(texts)}"
 
 
-def _depth_about(by_depth: bool, options: FigureOptions) -> list[str]:
-    about = ["points: means over problems"]
-    if by_depth:
-        about = ["points: means over problems, in bins of about equally many"]
-    if options.intervals is not False:
-        about.append("bars: 95 % intervals")
-    if by_depth:
-        about.append("lines: exp(-L / L0), in brackets the 95 % interval of L0")
-        about.append("grey: published L0 (B = 2, N = 0)")
-    return about
-
-
-def _draw_depth(panel: Axes, curves: Sequence[DepthCurve], names: Sequence[str], options: FigureOptions) -> list[End]:
+def _draw_depth(
+    panel: Axes, curves: Sequence[DepthCurve], names: Sequence[str], options: FigureOptions
+) -> list[LineEnd]:
     """Draw the curves of a panel; return where each line ends."""
     from matplotlib.ticker import MaxNLocator
 
-    left, right = _level_limits(curves)
+    levels: list[float] = []
+    for curve in curves:
+        levels += [level for level, _ in curve.points]
+    left = min(levels)
+    right = max(levels)
     width = right - left or 1.0
     smooth = np.linspace(max(left, 1e-6), right, 200)
     ends = []
@@ -150,8 +154,24 @@ def _draw_depth(panel: Axes, curves: Sequence[DepthCurve], names: Sequence[str],
             height = float(curve.decay(smooth[-1:])[0])
         # A little apart, so that intervals of several systems at the same difficulty can be told apart.
         shift = (index - (len(curves) - 1) / 2) * 0.02 * width
-        _draw_estimates(panel, curve, index, shift, options)
-        ends.append(End(height, name, colour))
+        # Points are joined where there is no fitted line.
+        estimates: list[Estimate] = [estimate for _, estimate in curve.points]
+        low = [estimate.value - (estimate.low or 0.0) for estimate in estimates]
+        high = [(1.0 if estimate.high is None else estimate.high) - estimate.value for estimate in estimates]
+        panel.errorbar(
+            [level + shift for level, _ in curve.points],
+            [estimate.value for estimate in estimates],
+            yerr=None if options.intervals is False else [low, high],
+            color=colour,
+            marker=colours.MARKERS[index],
+            markersize=3.6,
+            linewidth=0.9,
+            linestyle="none" if curve.decay else "-",
+            elinewidth=0.8,
+            capsize=1.5,
+            zorder=3,
+        )
+        ends.append(LineEnd(height, name, colour))
     line_axes(panel, options)
     panel.set_xlim(left - 0.06 * width, right + 0.06 * width)
     panel.set(ylim=(0, 1.03), yticks=(0, 0.2, 0.4, 0.6, 0.8, 1))
@@ -160,51 +180,12 @@ def _draw_depth(panel: Axes, curves: Sequence[DepthCurve], names: Sequence[str],
     return ends
 
 
-def _level_limits(curves: Sequence[DepthCurve]) -> tuple[float, float]:
-    """Return the smallest and the largest difficulty."""
-    levels: list[float] = []
-    for curve in curves:
-        levels += [level for level, _ in curve.points]
-    return min(levels), max(levels)
-
-
-def _draw_estimates(panel: Axes, curve: DepthCurve, index: int, shift: float, options: FigureOptions) -> None:
-    """Draw the points of a curve with their intervals, joined where there is no fitted line."""
-    estimates: list[Estimate] = [estimate for _, estimate in curve.points]
-    low = [estimate.value - (estimate.low or 0.0) for estimate in estimates]
-    high = [(1.0 if estimate.high is None else estimate.high) - estimate.value for estimate in estimates]
-    panel.errorbar(
-        [level + shift for level, _ in curve.points],
-        [estimate.value for estimate in estimates],
-        yerr=None if options.intervals is False else [low, high],
-        color=options.colours.lines[index],
-        marker=colours.MARKERS[index],
-        markersize=3.6,
-        linewidth=0.9,
-        linestyle="none" if curve.decay else "-",
-        elinewidth=0.8,
-        capsize=1.5,
-        zorder=3,
-    )
-
-
-def _draw_published(panel: Axes, published: Mapping[str, float], options: FigureOptions) -> list[End]:
-    """Draw published decays up to the edge of a panel; return where each line ends."""
-    smooth = np.linspace(max(panel.get_xlim()[0], 1e-6), panel.get_xlim()[1], 200)
-    ends = []
-    for name, depth in published.items():
-        line = np.exp(-smooth / depth)
-        panel.plot(smooth, line, color=options.colours.published, linewidth=0.8, zorder=1)
-        ends.append(End(float(line[-1]), f"{name} {depth}", options.colours.soft))
-    return ends
-
-
 def depth_text(decay: Decay) -> str:
     """Return a depth as `40.2 (36.1–45.0)`, in whole numbers from 100 on, with ∞ where no decay is seen."""
-    return f"{_depth(decay.depth)} ({_depth(decay.low)}–{_depth(decay.high)})"
+    return f"{_depth_number(decay.depth)} ({_depth_number(decay.low)}–{_depth_number(decay.high)})"
 
 
-def _depth(depth: float) -> str:
+def _depth_number(depth: float) -> str:
     if math.isinf(depth):
         return "∞"
     return f"{depth:,.0f}" if depth >= 100 else fixed(depth)

@@ -5,28 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from kvatlas.figures.panels import Panel, Question, Tested, has_two_claims
+from kvatlas.figures.panels import CellQuestion, Panel, TestedCells, has_two_claims
 
 
-def finding(panels: Sequence[Panel]) -> str:
+def panels_title(panels: Sequence[Panel]) -> str:
     """State of how many cells something is proven; the range of the cells if nothing was tested."""
     tested = [panel.tested for panel in panels if panel.tested is not None]
     asked = {(one.question, one.reference) for one in tested}
     if len(tested) < len(panels) or len(asked) > 1:
-        return _range(panels)
-    counts = _Counts(panels, tested)
-    if tested[0].question is Question.MARGIN:
+        return _value_range(panels)
+
+    counts = _CellCounts(panels, tested)
+    if tested[0].question is CellQuestion.MARGIN:
         is_of_these = has_two_claims(panel.map for panel in panels)
         return _of_margin(counts, tested[0].reference, " on these problems" if is_of_these else "")
-    if tested[0].question is Question.DIFFERENCE:
+    if tested[0].question is CellQuestion.DIFFERENCE:
         return _of_difference(counts, tested[0].reference)
-    return _of_best(counts)
+    # Which cells are worse than the best.
+    if counts.bad:
+        return f"{counts.some(counts.bad)} shown to be worse than the best"
+    if counts.every == 1:
+        return "there is only one setting, so nothing is compared"
+    return f"no {counts.noun} is shown to be better than another"
 
 
-class _Counts:
+class _CellCounts:
     """The number of cells of panels, of those that are proven good and bad, and the noun for them."""
 
-    def __init__(self, panels: Sequence[Panel], tested: Sequence[Tested]) -> None:
+    def __init__(self, panels: Sequence[Panel], tested: Sequence[TestedCells]) -> None:
         self.every = sum(len(panel.cells) for panel in panels)
         self.good = sum(len(one.good) for one in tested)
         self.bad = sum(len(one.bad) for one in tested)
@@ -48,7 +54,7 @@ class _Counts:
         return singular if self.every == 1 else plural
 
 
-def _of_margin(counts: _Counts, margin: str, claim: str) -> str:
+def _of_margin(counts: _CellCounts, margin: str, claim: str) -> str:
     """State how many cells stay within a margin, and how many lose more; `claim` says of which problems."""
     within = f"stay within {margin} of the full cache{claim}"
     if counts.good == counts.every:
@@ -64,7 +70,7 @@ def _of_margin(counts: _Counts, margin: str, claim: str) -> str:
     return f"no {counts.noun} is proven to {within}, and none to lose more"
 
 
-def _of_difference(counts: _Counts, other: str) -> str:
+def _of_difference(counts: _CellCounts, other: str) -> str:
     """State how many cells differ from another side, and in which direction."""
     if counts.good == counts.every:
         return f"{counts.all} {counts.verb('lies', 'lie')} above {other}, proven"
@@ -77,16 +83,7 @@ def _of_difference(counts: _Counts, other: str) -> str:
     return f"no {counts.noun} is proven to differ from {other}"
 
 
-def _of_best(counts: _Counts) -> str:
-    """State how many cells are worse than the best."""
-    if counts.bad:
-        return f"{counts.some(counts.bad)} shown to be worse than the best"
-    if counts.every == 1:
-        return "there is only one setting, so nothing is compared"
-    return f"no {counts.noun} is shown to be better than another"
-
-
-def _range(panels: Sequence[Panel]) -> str:
+def _value_range(panels: Sequence[Panel]) -> str:
     """State what the panels show, and of one measure from which value to which."""
     labels = dict.fromkeys(panel.label for panel in panels)
     subject = " and ".join(labels)

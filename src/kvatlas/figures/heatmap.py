@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvatlas.core import CellCoord, KvatlasError, Map, Note
 from kvatlas.figures import colours, style
-from kvatlas.figures.arrangement import Arrangement, arranged, baselines_of, facts_of, marks, notes_of, on_bar
-from kvatlas.figures.findings import finding
+from kvatlas.figures.arrangement import (
+    Arrangement,
+    arranged,
+    baseline_lines,
+    facts_of,
+    marks_in_words,
+    notes_of,
+    on_bar,
+)
+from kvatlas.figures.findings import panels_title
 from kvatlas.figures.heatmap_layout import (
     BAR_GAP,
     BAR_WIDTH,
     LABEL_TYPE,
-    Gains,
-    Layout,
+    HeatmapLayout,
+    PolicyGains,
     Tick,
     heatmap_layout,
     label_room,
     row_name_lines,
 )
-from kvatlas.figures.panels import NARROWEST, Baseline, CellText, Panel, metric_panels, with_tokens
-from kvatlas.figures.style import FigureOptions, Line, font_size, settle, sheet, text_width, wrapped
+from kvatlas.figures.panels import NARROWEST, Panel, metric_panels, with_tokens
+from kvatlas.figures.style import FigureOptions, Line, finish_texts, font_size, make_panels, text_width, wrapped
 from kvatlas.stats.pairs import Comparison
 from kvatlas.text import axis_label, grouped_digits, signed, visible
 
@@ -86,57 +94,6 @@ def plot(
     intervals.
     """
     options = options or FigureOptions()
-    _check_panels(panels, one_bar)
-    if options.kept:
-        panels = with_tokens(panels)
-    if options.plain and shared is None and not one_bar:
-        shared = False
-    with options.applied():
-        arrangement = arranged(panels, options)
-        panels = arrangement.panels
-        scales = _scales(panels, shared, one_bar)
-        one_scale = len(set(scales)) == 1
-        gains = _gains(arrangement, comparisons)
-        ticks = [_ticks(panel, scale, options) for panel, scale in zip(panels, scales, strict=True)]
-        layout = heatmap_layout(arrangement, ticks, one_scale and not options.plain, gains, options)
-        arrangement = layout.arrangement
-        bars = _bars(layout, scales, ticks)
-        about_all: Sequence[str] = ()
-        baseline_texts = _baseline_texts(layout, scales, bars, options)
-        if len(set(baseline_texts)) == 1:
-            about_all = baseline_texts[0]
-            baseline_texts = [()] * len(panels)
-        layout = layout.with_lines_above(_lines_above(layout, baseline_texts, options), options)
-        about = [*arrangement.about, *marks(panels, bool(layout.value), bool(layout.interval), options)]
-        about += about_all
-        if not one_scale:
-            by_benchmark = len(set(scales)) < len(panels)
-            about.append(f"each {'benchmark' if by_benchmark else 'panel'} has its own colour scale")
-        figure, grid = sheet(
-            options,
-            (layout.width, layout.high),
-            len(panels),
-            layout.across,
-            layout.margins,
-            title=title or _title(arrangement),
-            about=about,
-            notes=[*notes, *notes_of(panels, bool(layout.value))],
-        )
-        has_two_frames = any(panel.thick for panel in panels)
-        for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
-            _draw_cells(axes, panel, scale, layout, has_two_frames, options)
-            _write_axes(axes, panel, index, layout, options)
-            style.write_above(axes, layout.above[index])
-            if index in bars:
-                lowest = grid[index + len(grid) - layout.across] if _has_column_bars(layout, scales) else axes
-                _draw_bar(axes, lowest, panel, scale, bars[index], layout, options)
-        _write_rows(figure, grid, layout, options)
-        _write_gains(figure, grid, layout, options)
-        settle(figure, options)
-        return figure
-
-
-def _check_panels(panels: Sequence[Panel], one_bar: bool) -> None:
     if not panels:
         raise KvatlasError("There is no map to draw; a mean needs maps of two or more benchmarks of one model.")
     if one_bar and len({panel.label for panel in panels}) > 1:
@@ -144,75 +101,120 @@ def _check_panels(panels: Sequence[Panel], one_bar: bool) -> None:
     for panel in panels:
         if not panel.cells:
             raise KvatlasError(f"The map of {panel.map.model} on {panel.map.benchmark} has no cells to draw.")
+    if options.kept:
+        panels = with_tokens(panels)
+    if options.plain and shared is None and not one_bar:
+        shared = False
+
+    with options.applied():
+        # The places of panels, their scales, and the ticks of their bars.
+        arrangement = arranged(panels, options)
+        panels = arrangement.panels
+        scales = _colour_scales(panels, shared, one_bar)
+        one_scale = len(set(scales)) == 1
+        gains = _policy_gains(arrangement, comparisons)
+        ticks = [_bar_ticks(panel, scale, options) for panel, scale in zip(panels, scales, strict=True)]
+        layout = heatmap_layout(arrangement, ticks, one_scale and not options.plain, gains, options)
+        arrangement = layout.arrangement
+        bars = _ticks_of_bars(layout, scales, ticks)
+
+        # Baselines that no bar has stand over their panels, those of all panels once.
+        about_all: Sequence[str] = ()
+        baselines: list[tuple[str, ...]] = []
+        for index, panel in enumerate(panels):
+            bar = bars[_bar_place(index, layout, scales)]
+            on_its_bar = [tick.baseline for tick in bar if tick.baseline is not None]
+            baselines.append(() if options.plain else tuple(baseline_lines(panel, on_its_bar, options)))
+        if len(set(baselines)) == 1:
+            about_all = baselines[0]
+            baselines = [()] * len(panels)
+        layout = layout.with_lines_above(_lines_over_panels(layout, baselines, options), options)
+
+        # The words over all panels.
+        about = [*arrangement.about, *marks_in_words(panels, bool(layout.value), bool(layout.interval), options)]
+        about += about_all
+        if not one_scale:
+            by_benchmark = len(set(scales)) < len(panels)
+            about.append(f"each {'benchmark' if by_benchmark else 'panel'} has its own colour scale")
+        if not title:
+            text = panels_title(panels)
+            title = f"{arrangement.subject}: {text}" if arrangement.subject else text[:1].upper() + text[1:]
+
+        figure, grid = make_panels(
+            options,
+            (layout.width, layout.high),
+            len(panels),
+            layout.across,
+            layout.margins,
+            title=title,
+            about=about,
+            notes=[*notes, *notes_of(panels, bool(layout.value))],
+        )
+        has_two_frames = any(panel.thick for panel in panels)
+        for index, (axes, panel, scale) in enumerate(zip(grid, panels, scales, strict=True)):
+            _draw_cells(axes, panel, scale, layout, has_two_frames, options)
+            _write_heatmap_axes(axes, panel, index, layout, options)
+            style.write_above(axes, layout.above[index])
+            if index in bars:
+                lowest = grid[index + len(grid) - layout.across] if _has_column_bars(layout, scales) else axes
+                _draw_colour_bar(axes, lowest, panel, scale, bars[index], layout, options)
+        _write_beside_rows(figure, grid, layout, options)
+        finish_texts(figure, options)
+        return figure
 
 
-def _cells_of(panels: Sequence[Panel]) -> Iterator[CellText]:
-    """Yield the cells of all panels."""
-    for panel in panels:
-        yield from panel.cells.values()
-
-
-def _scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) -> list[tuple[float, float]]:
+def _colour_scales(panels: Sequence[Panel], shared: bool | None, one_bar: bool) -> list[tuple[float, float]]:
     """Return the ends of the colour scale of each panel."""
     is_shared = bool(shared or one_bar or panels[0].centred)
     scales = []
     for panel in panels:
-        sharing = panels if is_shared else _sharing(panels, panel, shared)
-        values = [cell.value for cell in _cells_of(sharing)]
-        least = NARROWEST
-        if shared is not False:
-            least = max(other.least for other in sharing)
-            values += [baseline.value for baseline in _baselines_of(sharing) if baseline.value is not None]
+        # One colour has one meaning on a benchmark, whatever the policy.
+        sharing = panels
+        if not is_shared:
+            name = (panel.map.benchmark, panel.label)
+            sharing = [other for other in panels if (other.map.benchmark, other.label) == name]
+            sharing = [panel] if shared is False else sharing
+
+        least = NARROWEST if shared is False else max(other.least for other in sharing)
+        values = []
+        for other in sharing:
+            values += [cell.value for cell in other.cells.values()]
+            if shared is not False:
+                values += [baseline.value for baseline in other.baselines if baseline.value is not None]
         scales.append(colours.scale_limits(values, panel.centred, least))
     return scales
-
-
-def _sharing(panels: Sequence[Panel], panel: Panel, shared: bool | None) -> list[Panel]:
-    """Return the panels that share the scale of one: one colour has one meaning on a benchmark, whatever the policy."""
-    if shared is False:
-        return [panel]
-    name = (panel.map.benchmark, panel.label)
-    return [other for other in panels if (other.map.benchmark, other.label) == name]
-
-
-def _baselines_of(panels: Sequence[Panel]) -> Iterator[Baseline]:
-    for panel in panels:
-        yield from panel.baselines
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _title(arrangement: Arrangement) -> str:
-    """Return the finding, after the model and the policy that all panels have."""
-    text = finding(arrangement.panels)
-    return f"{arrangement.subject}: {text}" if arrangement.subject else text[:1].upper() + text[1:]
-
-
-def _gains(arrangement: Arrangement, comparisons: Sequence[Comparison]) -> Gains:
+def _policy_gains(arrangement: Arrangement, comparisons: Sequence[Comparison]) -> PolicyGains:
     """Return the comparison of each row's policies, for the room right of the row."""
     if not arrangement.is_grid or len(comparisons) != len(arrangement.rows):
-        return Gains("", ())
+        return PolicyGains("", ())
+
     names = dict.fromkeys(f"{one.first} − {one.second}" for one in comparisons)
     by_model = {one.model: one for one in comparisons}
     models = [panel.map.model for panel in arrangement.panels[:: arrangement.columns]]
     if len(names) > 1 or set(by_model) != set(models) or len(set(models)) < len(models):
-        return Gains("", ())
+        return PolicyGains("", ())
+
     texts = []
     for model in models:
         difference = by_model[model].difference
         interval = f"{signed(100 * difference.low)} to {signed(100 * difference.high)}"
         texts.append((signed(100 * difference.value), f"points ({interval})"))
-    return Gains(next(iter(names)), tuple(texts))
+    return PolicyGains(next(iter(names)), tuple(texts))
 
 
-def _ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> list[Tick]:
+def _bar_ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> list[Tick]:
     """Return the ticks of a panel's bar: its ends, 0 between differences, and the baselines; if plain, round values."""
     if options.plain:
         return [Tick(value, f"{value:g}") for value in style.round_values(*scale)]
     digits = panel.digits if scale[1] - scale[0] < 4 else 0
     values = [scale[0], 0.0, scale[1]] if panel.centred else list(scale)
-    ticks = [Tick(value, _tick_text(value, digits, panel.centred)) for value in values]
+    printed = signed if panel.centred else grouped_digits
+    ticks = [Tick(value, printed(value, digits)) for value in values]
     for baseline in on_bar([panel], scale):
         name = options.named(baseline.name)
         text = f"0 = {name} {baseline.text}" if panel.centred else f"{name} {baseline.text}"
@@ -220,12 +222,8 @@ def _ticks(panel: Panel, scale: tuple[float, float], options: FigureOptions) -> 
     return ticks
 
 
-def _tick_text(value: float, digits: int, centred: bool) -> str:
-    return signed(value, digits) if centred else grouped_digits(value, digits)
-
-
-def _bars(
-    layout: Layout,
+def _ticks_of_bars(
+    layout: HeatmapLayout,
     scales: Sequence[tuple[float, float]],
     ticks: Sequence[Sequence[Tick]],
 ) -> dict[int, list[Tick]]:
@@ -242,7 +240,7 @@ def _bars(
     return bars
 
 
-def _bar_place(index: int, layout: Layout, scales: Sequence[tuple[float, float]]) -> int:
+def _bar_place(index: int, layout: HeatmapLayout, scales: Sequence[tuple[float, float]]) -> int:
     """Return the panel beside which the bar of a panel stands: the last of a row, the first of a column, or its own."""
     row_start = index - index % layout.across
     if layout.one_bar:
@@ -250,28 +248,16 @@ def _bar_place(index: int, layout: Layout, scales: Sequence[tuple[float, float]]
     return index % layout.across if _has_column_bars(layout, scales) else index
 
 
-def _has_column_bars(layout: Layout, scales: Sequence[tuple[float, float]]) -> bool:
+def _has_column_bars(layout: HeatmapLayout, scales: Sequence[tuple[float, float]]) -> bool:
     """Return whether the panels of each column of a grid have one scale."""
     if not layout.arrangement.is_grid or layout.one_bar:
         return False
     return all(scale == scales[index % layout.across] for index, scale in enumerate(scales))
 
 
-def _baseline_texts(
-    layout: Layout, scales: Sequence[tuple[float, float]], bars: dict[int, list[Tick]], options: FigureOptions
-) -> list[tuple[str, ...]]:
-    """Return for each panel its baselines that no bar has."""
-    if options.plain:
-        return [()] * len(layout.arrangement.panels)
-    baseline_texts = []
-    for index, panel in enumerate(layout.arrangement.panels):
-        bar = bars[_bar_place(index, layout, scales)]
-        on_its_bar = [tick.baseline for tick in bar if tick.baseline is not None]
-        baseline_texts.append(tuple(baselines_of(panel, on_its_bar, options)))
-    return baseline_texts
-
-
-def _lines_above(layout: Layout, baseline_texts: Sequence[Sequence[str]], options: FigureOptions) -> list[list[Line]]:
+def _lines_over_panels(
+    layout: HeatmapLayout, baselines: Sequence[Sequence[str]], options: FigureOptions
+) -> list[list[Line]]:
     """Return the lines over each panel: its name, in a grid that of its column, and the facts that are its own."""
     panels = layout.arrangement.panels
     above = []
@@ -282,17 +268,16 @@ def _lines_above(layout: Layout, baseline_texts: Sequence[Sequence[str]], option
             # Names may stand above the bar, too.
             room = layout.inner + layout.margins.between - 0.08
             lines = style.text_lines(name, room, style.NAME_TYPE, options.colours.ink, "bold")
-        facts = [] if options.plain else [*facts_of(panel, panels, options), *baseline_texts[index]]
-        # A fact breaks only where it is wider than the panel.
-        unbroken = [_unbroken(fact, layout.inner) for fact in facts]
-        above.append(
-            lines + style.text_lines(", ".join(unbroken), layout.inner, style.SMALL_TYPE, options.colours.soft)
-        )
+
+        facts = [] if options.plain else [*facts_of(panel, panels, options), *baselines[index]]
+        unbroken = []
+        for fact in facts:
+            # A fact breaks only where it is wider than the panel.
+            is_narrow = text_width(fact, style.SMALL_TYPE) < layout.inner
+            unbroken.append(fact.replace(" ", "\u00a0") if is_narrow else fact)
+        lines += style.text_lines(", ".join(unbroken), layout.inner, style.SMALL_TYPE, options.colours.soft)
+        above.append(lines)
     return above
-
-
-def _unbroken(fact: str, inches: float) -> str:
-    return fact.replace(" ", "\u00a0") if text_width(fact, style.SMALL_TYPE) < inches else fact
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
@@ -302,7 +287,7 @@ def _draw_cells(
     axes: Axes,
     panel: Panel,
     scale: tuple[float, float],
-    layout: Layout,
+    layout: HeatmapLayout,
     has_two_frames: bool,
     options: FigureOptions,
 ) -> None:
@@ -325,41 +310,43 @@ def _draw_cells(
         linewidth=0.8,
         snap=True,
     )
-    for (row, column), cell in panel.cells.items():
-        _write_cell(axes, (columns.index(column), rows.index(row)), cell, layout, options)
-    if not options.plain:
-        _mark_cells(axes, panel, layout, has_two_frames, options)
-    if panel.memory:
-        _draw_memory(axes, panel.memory)
-
-
-def _mark_cells(axes: Axes, panel: Panel, layout: Layout, has_two_frames: bool, options: FigureOptions) -> None:
-    """Draw the frames around proven cells and the ring of the recommended one."""
-    (_, rows), (_, columns) = panel.map.axes
-    thin = _THIN if has_two_frames else _FRAME
-    for region, width in ((panel.outlined, thin), (panel.thick, _THICK)):
-        framed = {(columns.index(column), rows.index(row)) for row, column in region}
-        if framed:
-            _draw_outline(axes, framed, width, options.colours.ink)
-    recommended = panel.map.recommended
-    if recommended is not None and recommended in panel.cells:
-        row, column = recommended
-        size = (layout.inner / len(columns), layout.high / len(rows))
-        _draw_ring(axes, (columns.index(column), rows.index(row)), size)
-
-
-def _write_cell(axes: Axes, corner: tuple[int, int], cell: CellText, layout: Layout, options: FigureOptions) -> None:
-    """Write the value of a cell, and its interval below where there is room for it."""
-    x, y = corner
+    # The value of a cell, and its interval below where there is room for it.
     ink: dict[str, Any] = {"color": colours.ON_COLOUR, "ha": "center", "va": "center"}
-    has_interval = bool(layout.interval and cell.small)
-    if layout.value:
-        height = 0.62 if has_interval else 0.5
-        weight = "bold" if cell.bold and not options.plain else "normal"
-        text = cell.text if options.plain else cell.text + cell.mark
-        axes.text(x + 0.5, y + height, text, fontsize=layout.value, fontweight=weight, **ink)
-    if has_interval:
-        axes.text(x + 0.5, y + 0.25, cell.small, fontsize=layout.interval, **ink)
+    for (row, column), cell in panel.cells.items():
+        x = columns.index(column) + 0.5
+        y = rows.index(row)
+        has_interval = bool(layout.interval and cell.small)
+        if layout.value:
+            weight = "bold" if cell.bold and not options.plain else "normal"
+            text = cell.text if options.plain else cell.text + cell.mark
+            axes.text(x, y + (0.62 if has_interval else 0.5), text, fontsize=layout.value, fontweight=weight, **ink)
+        if has_interval:
+            axes.text(x, y + 0.25, cell.small, fontsize=layout.interval, **ink)
+
+    if not options.plain:
+        # Frames around proven cells, and the ring of the recommended one.
+        for region, width in ((panel.outlined, _THIN if has_two_frames else _FRAME), (panel.thick, _THICK)):
+            framed = {(columns.index(column), rows.index(row)) for row, column in region}
+            if framed:
+                _draw_outline(axes, framed, width, options.colours.ink)
+        recommended = panel.map.recommended
+        if recommended is not None and recommended in panel.cells:
+            corner = (columns.index(recommended[1]), rows.index(recommended[0]))
+            _draw_ring(axes, corner, (layout.inner / len(columns), layout.high / len(rows)))
+
+    if panel.memory:
+        # Dotted lines of equal memory at three of the sizes between the smallest and the largest.
+        sizes = np.array(panel.memory)
+        axes.contour(
+            np.arange(len(columns)) + 0.5,
+            np.arange(len(rows)) + 0.5,
+            sizes,
+            np.geomspace(sizes.min(), sizes.max(), 5)[1:-1],
+            colors=colours.ON_COLOUR,
+            linewidths=0.7,
+            linestyles="dotted",
+            alpha=0.5,
+        )
 
 
 def _draw_outline(axes: Axes, cells: set[CellCoord], width: float, ink: str) -> None:
@@ -410,34 +397,19 @@ def _draw_ring(axes: Axes, corner: tuple[int, int], size: tuple[float, float]) -
         axes.add_patch(ring)
 
 
-def _draw_memory(axes: Axes, memory: Sequence[Sequence[float]]) -> None:
-    """Draw dotted lines of equal memory at three of the sizes between the smallest and the largest."""
-    sizes = np.array(memory)
-    levels = np.geomspace(sizes.min(), sizes.max(), 5)[1:-1]
-    rows, columns = sizes.shape
-    axes.contour(
-        np.arange(columns) + 0.5,
-        np.arange(rows) + 0.5,
-        sizes,
-        levels,
-        colors=colours.ON_COLOUR,
-        linewidths=0.7,
-        linestyles="dotted",
-        alpha=0.5,
-    )
-
-
-def _write_axes(axes: Axes, panel: Panel, index: int, layout: Layout, options: FigureOptions) -> None:
+def _write_heatmap_axes(axes: Axes, panel: Panel, index: int, layout: HeatmapLayout, options: FigureOptions) -> None:
     """Write the values of both axes and their labels, those of a joined axis once."""
     (vertical, rows), (horizontal, columns) = panel.map.axes
     axes.set(xlim=(0, len(columns)), ylim=(0, len(rows)))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, pad=3, labelsize=LABEL_TYPE)
     axes.set(xticks=[], yticks=[])
+
     if not layout.joined or index % layout.across == 0:
         axes.set_yticks([y + 0.5 for y in range(len(rows))], [visible(str(value)) for value in rows])
         y_label = wrapped(options.named(axis_label(vertical)), label_room(layout.high), layout.label)
         axes.set_ylabel("\n".join(y_label), labelpad=3, fontsize=layout.label)
+
     if layout.joined_below and index + layout.across < len(layout.arrangement.panels):
         return
     column_width = layout.inner / len(columns)
@@ -451,13 +423,13 @@ def _write_axes(axes: Axes, panel: Panel, index: int, layout: Layout, options: F
     axes.set_xlabel("\n".join(x_label), labelpad=2, fontsize=LABEL_TYPE)
 
 
-def _draw_bar(
+def _draw_colour_bar(
     axes: Axes,
     lowest: Axes,
     panel: Panel,
     scale: tuple[float, float],
     ticks: Sequence[Tick],
-    layout: Layout,
+    layout: HeatmapLayout,
     options: FigureOptions,
 ) -> None:
     """Draw a colour bar right of a panel, down to the lowest one of its column; baselines are lines across it."""
@@ -475,8 +447,15 @@ def _draw_bar(
     bar = PolyCollection(strips, facecolors=shades, edgecolors="none", transform=axes.transAxes, clip_on=False)
     axes.add_collection(bar, autolim=False)
     line = 1.2 * style.SMALL_TYPE / 72 / layout.high
-    shares = _tick_heights(ticks, scale, line / high)
-    heights = {tick: bottom + high * share for tick, share in shares.items()}
+    shares = {tick: (tick.value - scale[0]) / (scale[1] - scale[0]) for tick in sorted(ticks)}
+    on_baselines = [share for tick, share in shares.items() if tick.baseline is not None]
+    heights = {}
+    for tick, share in shares.items():
+        # Values that baselines stand on are left out.
+        is_told = any(abs(share - other) < line / high for other in on_baselines)
+        if tick.baseline is not None or not is_told:
+            heights[tick] = bottom + high * share
+
     for tick, height in heights.items():
         if tick.baseline is not None:
             axes.plot(
@@ -485,8 +464,8 @@ def _draw_bar(
             )  # fmt: skip
     # Labels stand at their values, half a line beyond the ends of the bar; only those that would overlap move.
     floor = bottom - line / 2
-    apart = style.apart([height - floor for height in heights.values()], [line] * len(heights), high + line)
-    places = [place + floor for place in apart]
+    moved = style.move_apart([height - floor for height in heights.values()], [line] * len(heights), high + line)
+    places = [place + floor for place in moved]
     outside = right + _TICK / layout.inner
     for height in heights.values():
         axes.plot(
@@ -514,20 +493,9 @@ def _draw_bar(
         )
 
 
-def _tick_heights(ticks: Sequence[Tick], scale: tuple[float, float], line: float) -> dict[Tick, float]:
-    """Return the ticks of a bar with their heights, from the lowest up; values that baselines stand on are left out."""
-    heights = {tick: (tick.value - scale[0]) / (scale[1] - scale[0]) for tick in sorted(ticks)}
-    baselines = [height for tick, height in heights.items() if tick.baseline is not None]
-    shown = {}
-    for tick, height in heights.items():
-        is_told = any(abs(height - other) < line for other in baselines)
-        if tick.baseline is not None or not is_told:
-            shown[tick] = height
-    return shown
-
-
-def _write_rows(figure: Figure, grid: Sequence[Axes], layout: Layout, options: FigureOptions) -> None:
-    """Write the name of each row of a grid at the left edge of the figure."""
+def _write_beside_rows(figure: Figure, grid: Sequence[Axes], layout: HeatmapLayout, options: FigureOptions) -> None:
+    """Write the name of each row of a grid at the left edge, and the comparison of its policies right of its bar."""
+    ink = options.colours.ink
     for row, name in enumerate(layout.arrangement.rows):
         box = grid[row * layout.across].get_position()
         figure.text(
@@ -536,22 +504,17 @@ def _write_rows(figure: Figure, grid: Sequence[Axes], layout: Layout, options: F
             "\n".join(row_name_lines(name, layout.high)),
             fontsize=style.NAME_TYPE,
             fontweight="bold",
-            color=options.colours.ink,
+            color=ink,
             rotation=90,
             va="center",
             linespacing=1.1,
         )
 
-
-def _write_gains(figure: Figure, grid: Sequence[Axes], layout: Layout, options: FigureOptions) -> None:
-    """Write the comparison of each row's policies right of its bar."""
     left = 1 - (style.EDGE + layout.gains.width) / layout.width
+    line = style.NAME_TYPE * style.LINE / figure.get_figheight()
     for row, (value, interval) in enumerate(layout.gains.texts):
-        axes = grid[(row + 1) * layout.across - 1]
-        box = axes.get_position()
+        box = grid[(row + 1) * layout.across - 1].get_position()
         middle = (box.y0 + box.y1) / 2
-        line = style.NAME_TYPE * style.LINE / figure.get_figheight()
-        ink = options.colours.ink
         if row == 0:
             top = box.y1 + 4 / 72 / figure.get_figheight()
             figure.text(left, top, layout.gains.name, fontsize=style.NAME_TYPE, fontweight="bold", color=ink)

@@ -43,7 +43,7 @@ class Tick(NamedTuple):
     baseline: Baseline | None = None
 
 
-class Gains(NamedTuple):
+class PolicyGains(NamedTuple):
     """The difference of two policies in each row of a grid: their names, and a value and its interval for each row."""
 
     name: str
@@ -58,7 +58,7 @@ class Gains(NamedTuple):
         return max(text_width(self.name, style.NAME_TYPE, bold=True), intervals)
 
 
-class Layout(NamedTuple):
+class HeatmapLayout(NamedTuple):
     """Panels in a row; inches of the figure's width and of a panel's height.
 
     Points are those of the vertical axis' label, of values and of intervals, 0 for none. Panels of a row are `joined`
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
     label: float
     value: float
     interval: float
-    gains: Gains
+    gains: PolicyGains
     above: Sequence[Sequence[Line]] = ()
 
     @property
@@ -85,63 +85,69 @@ class Layout(NamedTuple):
         """Inches of a panel's width."""
         return self.margins.inner(self.width, self.across)
 
-    def with_lines_above(self, above: Sequence[Sequence[Line]], options: FigureOptions) -> Layout:
+    def with_lines_above(self, above: Sequence[Sequence[Line]], options: FigureOptions) -> HeatmapLayout:
         """Return the layout with lines over the panels, and rows that fit a page with them."""
+        panels = self.arrangement.panels
+        # In a grid the first row has the names of columns, too.
         first = 0.0
-        others = max(map(style.height_of, above)) + 0.1
+        lines_above = max(map(style.height_of, above)) + 0.1
         if self.arrangement.is_grid:
-            top = others
-            others = max(map(style.height_of, above[self.across :]), default=0.0) + 0.1
-            first = max(top - others, 0.0)
-        below = _height_below(self.arrangement.panels, self.inner, options)
+            top = lines_above
+            lines_above = max(map(style.height_of, above[self.across :]), default=0.0) + 0.1
+            first = max(top - lines_above, 0.0)
+
+        # The values and the label below a panel; joined panels have them once, below the last row.
+        labels = [options.named(axis_label(panel.map.axes[1][0])) for panel in panels]
+        label_lines = max(len(wrapped(text, self.inner, LABEL_TYPE)) for text in labels)
+        below = 0.12 + LABEL_TYPE / 72 + label_lines * LABEL_TYPE * style.LINE
         last = 0.0
         if self.joined_below:
             last = below
             below = 0.0
-        margins = self.margins._replace(above=others, below=below, first=first, last=last)
-        high = _fitting_height(self, margins)
-        size = min(self.value, 72 * 0.62 * high / self.most_rows)
+        margins = self.margins._replace(above=lines_above, below=below, first=first, last=last)
+
+        # All rows of panels fit a page, where their cells stay legible.
+        most_rows = max(len(panel.map.axes[0][1]) for panel in panels)
+        room = style.PAGE_HEIGHT - 0.6 - margins.first - margins.last
+        fitting = room / math.ceil(len(panels) / self.across) - margins.above - margins.below
+        least = _LEAST_ROW_HEIGHT * most_rows * (2 if self.interval else 1)
+        high = min(self.high, max(fitting, least))
+
+        size = min(self.value, 72 * 0.62 * high / most_rows)
         value = size if size >= style.LEAST_TYPE else min(self.value, style.LEAST_TYPE)
-        labels = _vertical_labels(self.arrangement.panels, options)
-        label = max(style.LEAST_TYPE, font_size(label_room(high), labels, self.label))
+        label = max(style.LEAST_TYPE, font_size(label_room(high), _vertical_labels(panels, options), self.label))
         return self._replace(margins=margins, above=above, high=high, value=value, label=label)
-
-    @property
-    def most_rows(self) -> int:
-        """The rows of cells of a panel, at most."""
-        return max(len(panel.map.axes[0][1]) for panel in self.arrangement.panels)
-
-
-def _fitting_height(layout: Layout, margins: Margins) -> float:
-    """Return the height of a panel with which all rows of panels fit a page, where its cells stay legible."""
-    rows = math.ceil(len(layout.arrangement.panels) / layout.across)
-    room = style.PAGE_HEIGHT - 0.6 - margins.first - margins.last
-    fitting = room / rows - margins.above - margins.below
-    least = _LEAST_ROW_HEIGHT * layout.most_rows * (2 if layout.interval else 1)
-    return min(layout.high, max(fitting, least))
 
 
 def heatmap_layout(
     arrangement: Arrangement,
     ticks: Sequence[Sequence[Tick]],
     one_scale: bool,
-    gains: Gains,
+    gains: PolicyGains,
     options: FigureOptions,
-) -> Layout:
+) -> HeatmapLayout:
     """Return the layout with as many panels in a row as leave numbers legible; rows of a grid stay whole.
 
     A grid that is too wide becomes a series of panels under their whole names, and comparisons that have no room are
     left out. Raises KvatlasError if there is no room for intervals that were asked for.
     """
     if arrangement.is_grid:
-        for shown_gains in dict.fromkeys((gains, Gains("", ()))):
-            sizes = _Sizes(arrangement, ticks, one_scale, shown_gains, options)
+        for shown_gains in dict.fromkeys((gains, PolicyGains("", ()))):
+            sizes = _PanelSizes(arrangement, ticks, one_scale, shown_gains, options)
             if sizes.fits(arrangement.columns):
                 return sizes.layout(arrangement.columns)
         arrangement = arrangement.without_grid(options)
-    sizes = _Sizes(arrangement, ticks, one_scale, Gains("", ()), options)
-    most = _most_in_row(arrangement.panels)
-    across = style.panels_in_row(len(arrangement.panels), most, sizes.fits)
+    sizes = _PanelSizes(arrangement, ticks, one_scale, PolicyGains("", ()), options)
+
+    # Rows begin with the same policy, if there are several.
+    count = len(arrangement.panels)
+    most = 4 if count <= 8 else math.ceil(math.sqrt(count))
+    policies = len({panel.map.policy for panel in arrangement.panels})
+    if policies > 1:
+        whole_rows = [size for size in range(policies, most + 1, policies) if count % size == 0]
+        most = whole_rows[-1] if whole_rows else most
+
+    across = style.panels_in_row(count, most, sizes.fits)
     if across:
         return sizes.layout(across)
     if sizes.intervals:
@@ -151,7 +157,7 @@ def heatmap_layout(
     return sizes.layout(1)._replace(value=0.0, interval=0.0)
 
 
-class _Sizes:
+class _PanelSizes:
     """The sizes of an arrangement's panels and texts, which depend on the number of panels in a row."""
 
     def __init__(
@@ -159,7 +165,7 @@ class _Sizes:
         arrangement: Arrangement,
         ticks: Sequence[Sequence[Tick]],
         one_scale: bool,
-        gains: Gains,
+        gains: PolicyGains,
         options: FigureOptions,
     ) -> None:
         self.arrangement = arrangement
@@ -171,31 +177,41 @@ class _Sizes:
         self.values = [cell.text + cell.mark for cell in cells]
         has_small = options.intervals or options.kept
         self.intervals = [cell.small for cell in cells if cell.small] if has_small else []
-        self.high = _panel_height(panels, bool(self.intervals))
+
+        row_height = _TALL_ROW_HEIGHT if self.intervals else _ROW_HEIGHT
+        self.high = max(row_height * max(len(panel.map.axes[0][1]) for panel in panels), _PANEL_HEIGHT)
         labels = _vertical_labels(panels, options)
         self.label = max(style.LEAST_TYPE, font_size(label_room(self.high), labels, LABEL_TYPE))
         self.joined = len({panel.map.axes[0] for panel in panels}) == 1
-        self.one_bar = one_scale and _share_baselines(arrangement)
+
+        # One bar can have the baselines of a row as its ticks, if they are the same in all of its panels.
+        self.one_bar = one_scale
+        across = arrangement.columns if arrangement.is_grid else len(panels)
+        for start in range(0, len(panels), across):
+            on_bars = {panel.baselines for panel in panels[start : start + across] if not panel.centred}
+            self.one_bar = self.one_bar and len(on_bars) <= 1
         self.margins = self._side_margins(labels, ticks)
 
     def _side_margins(self, labels: Sequence[str], ticks: Sequence[Sequence[Tick]]) -> Margins:
         """Return the margins at the sides of panels."""
+        # Left: the name of the row, the label of the axis, its values.
         label_lines = max(len(wrapped(text, label_room(self.high), self.label)) for text in labels)
         rows = chain.from_iterable(panel.map.axes[0][1] for panel in self.arrangement.panels)
         row_ticks = max(text_width(str(row), LABEL_TYPE) for row in rows)
         axis = label_lines * self.label * style.LINE + 0.04 + row_ticks + 0.06
-        names = 0
-        for name in self.arrangement.rows:
-            names = max(names, len(row_name_lines(name, self.high)))
         left = style.EDGE + axis
-        if names:
-            left += names * style.NAME_TYPE * style.LINE + 0.06
+        name_lines = max((len(row_name_lines(name, self.high)) for name in self.arrangement.rows), default=0)
+        if name_lines:
+            left += name_lines * style.NAME_TYPE * style.LINE + 0.06
+
+        # Right: the colour bar with its texts, and comparisons of the row's policies.
         bar = BAR_GAP + BAR_WIDTH + 0.055 + max(text_width(tick.text) for tick in chain.from_iterable(ticks))
         if self.options.plain:
             bar += style.SMALL_TYPE * style.LINE + 0.04
         right = style.EDGE + bar
         if self.gains.texts:
             right += self.gains.width + 0.12
+
         between = _GAP
         if not self.joined:
             between += style.EDGE + axis
@@ -213,44 +229,29 @@ class _Sizes:
         """Return whether numbers are legible with so many panels in a row."""
         return min(self.type_sizes(across, self.options.widest)) >= style.LEAST_TYPE
 
-    def layout(self, across: int) -> Layout:
+    def layout(self, across: int) -> HeatmapLayout:
         """Return the layout with so many panels in a row."""
-        width = self.options.inches or min(self._natural_width(across), self.options.widest)
+        # The width of a figure that has all the room that it needs.
+        margins = self.margins
+        panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
+        natural = margins.left + margins.right + across * panel_width + (across - 1) * margins.between
+        width = self.options.inches or min(max(natural, style.WIDTHS[1]), self.options.widest)
+
         value, interval = self.type_sizes(across, width)
-        panels = self.arrangement.panels
-        is_shared_below = len({panel.map.axes[1] for panel in panels}) == 1
-        return Layout(
+        return HeatmapLayout(
             self.arrangement,
             across,
             width,
             self.high,
-            self.margins,
+            margins,
             self.joined,
-            is_shared_below,
+            len({panel.map.axes[1] for panel in self.arrangement.panels}) == 1,
             self.one_bar,
             self.label,
             value,
             interval if self.intervals else 0.0,
             self.gains,
         )
-
-    def _natural_width(self, across: int) -> float:
-        """Return the inches of a figure that has all the room that it needs."""
-        panel_width = max(_CELL_WIDTH * self.columns, _PANEL_WIDTH)
-        margins = self.margins
-        natural = margins.left + margins.right + across * panel_width + (across - 1) * margins.between
-        return max(natural, style.WIDTHS[1])
-
-
-def _share_baselines(arrangement: Arrangement) -> bool:
-    """Return whether one bar can have the baselines of a row as its ticks, or none has any."""
-    panels = arrangement.panels
-    across = arrangement.columns if arrangement.is_grid else len(panels)
-    for start in range(0, len(panels), across):
-        on_bars = {panel.baselines for panel in panels[start : start + across] if not panel.centred}
-        if len(on_bars) > 1:
-            return False
-    return True
 
 
 def label_room(high: float) -> float:
@@ -265,27 +266,3 @@ def row_name_lines(name: str, high: float) -> list[str]:
 
 def _vertical_labels(panels: Sequence[Panel], options: FigureOptions) -> list[str]:
     return [options.named(axis_label(panel.map.axes[0][0])) for panel in panels]
-
-
-def _panel_height(panels: Sequence[Panel], has_intervals: bool) -> float:
-    rows = max(len(panel.map.axes[0][1]) for panel in panels)
-    row_height = _TALL_ROW_HEIGHT if has_intervals else _ROW_HEIGHT
-    return max(row_height * rows, _PANEL_HEIGHT)
-
-
-def _most_in_row(panels: Sequence[Panel]) -> int:
-    """Return the largest number of panels in a row; rows begin with the same policy, if there are several."""
-    count = len(panels)
-    most = 4 if count <= 8 else math.ceil(math.sqrt(count))
-    policies = len({panel.map.policy for panel in panels})
-    if policies == 1:
-        return most
-    whole_rows = [size for size in range(policies, most + 1, policies) if count % size == 0]
-    return whole_rows[-1] if whole_rows else most
-
-
-def _height_below(panels: Sequence[Panel], inner: float, options: FigureOptions) -> float:
-    """Return the inches of the values and the label below a panel."""
-    labels = [options.named(axis_label(panel.map.axes[1][0])) for panel in panels]
-    lines = max(len(wrapped(label, inner, LABEL_TYPE)) for label in labels)
-    return 0.12 + LABEL_TYPE / 72 + lines * LABEL_TYPE * style.LINE

@@ -6,7 +6,7 @@ After the pairwise figure of seqBench (arXiv 2509.16866), with counts in place o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from kvatlas.core import SERVED, KvatlasError, Note, differing
 from kvatlas.figures import colours, style
 from kvatlas.figures.density import BAR_ROOM, density_marks, draw_densities, draw_parity
-from kvatlas.figures.style import FigureOptions, Line, Margins, font_size, save, settle, sheet, wrapped, write_above
+from kvatlas.figures.style import (
+    FigureOptions,
+    Line,
+    Margins,
+    finish_texts,
+    font_size,
+    make_panels,
+    save,
+    wrapped,
+    write_above,
+)
 from kvatlas.stats.numerics.arrays import LEVEL, Floats
 from kvatlas.stats.numerics.multiple import holm
 from kvatlas.stats.run_data import shown_policies, whole_names
@@ -26,7 +36,6 @@ from kvatlas.text import axis_label, counted, guarded, model_name, percent_text,
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 MOST_PANELS = 28
@@ -53,32 +62,30 @@ def names_of(systems: Sequence[ModelSetting]) -> list[str]:
     if len({system.setting for system in systems}) == 1:
         names = [model_name(system.model) for system in systems]
         return names if len(set(names)) == len(models) else [system.model for system in systems]
-    names = [_name(system, systems, len(models) > 1) for system in systems]
-    if len(set(names)) == len(names):
-        return names
-    return _long_names(systems)
+
+    # The parts in which systems differ.
+    policies = shown_policies(system.setting.policy for system in systems)
+    names = []
+    for system in systems:
+        setting = system.setting
+        if setting == SERVED:
+            names.append(model_name(system.model))
+            continue
+        parameters = differing(other.setting.values for other in systems if other.setting.policy == setting.policy)
+        values = [f"{name}={value}" for name, value in setting.parameters if name in parameters]
+        words = []
+        if len(models) > 1:
+            words.append(model_name(system.model))
+        if len(policies) > 1 or not values:
+            words.append(policies[setting.policy])
+        names.append(" ".join([*words, ", ".join(values)]).strip())
+    return names if len(set(names)) == len(names) else _long_names(systems)
 
 
 def _long_names(systems: Sequence[ModelSetting]) -> list[str]:
     """Return the names of the systems with the model and all parameters."""
     settings = whole_names(system.setting for system in systems)
     return [f"{system.model} {settings[system.setting.id]}" for system in systems]
-
-
-def _name(system: ModelSetting, systems: Sequence[ModelSetting], with_model: bool) -> str:
-    """Return the parts of a system's name in which systems differ."""
-    setting = system.setting
-    if setting == SERVED:
-        return model_name(system.model)
-    policies = shown_policies(other.setting.policy for other in systems)
-    parameters = differing(other.setting.values for other in systems if other.setting.policy == setting.policy)
-    values = [f"{name}={value}" for name, value in setting.parameters if name in parameters]
-    words = []
-    if with_model:
-        words.append(model_name(system.model))
-    if len(policies) > 1 or not values:
-        words.append(policies[setting.policy])
-    return " ".join([*words, ", ".join(values)]).strip()
 
 
 def check_panels(systems: Sequence[ModelSetting]) -> None:
@@ -91,14 +98,7 @@ def check_panels(systems: Sequence[ModelSetting]) -> None:
         )
 
 
-def _whole_name(name: str, system: ModelSetting) -> str:
-    """Return a name with the window and the ratio of its setting, where it does not say them."""
-    values = system.setting.values
-    unsaid = [f"{key}={values[key]}" for key in ("local_window", "ratio") if key in values and f"{key}=" not in name]
-    return f"{name} ({', '.join(unsaid)})" if unsaid else name
-
-
-class _Layout(NamedTuple):
+class _PairLayout(NamedTuple):
     """Panels in a row: inches of the figure's width and of a panel's sides, and the labels of axes in lines."""
 
     across: int
@@ -106,13 +106,6 @@ class _Layout(NamedTuple):
     inner: float
     margins: Margins
     labels: Sequence[Sequence[str]]
-
-    def with_bar(self) -> _Layout:
-        """Return the layout with room for a colour bar right of each row."""
-        room = max(BAR_ROOM - self.margins.right, 0.0)
-        inner = self.inner - room / self.across
-        margins = self.margins._replace(right=self.margins.right + room)
-        return self._replace(inner=inner, margins=margins)
 
 
 def pairwise_figure(
@@ -129,73 +122,65 @@ def pairwise_figure(
     """
     check_panels(systems)
     options = options or FigureOptions()
-    names = [_whole_name(options.named(name), system) for name, system in zip(names_of(systems), systems, strict=True)]
+    is_density = options.kind == DENSITY
+    # Names with the window and the ratio of their settings, where they do not say them.
+    names = []
+    for name, system in zip(map(options.named, names_of(systems)), systems, strict=True):
+        values = system.setting.values
+        said = [key for key in ("local_window", "ratio") if key in values and f"{key}=" not in name]
+        unsaid = ", ".join(f"{key}={values[key]}" for key in said)
+        names.append(f"{name} ({unsaid})" if unsaid else name)
     label = options.named(axis_label(metric))
+
     with options.applied():
-        bins = _Bins.of(pairs)
+        bins = _ValueBins.of(pairs)
         counts = [bins.counts(pair) for _, _, pair in pairs]
-        most = 0 if options.kind == DENSITY else max(int(count.max()) for count in counts)
-        about = _about(systems, pairs, label, options)
+        most = 0 if is_density else max(int(count.max()) for count in counts)
+        about = _about_pairs(systems, pairs, label, options)
         shown = names
         if options.widest < _NARROW and len(pairs) > 2:
             # In a narrow figure the names leave no room beside each other, so letters stand for them.
             shown = list(_LETTERS[: len(names)])
             about = [", ".join(f"{letter}: {name}" for letter, name in zip(shown, names, strict=True)), *about]
-        layout = _layout(len(pairs), shown, most, options)
-        heads = _heads(pairs, shown, layout, options)
-        if options.kind == DENSITY:
-            layout = layout.with_bar()
-        above = max(map(style.height_of, heads)) + 0.1
-        figure, panels = sheet(
+        layout = _pair_layout(len(pairs), shown, most, options)
+
+        # Over each panel: who is ahead, or as published the names of both systems.
+        heads = []
+        for x, y, pair in pairs:
+            if is_density:
+                text = f"x: {shown[x]} vs y: {shown[y]}"
+                heads.append(style.text_lines(text, layout.inner, style.SMALL_TYPE, options.colours.ink, "bold"))
+            else:
+                heads.append(_lead_lines(pair, layout.inner, options))
+        if is_density:
+            # The colour bar right of each row takes room from its panels.
+            room = max(BAR_ROOM - layout.margins.right, 0.0)
+            margins = layout.margins._replace(right=layout.margins.right + room)
+            layout = layout._replace(inner=layout.inner - room / layout.across, margins=margins)
+
+        figure, panels = make_panels(
             options,
             (layout.width, layout.inner),
             len(pairs),
             layout.across,
-            layout.margins._replace(above=above),
-            title=_title(pairs, names, label),
+            layout.margins._replace(above=max(map(style.height_of, heads)) + 0.1),
+            title=_pairs_title(pairs, names, label),
             about=about,
             notes=notes,
         )
-        _draw_panels(panels, pairs, layout, counts, bins, options)
+        if is_density:
+            draw_densities(panels, [pair for _, _, pair in pairs], layout.across, options)
+        else:
+            _draw_counts(panels, counts, bins, layout.inner, options)
         for panel, (x, y, _), head in zip(panels, pairs, heads, strict=True):
-            _write_labels(panel, layout.labels[x], layout.labels[y])
+            panel.set_xlabel("\n".join(layout.labels[x]), labelpad=2, fontsize=style.SMALL_TYPE)
+            panel.set_ylabel("\n".join(layout.labels[y]), labelpad=2, fontsize=style.SMALL_TYPE)
             write_above(panel, head)
-        settle(figure, options)
+        finish_texts(figure, options)
     return figure
 
 
-def _heads(
-    pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], layout: _Layout, options: FigureOptions
-) -> list[list[Line]]:
-    """Return the lines over each panel: who is ahead, or as published the names of both systems."""
-    if options.kind == DENSITY:
-        return [_pair_name(names[x], names[y], layout.inner, options) for x, y, _ in pairs]
-    return [_head(pair, layout.inner, options) for _, _, pair in pairs]
-
-
-def _draw_panels(
-    panels: Sequence[Axes],
-    pairs: Sequence[tuple[int, int, Pair]],
-    layout: _Layout,
-    counts: Sequence[Floats],
-    bins: _Bins,
-    options: FigureOptions,
-) -> None:
-    """Draw the counts of all pairs on one colour scale, or their densities."""
-    from matplotlib.colors import PowerNorm
-
-    if options.kind == DENSITY:
-        draw_densities(panels, [pair for _, _, pair in pairs], layout.across, options)
-        return
-    most = max(int(count.max()) for count in counts)
-    norm = PowerNorm(0.5, 0, most)
-    size = font_size(layout.inner / bins.number, [str(most)], 7.0)
-    for panel, count in zip(panels, counts, strict=True):
-        _draw_counts(panel, count, norm, size)
-        _write_axes(panel, bins, options)
-
-
-def _title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], label: str) -> str:
+def _pairs_title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], label: str) -> str:
     """Return the finding: the system that is ahead in a single pair, or in how many pairs one is proven to be."""
     if len(pairs) == 1:
         x, y, pair = pairs[0]
@@ -205,28 +190,27 @@ def _title(pairs: Sequence[tuple[int, int, Pair]], names: Sequence[str], label: 
         if not is_proven:
             return f"{label}: neither {names[x]} nor {names[y]} is proven to be ahead"
         ends = sorted((abs(difference.low), abs(difference.high)))
-        interval = " to ".join(map(_points, ends))
-        return f"{label}: {ahead} is ahead by {_points(abs(difference.value))} points ({interval}), proven"
+        interval = " to ".join(map(_whole_points, ends))
+        return f"{label}: {ahead} is ahead by {_whole_points(abs(difference.value))} points ({interval}), proven"
+
     p_values = [pair.difference.p for _, _, pair in pairs]
     proven = [p <= LEVEL for p in holm(p_values)]
-    best = [name for index, name in enumerate(names) if _is_ahead_of_all(index, pairs, proven)]
-    if best:
-        return f"{label}: {best[0]} is proven to be ahead of all others"
+    for index, name in enumerate(names):
+        # Whether it is proven to be ahead in each of its pairs.
+        wins = []
+        for (x, y, pair), is_proven in zip(pairs, proven, strict=True):
+            if index in (x, y):
+                is_behind = pair.difference.value < 0 if x == index else pair.difference.value > 0
+                wins.append(is_proven and not is_behind)
+        if all(wins):
+            return f"{label}: {name} is proven to be ahead of all others"
+
     if not any(proven):
         return f"{label}: in none of {len(pairs)} pairs one is proven to be ahead"
     return f"{label}: in {sum(proven)} of {len(pairs)} pairs one is proven to be ahead"
 
 
-def _is_ahead_of_all(index: int, pairs: Sequence[tuple[int, int, Pair]], proven: Sequence[bool]) -> bool:
-    """Return whether a system is proven to be ahead in each of its pairs."""
-    for (x, y, pair), is_proven in zip(pairs, proven, strict=True):
-        is_behind = (x == index and pair.difference.value < 0) or (y == index and pair.difference.value > 0)
-        if index in (x, y) and (is_behind or not is_proven):
-            return False
-    return True
-
-
-def _about(
+def _about_pairs(
     systems: Sequence[ModelSetting], pairs: Sequence[tuple[int, int, Pair]], label: str, options: FigureOptions
 ) -> list[str]:
     """Return the clauses about all panels: what all systems have in common, the problems, and the marks."""
@@ -234,6 +218,7 @@ def _about(
     models = {system.model for system in systems}
     if len(models) == 1:
         about.append(options.named(model_name(models.pop())))
+
     benchmarks: dict[str, None] = {}
     for _, _, pair in pairs:
         benchmarks |= dict.fromkeys(benchmark for benchmark, _ in pair.places)
@@ -242,6 +227,7 @@ def _about(
     if len(problems) == 1:
         each = " in each panel" if len(pairs) > 1 else ""
         about.append(f"{counted(problems.pop(), 'problem')}{each}")
+
     if options.kind == DENSITY:
         return [*about, *density_marks(label)]
     about.append("numbers: problems at these values")
@@ -250,16 +236,11 @@ def _about(
     return about
 
 
-def _pair_name(x: str, y: str, inches: float, options: FigureOptions) -> list[Line]:
-    """Return the name of a panel as it was published."""
-    return style.text_lines(f"x: {x} vs y: {y}", inches, style.SMALL_TYPE, options.colours.ink, "bold")
-
-
-def _layout(count: int, names: Sequence[str], most: int, options: FigureOptions) -> _Layout:
+def _pair_layout(count: int, names: Sequence[str], most: int, options: FigureOptions) -> _PairLayout:
     """Return the layout of `count` panels whose largest number is `most`, 0 for panels without numbers."""
 
     def is_legible(across: int) -> bool:
-        margins, _ = _margins(names, across, options.widest)
+        margins, _ = _pair_margins(names, across, options.widest)
         inner = margins.inner(options.widest, across)
         size = font_size(inner / (_INNER + 2), [str(most)] if most else [], style.SMALL_TYPE)
         return inner >= _PANEL_LEAST and size >= style.LEAST_TYPE
@@ -267,14 +248,14 @@ def _layout(count: int, names: Sequence[str], most: int, options: FigureOptions)
     across = style.panels_in_row(count, 3 if count <= 9 else 4, is_legible) or 1
     natural = max(across * (_PANEL_WIDTH + 0.5), style.WIDTHS[1])
     width = options.inches or min(natural, options.widest)
-    margins, labels = _margins(names, across, width)
+    margins, labels = _pair_margins(names, across, width)
     # One panel alone needs no whole page.
     inner = min(margins.inner(width, across), _PANEL_LIMIT)
     right = width - margins.left - across * inner - (across - 1) * margins.between
-    return _Layout(across, width, inner, margins._replace(right=right), labels)
+    return _PairLayout(across, width, inner, margins._replace(right=right), labels)
 
 
-def _margins(names: Sequence[str], across: int, width: float) -> tuple[Margins, list[list[str]]]:
+def _pair_margins(names: Sequence[str], across: int, width: float) -> tuple[Margins, list[list[str]]]:
     """Return the margins of panels and the lines of each name, which depend on each other."""
     line = style.SMALL_TYPE * style.LINE
     lines = 1
@@ -288,44 +269,45 @@ def _margins(names: Sequence[str], across: int, width: float) -> tuple[Margins, 
         lines += 1
 
 
-def _draw_counts(panel: Axes, counts: Floats, norm: Normalize, size: float) -> None:
-    """Draw the bins in their colours with the number of problems in each."""
-    panel.pcolormesh(np.ma.masked_equal(counts, 0), cmap=colours.colour_map(colours.COUNTS), norm=norm, snap=True)
-    for row, column in np.argwhere(counts > 0):
-        panel.text(
-            column + 0.5,
-            row + 0.5,
-            f"{counts[row, column]:.0f}",
-            fontsize=size,
-            color=colours.ON_COLOUR,
-            ha="center",
-            va="center",
-            zorder=4,
-        )
+def _draw_counts(
+    panels: Sequence[Axes], counts: Sequence[Floats], bins: _ValueBins, inner: float, options: FigureOptions
+) -> None:
+    """Draw the bins of all panels on one colour scale, with the number of problems in each."""
+    from matplotlib.colors import PowerNorm
 
-
-def _write_axes(panel: Axes, bins: _Bins, options: FigureOptions) -> None:
-    """Write the values of both axes, and the line of equal values."""
+    most = max(int(count.max()) for count in counts)
+    norm = PowerNorm(0.5, 0, most)
+    palette = colours.colour_map(colours.COUNTS)
+    size = font_size(inner / bins.number, [str(most)], 7.0)
     ends = (0, bins.number)
-    panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
-    # Numbers on the line stay legible.
-    draw_parity(panel, ends, options, alpha=0.45)
-    panel.set(xlim=ends, ylim=ends)
-    panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
+    for panel, count in zip(panels, counts, strict=True):
+        panel.pcolormesh(np.ma.masked_equal(count, 0), cmap=palette, norm=norm, snap=True)
+        for row, column in np.argwhere(count > 0):
+            panel.text(
+                column + 0.5,
+                row + 0.5,
+                f"{count[row, column]:.0f}",
+                fontsize=size,
+                color=colours.ON_COLOUR,
+                ha="center",
+                va="center",
+                zorder=4,
+            )
+
+        panel.set(xticks=bins.places, xticklabels=bins.texts, yticks=bins.places, yticklabels=bins.texts)
+        # Numbers on the line of equal values stay legible.
+        draw_parity(panel, ends, options, alpha=0.45)
+        panel.set(xlim=ends, ylim=ends)
+        panel.tick_params(length=2, width=0.5, pad=2, labelsize=style.SMALL_TYPE - 0.5)
 
 
-def _write_labels(panel: Axes, x_label: Sequence[str], y_label: Sequence[str]) -> None:
-    panel.set_xlabel("\n".join(x_label), labelpad=2, fontsize=style.SMALL_TYPE)
-    panel.set_ylabel("\n".join(y_label), labelpad=2, fontsize=style.SMALL_TYPE)
-
-
-class _Bins(NamedTuple):
+class _ValueBins(NamedTuple):
     """Bins of values: 0, so many `inner` equal ones up to 1, and 1."""
 
     inner: int
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[int, int, Pair]]) -> _Bins:
+    def of(cls, pairs: Sequence[tuple[int, int, Pair]]) -> _ValueBins:
         """Return the bins of the values of pairs, without inner ones where all are 0 or 1."""
         values = np.concatenate([np.concatenate((pair.x, pair.y)) for _, _, pair in pairs])
         is_middle = (values > 1e-9) & (values < 1 - 1e-9)
@@ -360,17 +342,17 @@ class _Bins(NamedTuple):
         return numbers.astype(int)
 
 
-def _points(share: float) -> str:
+def _whole_points(share: float) -> str:
     """Return a difference of shares in points, whole from 10 on."""
     return percent_text(share, 0 if abs(share) >= 0.0995 else 1)
 
 
-def _head(pair: Pair, inches: float, options: FigureOptions) -> list[Line]:
+def _lead_lines(pair: Pair, inches: float, options: FigureOptions) -> list[Line]:
     """Return the lines over a panel: the system ahead and its lead, and the shares of problems beside the line."""
     difference = pair.difference
-    ahead = f"{'x' if difference.value > 0 else 'y'} ahead by {_points(abs(difference.value))} points"
+    ahead = f"{'x' if difference.value > 0 else 'y'} ahead by {_whole_points(abs(difference.value))} points"
     if options.intervals is not False:
-        ahead += f" ± {_points((difference.high - difference.low) / 2)}"
+        ahead += f" ± {_whole_points((difference.high - difference.low) / 2)}"
     shares = f"above the line {percent_text(pair.above, 0)} %, below {percent_text(pair.below, 0)} %"
     lines = style.text_lines(ahead, inches, style.NAME_TYPE, options.colours.ink)
     return lines + style.text_lines(shares, inches, style.SMALL_TYPE, options.colours.soft)
@@ -379,23 +361,20 @@ def _head(pair: Pair, inches: float, options: FigureOptions) -> list[Line]:
 def pair_text(pair: Pair, first: str, second: str) -> str:
     """Return a comparison of two systems in a sentence."""
     difference = pair.difference
-    points = [signed(100 * value, 1, "-") for value in (difference.value, difference.low, difference.high)]
-    mean, low, high = points
+    mean, low, high = (signed(100 * value, 1, "-") for value in (difference.value, difference.low, difference.high))
+
+    claims = ""
+    of_claims = difference.claims
+    if len({(contrast.low, contrast.high) for contrast in of_claims.values()}) > 1:
+        # The limits by the other claim are others.
+        (other,) = (claim for claim in of_claims if claim is not pair.claim)
+        ends = " to ".join(signed(100 * end, 1, "-") for end in (of_claims[other].low, of_claims[other].high))
+        claims = f" by {pair.claim.words}, {ends} by {other.words}"
     return (
         f"x: {first} vs y: {second}: x ahead on {100 * pair.below:.1f} %, equal on {100 * pair.on:.1f} %, y ahead on "
         f"{100 * pair.above:.1f} % of {counted(len(pair.places), 'problem')}; "
-        f"mean of x - y {mean} points ({low} to {high}{_claims_text(pair)})"
+        f"mean of x - y {mean} points ({low} to {high}{claims})"
     )
-
-
-def _claims_text(pair: Pair) -> str:
-    """Return the claim of a difference, and its limits by the other claim where that is another one."""
-    of_claims = pair.difference.claims
-    if len(of_claims) < 2 or len({(contrast.low, contrast.high) for contrast in of_claims.values()}) == 1:
-        return ""
-    (other,) = (claim for claim in of_claims if claim is not pair.claim)
-    low, high = (signed(100 * end, 1, "-") for end in (of_claims[other].low, of_claims[other].high))
-    return f" by {pair.claim.words}, {low} to {high} by {other.words}"
 
 
 def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], metric: str) -> list[Path]:
@@ -405,11 +384,8 @@ def save_pairwise(figure: Figure, path: Path, systems: Sequence[ModelSetting], m
     rows: list[list[Any]] = [["benchmark", "problem", "L", *columns]]
     for key in dict.fromkeys(chain.from_iterable(means)):
         values = [round(of_system[key], 6) if key in of_system else "" for of_system in means]
-        rows.append([*key, _facts(systems, key).get("L", ""), *values])
+        # The first system that knows a problem tells its depth.
+        facts = next((system.about[key] for system in systems if key in system.about), {})
+        rows.append([*key, facts.get("L", ""), *values])
     guarded_rows = [list(map(guarded, row)) for row in rows]
     return save(figure, path, data=style.rows_csv(guarded_rows))
-
-
-def _facts(systems: Sequence[ModelSetting], key: tuple[str, str]) -> Mapping[str, Any]:
-    """Return what the first system that knows a problem knows about it."""
-    return next((system.about[key] for system in systems if key in system.about), {})

@@ -10,12 +10,13 @@ from itertools import chain
 from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
-from kvatlas.columns import KV_MEMORY, Column, cost_columns, cost_names
+from kvatlas.columns import CELL_COLUMNS, KV_MEMORY, Column, cost_columns, cost_names, share_of_traces
 from kvatlas.core import Cell, CellCoord, Claim, Estimate, KvatlasError, Map, MapName, Note, NoteKind
 from kvatlas.figures import colours, style
+from kvatlas.stats.estimates import common
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.pairs import CellDifference, Differences
-from kvatlas.text import axis_label, grouped_digits, guarded, interval_text, percent_text, signed
+from kvatlas.text import axis_label, grouped_digits, guarded, interval_text, margin_text, percent_text, signed
 
 K = TypeVar("K", bound=Hashable)
 
@@ -47,7 +48,7 @@ class Baseline(NamedTuple):
     value: float | None = None
 
 
-class Question(StrEnum):
+class CellQuestion(StrEnum):
     """A question that a test answers for each cell."""
 
     MARGIN = "Does it lose more than a margin?"
@@ -55,10 +56,10 @@ class Question(StrEnum):
     BEST = "Is it worse than the best?"
 
 
-class Tested(NamedTuple):
+class TestedCells(NamedTuple):
     """A question, its reference in words, and the cells of which is proven that they are `good` and `bad`."""
 
-    question: Question
+    question: CellQuestion
     reference: str
     good: frozenset[CellCoord] = frozenset()
     bad: frozenset[CellCoord] = frozenset()
@@ -83,7 +84,7 @@ class Panel:
     centred: bool = False
     least: float = NARROWEST
     digits: int = 1
-    tested: Tested | None = None
+    tested: TestedCells | None = None
     half_interval: float | None = None
     baselines: tuple[Baseline, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -103,20 +104,22 @@ class Panel:
             return []
         if min(len(rows), len(columns)) < 2 or len(self.map.cells) < len(rows) * len(columns):
             return []
-        sizes = {coord: cell.mean_kv_bytes or 0.0 for coord, cell in self.map.cells.items()}
-        return _table(sizes, rows, columns) if all(sizes.values()) else []
+
+        table = []
+        for row in rows:
+            sizes = [self.map.cells[row, column].mean_kv_bytes or 0.0 for column in columns]
+            if not all(sizes):
+                return []
+            table.append(sizes)
+        return table
 
 
-def _table(values: Mapping[CellCoord, float], rows: Sequence[Any], columns: Sequence[Any]) -> list[list[float]]:
-    """Return values by rows and columns."""
-    return [_row(values, row, columns) for row in rows]
+def problem_count(map_: Map) -> int | None:
+    """Return the number of problems of each cell of a map; None where it differs or is unknown."""
+    return common([cell.estimate.problems for cell in map_.cells.values()])
 
 
-def _row(values: Mapping[CellCoord, float], row: Any, columns: Sequence[Any]) -> list[float]:
-    return [values[row, column] for column in columns]
-
-
-def framed(map_: Map) -> tuple[frozenset[CellCoord], str]:
+def framed_cells(map_: Map) -> tuple[frozenset[CellCoord], str]:
     """Return the cells in the frame, and what they have in common.
 
     They keep the margin; without a full cache they are the plateau.
@@ -136,11 +139,6 @@ def _on_these(is_of_these: bool) -> str:
     return " on these problems" if is_of_these else ""
 
 
-def margin_text(margin: float) -> str:
-    """Return a margin in points: `3 points`."""
-    return f"{round(100 * margin, 4):g} points"
-
-
 def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
     """Return maps of a metric: percent with 95 % intervals, the highest cells in bold, and proven ones framed.
 
@@ -149,41 +147,54 @@ def metric_panels(maps: Sequence[Map], *, exact: bool = False) -> list[Panel]:
     widths = []
     for map_ in maps:
         estimates = [cell.estimate for cell in map_.cells.values()]
-        widths.append(_widths(estimates))
-    digits = 1 if exact else _digits(widths)
+        widths.append(_interval_widths(estimates))
+    digits = 1 if exact else _decimals(widths)
     two_frames = has_two_claims(maps) and any(map_.keeps_like for map_ in maps)
-    return [_metric_panel(map_, of_map, digits, two_frames) for map_, of_map in zip(maps, widths, strict=True)]
+    panels = []
+    for map_, map_widths in zip(maps, widths, strict=True):
+        # Each cell in percent with its interval.
+        best = max((cell.estimate.value for cell in map_.cells.values()), default=0.0)
+        breaks = map_.breaks or frozenset()
+        texts = {}
+        for coord, cell in map_.cells.items():
+            value = cell.estimate.value
+            small = interval_text(cell.estimate)
+            mark = LOSES if coord in breaks else ""
+            texts[coord] = CellText(100 * value, percent_text(value, digits), small, value > best - 1e-9, mark)
 
+        # The words about the marks.
+        region, _ = framed_cells(map_)
+        about = [BEST, *_frame_legend(map_, two_frames)]
+        samples = max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1)
+        if map_.claim is Claim.THESE and samples > 1:
+            about.append("intervals: these problems, sampled anew")
+        if map_.margin is not None and breaks & texts.keys():
+            of_these = _on_these(map_.breaks_like < breaks)
+            about.append(f"{LOSES}: proven to lose more than {margin_text(map_.margin)}{of_these}")
 
-def _metric_panel(map_: Map, widths: Sequence[float], digits: int, two_frames: bool) -> Panel:
-    region, _ = framed(map_)
-    about = [BEST, *_frame_legend(map_, two_frames)]
-    if map_.claim is Claim.THESE and max((cell.estimate.samples or 1 for cell in map_.cells.values()), default=1) > 1:
-        about.append("intervals: these problems, sampled anew")
-    texts = _estimate_texts(map_, digits)
-    if map_.margin is not None and any(cell.mark for cell in texts.values()):
-        of_these = _on_these(map_.breaks_like < (map_.breaks or frozenset()))
-        about.append(f"{LOSES}: proven to lose more than {margin_text(map_.margin)}{of_these}")
-    return Panel(
-        map_,
-        texts,
-        axis_label(map_.metric),
-        "in %",
-        tuple(about),
-        least=max(NARROWEST, fmean(widths or [0])),
-        digits=digits,
-        tested=_tested(map_),
-        half_interval=_half(widths),
-        baselines=_baselines(map_, digits),
-        notes=map_.remarks,
-        outlined=region,
-        thick=region & map_.keeps_like if two_frames else frozenset(),
-    )
+        panels.append(
+            Panel(
+                map_,
+                texts,
+                axis_label(map_.metric),
+                "in %",
+                tuple(about),
+                least=max(NARROWEST, fmean(map_widths or [0])),
+                digits=digits,
+                tested=_metric_tests(map_),
+                half_interval=_half_interval(map_widths),
+                baselines=_percent_baselines(map_, digits),
+                notes=map_.remarks,
+                outlined=region,
+                thick=region & map_.keeps_like if two_frames else frozenset(),
+            )
+        )
+    return panels
 
 
 def _frame_legend(map_: Map, two_frames: bool) -> list[str]:
     """Return what the frames of a map stand for: two kinds of line where the two claims of a figure differ."""
-    region, common_claim = framed(map_)
+    region, common_claim = framed_cells(map_)
     if not two_frames or map_.keeps is None:
         return [f"framed: {common_claim}"] if region else []
     assert map_.margin is not None
@@ -196,33 +207,19 @@ def _frame_legend(map_: Map, two_frames: bool) -> list[str]:
     return legend
 
 
-def _digits(widths: Sequence[Sequence[float]]) -> int:
+def _decimals(widths: Sequence[Sequence[float]]) -> int:
     """Return the decimals of points whose intervals have these widths, by maps."""
-    halves = [_half(of_map) for of_map in widths]
+    halves = [_half_interval(of_map) for of_map in widths]
     is_wide = bool(halves) and all(half is not None and half >= _WHOLE_FROM for half in halves)
     return 0 if is_wide else 1
 
 
-def _half(widths: Sequence[float]) -> float | None:
+def _half_interval(widths: Sequence[float]) -> float | None:
     """Return half the interval of the median cell."""
     return median(widths) / 2 if widths else None
 
 
-def _estimate_texts(map_: Map, digits: int) -> dict[CellCoord, CellText]:
-    """Return the cells of a map in percent with their intervals, the highest in bold, and the losing ones marked."""
-    best = max((cell.estimate.value for cell in map_.cells.values()), default=0.0)
-    breaks = map_.breaks or frozenset()
-    texts = {}
-    for coord, cell in map_.cells.items():
-        estimate = cell.estimate
-        text = percent_text(estimate.value, digits)
-        is_best = estimate.value > best - 1e-9
-        mark = LOSES if coord in breaks else ""
-        texts[coord] = CellText(100 * estimate.value, text, interval_text(estimate), is_best, mark)
-    return texts
-
-
-def _baselines(map_: Map, digits: int) -> tuple[Baseline, ...]:
+def _percent_baselines(map_: Map, digits: int) -> tuple[Baseline, ...]:
     baselines = []
     for name, cell in map_.baselines.items():
         estimate = cell.estimate
@@ -231,18 +228,18 @@ def _baselines(map_: Map, digits: int) -> tuple[Baseline, ...]:
     return tuple(baselines)
 
 
-def _tested(map_: Map) -> Tested | None:
+def _metric_tests(map_: Map) -> TestedCells | None:
     """Return the outcomes of a map's tests; None if nothing was tested, or traces cannot show any difference."""
     if any(note.kind is NoteKind.VACUOUS for note in map_.remarks):
         return None
     if map_.keeps is not None and map_.margin is not None:
-        return Tested(Question.MARGIN, margin_text(map_.margin), map_.keeps, map_.breaks or frozenset())
+        return TestedCells(CellQuestion.MARGIN, margin_text(map_.margin), map_.keeps, map_.breaks or frozenset())
     if map_.plateau is not None:
-        return Tested(Question.BEST, "the best", bad=frozenset(map_.cells) - map_.plateau)
+        return TestedCells(CellQuestion.BEST, "the best", bad=frozenset(map_.cells) - map_.plateau)
     return None
 
 
-def _widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
+def _interval_widths(estimates: Iterable[Estimate | Contrast]) -> list[float]:
     """Return the widths of intervals in points: a scale narrower than their mean would show noise."""
     return [
         100 * (estimate.high - estimate.low)
@@ -265,12 +262,13 @@ def with_tokens(panels: Sequence[Panel]) -> list[Panel]:
             is_known = is_known or tokens is not None
             texts[coord] = text._replace(small="" if tokens is None else f"{tokens:,.0f}")
         shown.append(replace(panel, cells=texts))
+
     if not is_known:
         raise KvatlasError("--look kept=true: the tokens that stay after a compression are known of no cell.")
     return shown
 
 
-class Unit(NamedTuple):
+class CostUnit(NamedTuple):
     """A unit in which all numbers of a figure are printed, of a size, with as many `digits` after the point."""
 
     name: str
@@ -282,37 +280,32 @@ class Unit(NamedTuple):
         return grouped_digits(value / self.size, self.digits)
 
 
-_TIMES = (Unit("ms", 0.001), Unit("s"), Unit("h", 3600))
-_BYTES = (Unit("bytes"), Unit("KiB", 2**10), Unit("MiB", 2**20), Unit("GiB", 2**30))
+_TIMES = (CostUnit("ms", 0.001), CostUnit("s"), CostUnit("h", 3600))
+_BYTES = (CostUnit("bytes"), CostUnit("KiB", 2**10), CostUnit("MiB", 2**20), CostUnit("GiB", 2**30))
 #: The units in which figures print costs of a column's unit; others have one unit, under its name.
-_UNITS = {"seconds": _TIMES, "traces": (Unit("%"),)}
+_UNITS = {"seconds": _TIMES, "traces": (CostUnit("%"),)}
 #: The unit of columns that count traces: figures show them as shares, which benchmarks of any size have alike.
 _COUNTED = "traces"
 
 
 class Cost(NamedTuple):
-    """A cost that a map's cells carry: its label, its column, its units, and a factor for the first of them."""
+    """A cost that a map's cells carry: its label, its column, and its units."""
 
     label: str
     column: Column
-    units: tuple[Unit, ...] = (Unit("tokens"),)
-    factor: float = 1.0
+    units: tuple[CostUnit, ...] = (CostUnit("tokens"),)
 
     def of(self, cell: Cell) -> float | None:
         """Return the cost of a cell, None if it is not known."""
-        if self.units is _BYTES and cell.mean_kv_bytes is not None:
-            return cell.mean_kv_bytes
         value = self.column.read(cell)
-        if self.column.unit == _COUNTED:
-            return _share_of_traces(value, cell)
-        return None if value is None else self.factor * value
+        return share_of_traces(value, cell) if self.column.unit == _COUNTED else value
 
     def known(self, cells: Mapping[K, Cell]) -> dict[K, float]:
         """Return the costs of the cells of which they are known."""
         costs = {key: self.of(cell) for key, cell in cells.items()}
         return {key: value for key, value in costs.items() if value is not None}
 
-    def unit(self, values: Iterable[float]) -> Unit:
+    def unit(self, values: Iterable[float]) -> CostUnit:
         """Return the unit in which the largest of the values has at most three digits before the point.
 
         It has three digits in all, where a cost has several units.
@@ -324,40 +317,27 @@ class Cost(NamedTuple):
         return unit._replace(digits=max(0, 2 - math.floor(math.log10(largest / unit.size))))
 
 
-def _share_of_traces(count: int | None, cell: Cell) -> float | None:
-    """Return a number of a cell's traces in percent of them; None where either is unknown."""
-    estimate = cell.estimate
-    if count is None or not estimate.problems or not estimate.samples:
-        return None
-    return 100 * count / (estimate.problems * estimate.samples)
-
-
-def cost_of(name: str, model: str) -> Cost:
+def cost_of(name: str) -> Cost:
     """Return the cost that `--metric` knows under a name; raises KvatlasError without one."""
     columns = cost_columns()
     if name in columns:
         column = columns[name]
-        return Cost(column.title, column, _UNITS.get(column.unit, (Unit(column.unit),)))
+        return Cost(column.title, column, _UNITS.get(column.unit, (CostUnit(column.unit),)))
     if name != KV_MEMORY:
         raise KvatlasError(f"Unknown cost {name!r}; expected: {', '.join(cost_names())}.")
-    from kvatlas import models
-
-    # Where the bytes of a cell are unknown, they are its tokens times the model's bytes per token.
-    return Cost("mean KV memory", columns["mean_kv_tokens"], _BYTES, models.find(model).kv_bytes_per_token)
-
-
-def _known_costs(map_: Map, name: str) -> tuple[Cost, dict[CellCoord, float]]:
-    """Return a cost and its values in the cells of a map that know it; raises KvatlasError if no cell does."""
-    cost = cost_of(name, map_.model)
-    values = cost.known(map_.cells)
-    if not values:
-        raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")
-    return cost, values
+    return Cost("mean KV memory", next(column for column in CELL_COLUMNS if column.name == "kv_bytes_mean"), _BYTES)
 
 
 def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
     """Return maps of a cost (see `cost_of`), all in one unit; raises KvatlasError if the maps do not carry it."""
-    costs = [_known_costs(map_, name) for map_ in maps]
+    costs = []
+    for map_ in maps:
+        cost = cost_of(name)
+        values = cost.known(map_.cells)
+        if not values:
+            raise KvatlasError(f"The map of {map_.model} on {map_.benchmark} does not tell {name} of its cells.")
+        costs.append((cost, values))
+
     every_value = list(chain.from_iterable(values.values() for _, values in costs))
     panels = []
     for map_, (cost, values) in zip(maps, costs, strict=True):
@@ -371,7 +351,7 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
                 {coord: CellText(value / unit.size, unit.text(value)) for coord, value in values.items()},
                 cost.label,
                 f"in {unit.name}",
-                palette=colours.COSTS,
+                palette=cost.column.scale,
                 least=0.02 * max(values.values()) / unit.size or 1.0,
                 digits=unit.digits,
                 baselines=tuple(baselines),
@@ -382,7 +362,7 @@ def cost_panels(maps: Sequence[Map], name: str) -> list[Panel]:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedMaps:
     """Maps, and the map that each is compared with, by its name: that of `name`, with the differences that are paired.
 
     Where `name` is a baseline all cells of the other map are its cell.
@@ -402,56 +382,52 @@ class Compared:
         return shared
 
 
-def difference_panels(compared: Compared) -> list[Panel]:
+def difference_panels(compared: ComparedMaps) -> list[Panel]:
     """Return maps of cell minus the other side, in points; without intervals where the differences are not paired.
 
     Each interval speaks of its own cell; marks allow for all cells of a map (Holm). Raises KvatlasError if a map has
     nothing to be compared with.
     """
-    widths = [_widths(compared.differences.get(map_.name, {}).values()) for map_ in compared.maps]
-    digits = _digits(widths)
-    return [
-        _difference_panel(compared, map_, of_map, digits) for map_, of_map in zip(compared.maps, widths, strict=True)
-    ]
+    widths = [_interval_widths(compared.differences.get(map_.name, {}).values()) for map_ in compared.maps]
+    digits = _decimals(widths)
+    panels = []
+    for map_, map_widths in zip(compared.maps, widths, strict=True):
+        paired = compared.differences.get(map_.name, {})
+        cells = {}
+        for coord, other in compared.cells(map_).items():
+            cells[coord] = _difference_text(map_.cells[coord], other, paired.get(coord), digits)
 
+        about: tuple[str, ...] = ("not paired",)
+        tested = None
+        if paired:
+            about = ("paired by problem",)
+            proven = [coord for coord, cell in cells.items() if cell.bold]
+            if proven:
+                about = (*about, "bold: a difference is proven, allowing for all cells of the map")
+            above = frozenset(coord for coord in proven if cells[coord].value > 0)
+            reference = "the full cache" if compared.name == "full" else compared.name
+            tested = TestedCells(CellQuestion.DIFFERENCE, reference, above, frozenset(proven) - above)
 
-def _difference_panel(compared: Compared, map_: Map, widths: Sequence[float], digits: int) -> Panel:
-    paired = compared.differences.get(map_.name, {})
-    cells = {}
-    for coord, other in compared.cells(map_).items():
-        cells[coord] = _difference_text(map_.cells[coord], other, paired.get(coord), digits)
-    about: tuple[str, ...] = ("not paired",)
-    tested = None
-    if paired:
-        about = ("paired by problem",)
-        proven = [coord for coord, cell in cells.items() if cell.bold]
-        if proven:
-            about = (*about, "bold: a difference is proven, allowing for all cells of the map")
-        above = frozenset(coord for coord in proven if cells[coord].value > 0)
-        tested = Tested(Question.DIFFERENCE, _in_words(compared.name), above, frozenset(proven) - above)
-    return Panel(
-        map_,
-        cells,
-        f"{axis_label(map_.metric)} minus {compared.name}",
-        "in points",
-        about,
-        colours.DIFFERENCES,
-        centred=True,
-        least=max(NARROWEST, fmean(widths or [0])) / 2,
-        digits=digits,
-        tested=tested,
-        half_interval=_half(widths),
-        # It has the difference 0.
-        baselines=tuple(
-            baseline._replace(value=0.0) for baseline in _baselines(map_, digits) if baseline.name == compared.name
-        ),
-        notes=map_.remarks,
-    )
-
-
-def _in_words(name: str) -> str:
-    """Return the name of the other side of a comparison as a sentence has it."""
-    return "the full cache" if name == "full" else name
+        # The baseline that cells are compared with has the difference 0.
+        baselines = [item for item in _percent_baselines(map_, digits) if item.name == compared.name]
+        panels.append(
+            Panel(
+                map_,
+                cells,
+                f"{axis_label(map_.metric)} minus {compared.name}",
+                "in points",
+                about,
+                colours.DIFFERENCES,
+                centred=True,
+                least=max(NARROWEST, fmean(map_widths or [0])) / 2,
+                digits=digits,
+                tested=tested,
+                half_interval=_half_interval(map_widths),
+                baselines=tuple(baseline._replace(value=0.0) for baseline in baselines),
+                notes=map_.remarks,
+            )
+        )
+    return panels
 
 
 def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None, digits: int) -> CellText:
@@ -464,23 +440,20 @@ def _difference_text(cell: Cell, other: Cell, contrast: CellDifference | None, d
     return CellText(value, signed(value, digits), limits, contrast.p_holm <= LEVEL)
 
 
-def data_csv(panels: Sequence[Panel]) -> str:
+def panels_csv(panels: Sequence[Panel]) -> str:
     """Return the numbers of the panels, one row per cell: what is printed, and the marks of the cell."""
     axes = [name for name, _ in panels[0].map.axes]
     names_of_numbers = ["value", "text", "small", "outlined", "proven", "loses_more", "recommended"]
     rows: list[list[Any]] = [["model", "benchmark", "policy", *axes, "shows", *names_of_numbers]]
+
     for panel in panels:
+        map_ = panel.map
         for coord, cell in panel.cells.items():
-            names = map(guarded, (*panel.map.name, *coord))
-            proven, loses_more = _proven_marks(panel.map, coord)
-            is_recommended = int(coord == panel.map.recommended)
-            numbers = [round(cell.value, 4), cell.text, cell.small, int(coord in panel.outlined), proven, loses_more]
-            rows.append([*names, f"{panel.label} {panel.unit}", *numbers, is_recommended])
+            names = map(guarded, (*map_.name, *coord))
+            numbers = [round(cell.value, 4), cell.text, cell.small, int(coord in panel.outlined)]
+            # Whether a cell keeps the margin, and loses more, is empty where that was not tested.
+            proven: list[int | str] = ["", ""]
+            if map_.keeps is not None:
+                proven = [int(coord in map_.keeps), int(coord in (map_.breaks or ()))]
+            rows.append([*names, f"{panel.label} {panel.unit}", *numbers, *proven, int(coord == map_.recommended)])
     return style.rows_csv(rows)
-
-
-def _proven_marks(map_: Map, coord: CellCoord) -> tuple[int | str, int | str]:
-    """Return whether a cell is proven to keep the margin, and to lose more; empty where that was not tested."""
-    if map_.keeps is None:
-        return "", ""
-    return int(coord in map_.keeps), int(coord in (map_.breaks or ()))

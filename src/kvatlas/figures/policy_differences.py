@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvatlas.core import Note, mean_of
 from kvatlas.figures import colours, style
-from kvatlas.figures.style import FigureOptions, Line, Margins, line_axes, settle, sheet, text_width, write_above
+from kvatlas.figures.style import (
+    FigureOptions,
+    Line,
+    Margins,
+    finish_texts,
+    line_axes,
+    make_panels,
+    text_width,
+    write_above,
+)
 from kvatlas.stats.against_policy import AgainstPolicy, AgainstTable
 from kvatlas.stats.run_data import shown_policies
 from kvatlas.text import axis_label, fixed, guarded, model_name
@@ -32,7 +41,7 @@ _BELOW = 0.42
 Group = tuple[tuple[str, object], ...]
 
 
-class _Rows(NamedTuple):
+class _GroupRows(NamedTuple):
     """The names of all rows, the highest first, and the groups of marks."""
 
     names: list[str]
@@ -62,102 +71,71 @@ def against_figure(
     Filled marks differ from the policy: their limits exclude 0.
     """
     options = options or FigureOptions()
-    rows = _Rows(_ordered_names(tables), _groups(tables))
+    every_row = list(chain.from_iterable(table.rows for table in tables))
+
+    # The rows of names, the highest mean difference first, and the groups of marks in each.
+    values: dict[str, list[float]] = {}
+    for row in every_row:
+        values.setdefault(row.name, []).append(row.contrast.value)
+    names = sorted(values, key=lambda name: -statistics.fmean(values[name]))
+    rows = _GroupRows(names, list(dict.fromkeys(row.group for row in every_row)))
+
     with options.applied():
-        figure, panels = _panels(tables, rows, notes, options)
-        across = _across(tables, options)
-        limits = _limits(tables)
+        # A line for each group in its colour; none for a single group without a name.
+        legend = []
+        for index, group in enumerate(rows.groups):
+            words = ", ".join(
+                f"{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in group
+            )
+            if words:
+                colour = _group_colour(index, options)
+                legend.append(Line(f"{_MARK_NAMES[_marker(index)]} {words}", style.SMALL_TYPE, colour))
+
+        # The panel of each model under its name, the first one of a row under the legend, too.
+        across = 1 if options.widest < _NARROW else min(len(tables), 2)
+        models = [
+            Line(options.named(model_name(table.model)), style.NAME_TYPE, options.colours.ink, "bold")
+            for table in tables
+        ]
+        above = style.height_of([*legend, models[0]]) + 0.08
+        names_width = max(text_width(options.named(name)) for name in rows.names)
+        figure, panels = make_panels(
+            options,
+            (options.inches or options.widest, rows.high),
+            len(tables),
+            across,
+            Margins(min(names_width, _NAMES) + 0.12, 0.08, 0.15, above, _BELOW),
+            title=against_title(tables),
+            about=_about_differences(tables, options),
+            notes=notes,
+        )
+        low = min(100 * row.contrast.low for row in every_row)
+        high = max(100 * row.contrast.high for row in every_row)
+        gap = 0.04 * (high - low)
         for index, (panel, table) in enumerate(zip(panels, tables, strict=True)):
-            _draw(panel, table, rows, options)
-            panel.set(ylim=(len(rows.names) - 0.5, -0.5), xlim=limits)
             is_first = index % across == 0
+            write_above(panel, [models[index], *(legend if is_first else [])])
+            _draw_differences(panel, table, rows, options)
+            panel.set(ylim=(len(rows.names) - 0.5, -0.5), xlim=(low - gap, high + gap))
             panel.set_yticks(range(len(rows.names)), [options.named(name) for name in rows.names] if is_first else [])
             panel.set_xlabel(
                 f"{options.named(axis_label(table.metric))}, points above {options.named(table.policy)}",
                 fontsize=style.NAME_TYPE,
                 labelpad=2,
             )
-        settle(figure, options)
+        finish_texts(figure, options)
         return figure
 
 
-def finding(tables: Sequence[AgainstTable]) -> str:
+def against_title(tables: Sequence[AgainstTable]) -> str:
     """Return how many settings are proven above the policy, and how many below it."""
-    rows = _every_row(tables)
+    rows = list(chain.from_iterable(table.rows for table in tables))
     above = sum(row.contrast.low > 0 for row in rows)
     below = sum(row.contrast.high < 0 for row in rows)
     policy = tables[0].policy
     if not above and not below:
         return f"None of {len(rows)} settings is proven to differ from {policy}"
     return f"Of {len(rows)} settings {above} are proven above {policy} and {below} below it"
-
-
-def _every_row(tables: Sequence[AgainstTable]) -> list[AgainstPolicy]:
-    return list(chain.from_iterable(table.rows for table in tables))
-
-
-def _ordered_names(tables: Sequence[AgainstTable]) -> list[str]:
-    """Return the names of all rows, the highest mean difference first."""
-    values: dict[str, list[float]] = {}
-    for row in _every_row(tables):
-        values.setdefault(row.name, []).append(row.contrast.value)
-    return sorted(values, key=lambda name: -statistics.fmean(values[name]))
-
-
-def _groups(tables: Sequence[AgainstTable]) -> list[Group]:
-    return list(dict.fromkeys(row.group for row in _every_row(tables)))
-
-
-def _limits(tables: Sequence[AgainstTable]) -> tuple[float, float]:
-    contrasts = [row.contrast for row in _every_row(tables)]
-    lows = [100 * contrast.low for contrast in contrasts]
-    highs = [100 * contrast.high for contrast in contrasts]
-    gap = 0.04 * (max(highs) - min(lows))
-    return min(lows) - gap, max(highs) + gap
-
-
-def _across(tables: Sequence[AgainstTable], options: FigureOptions) -> int:
-    return 1 if options.widest < _NARROW else min(len(tables), 2)
-
-
-def _panels(
-    tables: Sequence[AgainstTable], rows: _Rows, notes: Sequence[Note], options: FigureOptions
-) -> tuple[Figure, list[Axes]]:
-    across = _across(tables, options)
-    width = options.inches or options.widest
-    names = max(text_width(options.named(name)) for name in rows.names)
-    legend = _legend(rows, options)
-    named = [Line(options.named(model_name(tables[0].model)), style.NAME_TYPE, options.colours.ink, "bold")]
-    above = style.height_of([*legend, *named]) + 0.08
-    margins = Margins(min(names, _NAMES) + 0.12, 0.08, 0.15, above, _BELOW)
-    figure, panels = sheet(
-        options,
-        (width, rows.high),
-        len(tables),
-        across,
-        margins,
-        title=finding(tables),
-        about=_about(tables, options),
-        notes=notes,
-    )
-    for index, (panel, table) in enumerate(zip(panels, tables, strict=True)):
-        name = Line(options.named(model_name(table.model)), style.NAME_TYPE, options.colours.ink, "bold")
-        write_above(panel, [name, *(legend if index % across == 0 else [])])
-    return figure, panels
-
-
-def _legend(rows: _Rows, options: FigureOptions) -> list[Line]:
-    """Return a line for each group in its colour; none for a single group without a name."""
-    lines = []
-    for index, group in enumerate(rows.groups):
-        values = ", ".join(f"{name} {_value_text(value)}" for name, value in group)
-        if values:
-            lines.append(Line(f"{_MARK_NAMES[_marker(index)]} {values}", style.SMALL_TYPE, _colour(index, options)))
-    return lines
-
-
-def _value_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 #: The marks as characters.
@@ -168,20 +146,21 @@ def _marker(index: int) -> str:
     return list(_MARK_NAMES)[index % len(_MARK_NAMES)]
 
 
-def _colour(index: int, options: FigureOptions) -> str:
+def _group_colour(index: int, options: FigureOptions) -> str:
     return options.colours.lines[index % len(colours.LINES)]
 
 
-def _draw(panel: Axes, table: AgainstTable, rows: _Rows, options: FigureOptions) -> None:
+def _draw_differences(panel: Axes, table: AgainstTable, rows: _GroupRows, options: FigureOptions) -> None:
     """Draw the marks of a model with their limits, the line of no difference, and a pale band on every second row."""
     line_axes(panel, options, grid="x")
     for index in range(0, len(rows.names), 2):
         panel.axhspan(index - 0.5, index + 0.5, color=options.colours.soft, alpha=0.08, linewidth=0, zorder=0)
     panel.axvline(0, color=options.colours.ink, linewidth=0.8, zorder=1)
     panel.tick_params(axis="y", length=0)
+
     for row in table.rows:
         index = rows.groups.index(row.group)
-        colour = _colour(index, options)
+        colour = _group_colour(index, options)
         place = rows.place(row)
         contrast = row.contrast
         if options.intervals is not False:
@@ -190,7 +169,7 @@ def _draw(panel: Axes, table: AgainstTable, rows: _Rows, options: FigureOptions)
         panel.plot(100 * contrast.value, place, _marker(index), color=colour, mfc=face, ms=2.8, mew=0.8, zorder=3)
 
 
-def _about(tables: Sequence[AgainstTable], options: FigureOptions) -> Iterator[str]:
+def _about_differences(tables: Sequence[AgainstTable], options: FigureOptions) -> Iterator[str]:
     """Yield the clauses about all panels."""
     first = tables[0]
     yield f"each setting minus {options.named(first.policy)} with the same values, on the same problems"
@@ -198,6 +177,7 @@ def _about(tables: Sequence[AgainstTable], options: FigureOptions) -> Iterator[s
     if len(benchmarks) == 1:
         names = first.benchmarks
         yield options.named(names[0]) if len(names) == 1 else f"{mean_of(len(names))} benchmarks"
+
     problems = sorted({table.problems for table in tables})
     yield " and ".join(f"{count:,}" for count in problems) + " problems"
     if options.intervals is not False:
@@ -206,11 +186,13 @@ def _about(tables: Sequence[AgainstTable], options: FigureOptions) -> Iterator[s
     yield f"differences of about {reach} points would have been shown"
 
 
-def data_csv(tables: Sequence[AgainstTable]) -> str:
+def against_csv(tables: Sequence[AgainstTable]) -> str:
     """Return the differences as CSV, in points with their limits, and whether they are proven."""
     rows: list[list[Any]] = [["model", "setting", "against", "difference", "low", "high", "proven"]]
-    settings = chain.from_iterable((row.setting, row.partner) for row in _every_row(tables))
+    every_row = chain.from_iterable(table.rows for table in tables)
+    settings = chain.from_iterable((row.setting, row.partner) for row in every_row)
     shown = shown_policies(setting.policy for setting in settings)
+
     for table in tables:
         for row in table.rows:
             contrast = row.contrast

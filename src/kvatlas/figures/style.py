@@ -1,4 +1,4 @@
-"""Parts that all figures share: options, the sheet of panels, and files."""
+"""Parts that all figures share: options, texts with their widths, panels, and files."""
 
 from __future__ import annotations
 
@@ -14,28 +14,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvatlas.core import Cell, KvatlasError, Map, Note, NoteKind
+from kvatlas.core import KvatlasError, Map, Note, NoteKind
 from kvatlas.figures.colours import DARK, LIGHT, Palette
-from kvatlas.text import did_you_mean, interval_text, percent_text, visible
+from kvatlas.text import did_you_mean, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-
-def baseline_texts(cells: Mapping[str, Cell]) -> tuple[tuple[str, str], ...]:
-    """Return the baselines as texts, each with its interval: (`full 97.0`, `94.1–98.6`)."""
-    return tuple(
-        (f"{name} {percent_text(cell.estimate.value)}", interval_text(cell.estimate)) for name, cell in cells.items()
-    )
-
-
-def sentence(text: str) -> str:
-    """Return a text with a capital letter and a full stop; the name of a parameter stays as it is."""
-    first_word = text.partition(" ")[0]
-    if "=" not in first_word:
-        text = text[:1].upper() + text[1:]
-    return text if text.endswith(".") else f"{text}."
 
 
 #: The font that comes with matplotlib, and what stands in for it.
@@ -119,7 +104,12 @@ class FigureOptions:
         if self.kept and self.intervals:
             raise KvatlasError("--look kept and --look intervals both need the small type of cells; leave one out.")
         if self.font:
-            _check_font(self.font)
+            from matplotlib.font_manager import FontProperties, findfont
+
+            try:
+                findfont(FontProperties(family=self.font), fallback_to_default=False)
+            except ValueError:
+                raise KvatlasError(f"--look font: expected the name of an installed font, got {self.font!r}.") from None
 
     @property
     def colours(self) -> Palette:
@@ -166,16 +156,6 @@ class FigureOptions:
             yield
 
 
-def _check_font(name: str) -> None:
-    """Raise KvatlasError for a font that this machine does not have."""
-    from matplotlib.font_manager import FontProperties, findfont
-
-    try:
-        findfont(FontProperties(family=name), fallback_to_default=False)
-    except ValueError:
-        raise KvatlasError(f"--look font: expected the name of an installed font, got {name!r}.") from None
-
-
 def text_width(text: str, size: float = SMALL_TYPE, bold: bool = False) -> float:
     """Return the inches of a text."""
     from matplotlib import rcParams
@@ -213,16 +193,17 @@ def wrapped(text: str, inches: float, size: float = SMALL_TYPE, bold: bool = Fal
         if text_width(line, size, bold) <= inches:
             lines[-1] = line
             continue
+
         if lines[-1]:
             lines.append("")
-        for piece in _pieces(word, inches, size, bold):
+        for piece in _word_pieces(word, inches, size, bold):
             if lines[-1] and text_width(lines[-1] + piece, size, bold) > inches:
                 lines.append("")
             lines[-1] += piece
     return [line.replace("\u00a0", " ") for line in lines if line]
 
 
-def _pieces(word: str, inches: float, size: float, bold: bool) -> Iterator[str]:
+def _word_pieces(word: str, inches: float, size: float, bold: bool) -> Iterator[str]:
     """Yield the pieces of a word that fit into a width: after a mark if possible, else single characters."""
     if text_width(word, size, bold) <= inches:
         yield word
@@ -276,28 +257,11 @@ class Margins(NamedTuple):
         return (width - self.left - self.right - (across - 1) * self.between) / across
 
 
-class _Texts(NamedTuple):
-    """Lines of text above all panels and below them."""
-
-    head: list[Line]
-    foot: list[Line]
-
-    @property
-    def above(self) -> float:
-        """Inches from the upper edge of the figure to the panels."""
-        return EDGE + height_of(self.head) + (_TEXT_GAP if self.head else 0)
-
-    @property
-    def below(self) -> float:
-        """Inches from the panels to the lower edge of the figure."""
-        return EDGE + height_of(self.foot) + (_TEXT_GAP if self.foot else 0)
-
-
 #: Inches between the texts of a figure and its panels.
 _TEXT_GAP = 0.05
 
 
-def sheet(
+def make_panels(
     options: FigureOptions,
     size: tuple[float, float],
     count: int,
@@ -315,53 +279,59 @@ def sheet(
     from matplotlib.figure import Figure
 
     width, panel_height = size
-    room = width - 2 * EDGE
-    every_note = list(dict.fromkeys(notes))
-    # Values that the whole figure holds fixed say what it shows, so they stand above it.
-    fixed = [note.text for note in every_note if note.kind is NoteKind.FIXED]
-    others = [note for note in every_note if note.kind is not NoteKind.FIXED]
-    texts = _Texts(_head(title, [*about, ", ".join(fixed)], room, options), _foot(others, room, options))
+    head, foot = _figure_texts(title, about, notes, width - 2 * EDGE, options)
+    above = EDGE + height_of(head) + (_TEXT_GAP if head else 0)
+    below = EDGE + height_of(foot) + (_TEXT_GAP if foot else 0)
     row_height = margins.above + panel_height + margins.below
-    rows_height = math.ceil(count / across) * row_height
-    height = texts.above + margins.first + rows_height + margins.last + texts.below
+    height = above + margins.first + math.ceil(count / across) * row_height + margins.last + below
+
     figure = Figure((width, height))
-    _write_lines(figure, texts.head, height - EDGE)
-    _write_lines(figure, texts.foot, EDGE + height_of(texts.foot))
+    _write_lines(figure, head, height - EDGE)
+    _write_lines(figure, foot, EDGE + height_of(foot))
+
     inner = margins.inner(width, across)
     panels = []
     for index in range(count):
         row, column = divmod(index, across)
         x = margins.left + column * (inner + margins.between)
-        y = height - texts.above - margins.first - row * row_height - margins.above - panel_height
+        y = height - above - margins.first - row * row_height - margins.above - panel_height
         panels.append(figure.add_axes((x / width, y / height, inner / width, panel_height / height)))
     return figure, panels
 
 
-def _head(title: str, about: Iterable[str], room: float, options: FigureOptions) -> list[Line]:
-    """Return the lines over all panels: the title, and the clauses about it as one sentence."""
+def _figure_texts(
+    title: str, about: Iterable[str], notes: Iterable[Note], room: float, options: FigureOptions
+) -> tuple[list[Line], list[Line]]:
+    """Return the lines over all panels and those under them, for a width in inches.
+
+    Over them: the title, and the clauses about the figure as one sentence. Under them: a paragraph for each warning,
+    and one of all other notes.
+    """
     if options.title is not None:
         title = options.title
     elif options.plain:
         title = ""
-    title_lines = text_lines(title, room, TITLE_TYPE, options.colours.ink, "bold")
-    if options.plain:
-        return title_lines
-    clauses = "; ".join(filter(None, dict.fromkeys(about)))
-    clauses = clauses[:1].upper() + clauses[1:]
-    return title_lines + text_lines(clauses, room, SMALL_TYPE, options.colours.soft)
+    head = text_lines(title, room, TITLE_TYPE, options.colours.ink, "bold")
 
+    # Values that the whole figure holds fixed say what it shows, so they stand above it.
+    every_note = list(dict.fromkeys(notes))
+    fixed = ", ".join(note.text for note in every_note if note.kind is NoteKind.FIXED)
+    if not options.plain:
+        clauses = "; ".join(filter(None, dict.fromkeys([*about, fixed])))
+        head += text_lines(clauses[:1].upper() + clauses[1:], room, SMALL_TYPE, options.colours.soft)
 
-def _foot(notes: Iterable[Note], room: float, options: FigureOptions) -> list[Line]:
-    """Return the lines under all panels: a paragraph for each warning, and one of all other notes."""
-    lines: list[Line] = []
-    others: list[str] = []
-    for note in dict.fromkeys(notes):
+    foot: list[Line] = []
+    sentences: list[str] = []
+    for note in every_note:
         is_about_intervals = options.intervals is False and note.kind is NoteKind.INTERVAL
         if note.is_warning:
-            lines += text_lines(note.text, room, SMALL_TYPE, options.colours.warning, "bold")
-        elif not is_about_intervals and not options.plain:
-            others.append(sentence(note.text))
-    return lines + text_lines(" ".join(others), room, SMALL_TYPE, options.colours.soft)
+            foot += text_lines(note.text, room, SMALL_TYPE, options.colours.warning, "bold")
+        elif note.kind is not NoteKind.FIXED and not is_about_intervals and not options.plain:
+            # The name of a parameter stays as it is.
+            is_parameter = "=" in note.text.partition(" ")[0]
+            text = note.text if is_parameter else note.text[:1].upper() + note.text[1:]
+            sentences.append(text if text.endswith(".") else f"{text}.")
+    return head, foot + text_lines(" ".join(sentences), room, SMALL_TYPE, options.colours.soft)
 
 
 def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:
@@ -369,15 +339,39 @@ def _write_lines(figure: Figure, lines: Iterable[Line], top: float) -> None:
     width, height = figure.get_size_inches()
     for line in lines:
         top -= line.high
-        baseline = top + 0.3 * line.size / 72
         figure.text(
             EDGE / width,
-            baseline / height,
+            (top + 0.3 * line.size / 72) / height,
             line.text,
             fontsize=line.size,
             color=line.colour,
             fontweight=line.weight,
         )
+
+
+def named_panels(
+    options: FigureOptions,
+    names: Sequence[str],
+    width: float,
+    across: int,
+    margins: Margins,
+    heights: tuple[float, float],
+    **words: Any,
+) -> tuple[Figure, list[Axes]]:
+    """Return a panel under each name, and its figure (see `make_panels`); `margins` has no room for the names yet.
+
+    `heights` are the least and the usual height of a panel in inches; where a page has no room panels are less high.
+    """
+    inner = margins.inner(width, across)
+    lines = [text_lines(name, inner, NAME_TYPE, options.colours.ink, "bold") for name in names]
+    margins = margins._replace(above=margins.above + max(map(height_of, lines)))
+    least, usual = heights
+    fitting = (PAGE_HEIGHT - 0.6) / math.ceil(len(names) / across) - margins.above - margins.below
+    high = max(min(usual, fitting), least)
+    figure, panels = make_panels(options, (width, high), len(names), across, margins, **words)
+    for panel, of_panel in zip(panels, lines, strict=True):
+        write_above(panel, of_panel)
+    return figure, panels
 
 
 def write_above(panel: Axes, lines: Sequence[Line]) -> None:
@@ -391,7 +385,14 @@ def write_above(panel: Axes, lines: Sequence[Line]) -> None:
         y += 72 * line.high
 
 
-def apart(places: Sequence[float], heights: Sequence[float], top: float) -> list[float]:
+def panel_inches(panel: Axes) -> tuple[float, float]:
+    """Return the width and the height of a panel."""
+    box = panel.get_position()
+    size = panel.figure.get_size_inches()  # type: ignore[union-attr]
+    return float(box.width * size[0]), float(box.height * size[1])
+
+
+def move_apart(places: Sequence[float], heights: Sequence[float], top: float) -> list[float]:
     """Return the middles of boxes near their places, from the lowest up: none overlaps, and none is above the top."""
     middles = []
     floor = 0.0
@@ -421,7 +422,7 @@ def line_axes(panel: Axes, options: FigureOptions, grid: str = "both") -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def settle(figure: Figure, options: FigureOptions) -> None:
+def finish_texts(figure: Figure, options: FigureOptions) -> None:
     """Make all texts of a figure visible, so that none steers what shows it.
 
     Raises KvatlasError if a label is for a name that the figure does not show.

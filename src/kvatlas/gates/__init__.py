@@ -1,7 +1,7 @@
 """`kvatlas gate`: did a change cost answers? Two sides on the same problems, and one verdict.
 
-The files in the order in which they are read: `answers.py` (what a side is), its readers `lm_eval_logs.py`,
-`tables.py`, `runs.py` (our runs and Inspect's logs) and `endpoints.py`, `sides.py` (which reader reads what),
-`pairs.py` (which answers belong together), `verdicts.py` (what they prove), `result.py`, then `words.py`, `figures.py`,
-`pages.py`, and `gate.py`, which does all of it.
+The files in the order in which they are read: `gate.py` (which reader reads a side, then pairs and verdict),
+`outcomes.py` (what a side is), `pairing.py` (which answers belong together), `judgement.py` (what they prove),
+`gate_result.py` (sentences and data) and `gate_page.py` (page and figure). Beside them the readers of sides:
+`lm_eval_logs.py`, `answer_files.py`, `runs.py` (our runs and Inspect's logs) and `endpoints.py`.
 """

@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvatlas.benchmarks.problem_files import SUFFIXES, read_rows
+from kvatlas.benchmarks.problem_files import read_rows
 from kvatlas.core import KvatlasError
 from kvatlas.gates.outcomes import (
-    Answer,
     AnswerName,
-    Choice,
+    AnswerTexts,
+    GradedAnswer,
     Side,
-    Texts,
+    SideOptions,
     digest_of,
     file_digest,
     fingerprint_of,
@@ -31,69 +31,59 @@ NOUN = "file of answers"
 _GRADES = ("correct", "score")
 
 
-def is_table(path: Path) -> bool:
-    """Return whether the suffix is one of a table."""
-    return path.name.lower().removesuffix(".gz").endswith(SUFFIXES)
-
-
-def side_of(path: Path, name: str, choice: Choice) -> Side:
+def side_of_answer_file(path: Path, name: str, options: SideOptions) -> Side:
     """Return the side of a file of answers. Raises KvatlasError if it lacks a column that is needed."""
     where = f"The {NOUN} {str(path)!r}"
     first = next(read_rows(path, NOUN), None)
     if first is None:
         raise KvatlasError(f"{where} is empty.")
-    grade = _grade_column(first, choice.metric, where)
-    has_text = "text" in first
+
+    # The column with the grades.
+    columns = ", ".join(map(str, first))
+    if "problem" not in first:
+        raise KvatlasError(f"{where} has no column 'problem'; its columns are: {columns}.")
+    grades = [options.metric] if options.metric else [name for name in _GRADES if name in first]
+    if options.metric and options.metric not in first:
+        raise KvatlasError(f"{where} has no column {options.metric!r}; its columns are: {columns}.")
+    if len(grades) != 1:
+        expected = "expected one of 'correct' and 'score'"
+        raise KvatlasError(f"{where} has {' and '.join(grades) or 'neither'}; {expected}, its columns are: {columns}.")
+
     unit = ""
     if "tokens" in first:
         unit = "tokens"
-    elif has_text:
+    elif "text" in first:
         unit = "characters"
     return Side(
         name,
         "file of answers",
-        partial(_answers, path, grade, choice),
-        partial(_texts, path, choice),
+        partial(_file_answers, path, grades[0], options),
+        partial(_file_texts, path, options),
         length_unit=unit,
         endings_known="truncated" in first,
         identity=file_digest([path]),
     )
 
 
-def _grade_column(row: Mapping[str, Any], chosen: str, where: str) -> str:
-    """Return the name of the column with the grades."""
-    columns = ", ".join(map(str, row))
-    if "problem" not in row:
-        raise KvatlasError(f"{where} has no column 'problem'; its columns are: {columns}.")
-    if chosen:
-        if chosen not in row:
-            raise KvatlasError(f"{where} has no column {chosen!r}; its columns are: {columns}.")
-        return chosen
-    found = [name for name in _GRADES if name in row]
-    if len(found) != 1:
-        expected = "expected one of 'correct' and 'score'"
-        raise KvatlasError(f"{where} has {' and '.join(found) or 'neither'}; {expected}, its columns are: {columns}.")
-    return found[0]
-
-
-def _answers(path: Path, grade: str, choice: Choice) -> Iterator[Answer]:
+def _file_answers(path: Path, grade: str, options: SideOptions) -> Iterator[GradedAnswer]:
     # A column has few different values beside the problems: each is read once.
-    contents = _Column(lambda values, _: digest_of(*values))
-    grades = _Column(lambda value, row: score_of(value, f"Row {row} of {path.name}: {grade!r}"))
-    truncated = _Column(lambda value, row: score_of(value, f"Row {row} of {path.name}: 'truncated'"))
-    samples = _Column(lambda value, row: _sample(value, f"Row {row} of {path.name}"))
-    lengths = _Column(lambda value, row: _tokens(value, f"Row {row} of {path.name}"))
+    contents = _ReadOnce(lambda values, _: digest_of(*values))
+    grades = _ReadOnce(lambda value, row: score_of(value, f"Row {row} of {path.name}: {grade!r}"))
+    truncated = _ReadOnce(lambda value, row: score_of(value, f"Row {row} of {path.name}: 'truncated'"))
+    samples = _ReadOnce(lambda value, row: _sample_number(value, f"Row {row} of {path.name}"))
+    lengths = _ReadOnce(lambda value, row: _row_tokens(value, f"Row {row} of {path.name}"))
     for row_number, row in enumerate(read_rows(path, NOUN), 1):
-        task = _task(row, path)
-        if not choice.has_task(task):
+        task = _benchmark_of_row(row, path)
+        if not options.has_task(task):
             continue
         problem = row.get("problem")
         if problem is None or problem == "":
             raise KvatlasError(f"Row {row_number} of {path.name} names no problem.")
+
         question = row.get("question")
         text = str(row.get("text") or "")
         length = float(len(text)) if "text" in row else math.nan
-        yield Answer(
+        yield GradedAnswer(
             task,
             str(problem),
             samples.read(row.get("sample"), row_number),
@@ -106,7 +96,7 @@ def _answers(path: Path, grade: str, choice: Choice) -> Iterator[Answer]:
         )
 
 
-class _Column:
+class _ReadOnce:
     """The values of a column as they are read, each different one once."""
 
     def __init__(self, convert: Callable[[Any, int], Any]) -> None:
@@ -125,7 +115,7 @@ class _Column:
             return self.convert(value, row)
 
 
-def _task(row: Mapping[str, Any], path: Path) -> str:
+def _benchmark_of_row(row: Mapping[str, Any], path: Path) -> str:
     """Return the benchmark of a row; a file without that column has one."""
     if "benchmark" not in row:
         return "answers"
@@ -135,7 +125,7 @@ def _task(row: Mapping[str, Any], path: Path) -> str:
     return str(task)
 
 
-def _sample(value: Any, where: str) -> int:
+def _sample_number(value: Any, where: str) -> int:
     if value is None or value == "":
         return 0
     try:
@@ -147,7 +137,7 @@ def _sample(value: Any, where: str) -> int:
     return value_read
 
 
-def _tokens(value: Any, where: str) -> float:
+def _row_tokens(value: Any, where: str) -> float:
     if value is None or value == "":
         return math.nan
     try:
@@ -159,14 +149,14 @@ def _tokens(value: Any, where: str) -> float:
     return value_read
 
 
-def _texts(path: Path, choice: Choice, names: Collection[AnswerName]) -> dict[AnswerName, Texts]:
+def _file_texts(path: Path, options: SideOptions, names: Collection[AnswerName]) -> dict[AnswerName, AnswerTexts]:
     wanted = set(names)
-    texts: dict[AnswerName, Texts] = {}
+    texts: dict[AnswerName, AnswerTexts] = {}
     for row in read_rows(path, NOUN):
-        task = _task(row, path)
-        if not row.get("text") or not choice.has_task(task):
+        task = _benchmark_of_row(row, path)
+        if not row.get("text") or not options.has_task(task):
             continue
-        name = (task, str(row["problem"]), _sample(row.get("sample"), ""))
+        name = (task, str(row["problem"]), _sample_number(row.get("sample"), ""))
         if name in wanted:
             texts[name] = (str(row.get("question") or ""), str(row["text"]))
     return texts

@@ -16,9 +16,9 @@ from kvatlas.answers import reading
 from kvatlas.benchmarks import Benchmark
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Problem, Setting, Trace, digest
-from kvatlas.deploy.endpoint import Answer, Endpoint
-from kvatlas.gates import runs
-from kvatlas.gates.outcomes import Choice, Side
+from kvatlas.deploy.endpoint import Endpoint, EndpointAnswer
+from kvatlas.gates.outcomes import Side, SideOptions
+from kvatlas.gates.runs import side_of_setting
 from kvatlas.noise import stream_key
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import contents_of
@@ -52,12 +52,13 @@ class Asking:
         return {"temperature": self.temperature, "top_p": self.top_p, "max_new_tokens": self.max_new_tokens}
 
 
-def sides_of(
-    addresses: Sequence[str],
+def endpoint_sides(
+    before: str,
+    after: str,
     asking: Asking,
-    choice: Choice,
+    options: SideOptions,
     on_trace: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Side]:
+) -> tuple[Side, Side]:
     """Ask the questions that have no stored answer yet, and return both sides.
 
     Raises KvatlasError if an endpoint cannot be reached; stored answers are kept.
@@ -66,47 +67,41 @@ def sides_of(
         raise KvatlasError("Two endpoints need questions: name a benchmark or a file, as MATH500@math500.jsonl.")
     if len(asking.models) > 2:
         raise KvatlasError("--served: expected one name for both endpoints, or one for each.")
-    models = list(asking.models) or [""]
-    endpoints = [
-        Endpoint(addresses[0], models[0], asking.key),
-        Endpoint(addresses[1], models[-1], asking.key),
-    ]
+    models = asking.models or ("",)
+    endpoints = (Endpoint(before, models[0], asking.key), Endpoint(after, models[-1], asking.key))
     for endpoint in endpoints:
         endpoint.check_model()
     if (endpoints[0].url, endpoints[0].model) == (endpoints[1].url, endpoints[1].model):
         raise KvatlasError(f"Both sides are the same model of the same endpoint ({endpoints[0].url}).")
-    questions = _Questions(asking, tuple(endpoints), tuple(benchmarks.find(name) for name in asking.benchmarks))
-    with Store.create(asking.answers, {"kvatlas": __version__}) as store:
-        cells = questions.cells()
-        _put_manifest(store, questions, cells)
-        _ask(store, questions, cells, on_trace)
-    return [
-        replace(
-            runs.side_of_setting(asking.answers, endpoint.model, questions.setting(endpoint), endpoint.url, choice),
-            kind="endpoint",
-        )
-        for endpoint in endpoints
-    ]
 
-
-def _put_manifest(store: Store, questions: _Questions, cells: Sequence[Expected]) -> None:
-    asking = questions.asking
+    questions = _GateQuestions(asking, endpoints, tuple(benchmarks.find(name) for name in asking.benchmarks))
     spec = {"sampling": asking.sampling(), "seed": asking.seed}
     contents = {each.name: contents_of(each.problems(asking.problems)) for each in questions.benchmarks}
     identities = [benchmarks.identity(each) for each in questions.benchmarks]
-    empty = Manifest((), (), spec, {"kvatlas": __version__, "benchmarks": identities}, contents=contents)
-    before = store.manifest(empty)
-    if dict(before.spec) != spec:
-        raise KvatlasError(
-            f"{str(asking.answers)!r} holds answers of another comparison ({dict(before.spec)}; now: {spec}); name "
-            "another folder with --answers."
-        )
-    merged = {**before.contents, **contents}
-    manifest = replace(before.with_cells(cells), contents=merged)
-    store.put_manifest(replace(manifest, provenance={**manifest.provenance, "benchmarks": identities}))
+    new = Manifest((), (), spec, {"kvatlas": __version__, "benchmarks": identities}, contents=contents)
+    with Store.create(asking.answers, {"kvatlas": __version__}) as store:
+        stored = store.manifest(new)
+        if dict(stored.spec) != spec:
+            raise KvatlasError(
+                f"{str(asking.answers)!r} holds answers of another comparison ({dict(stored.spec)}; now: {spec}); name "
+                "another folder with --answers."
+            )
+        cells = questions.cells()
+        manifest = replace(stored.with_cells(cells), contents={**stored.contents, **contents})
+        store.put_manifest(replace(manifest, provenance={**manifest.provenance, "benchmarks": identities}))
+        _ask_missing(store, questions, cells, on_trace)
+
+    sides = []
+    for endpoint in endpoints:
+        setting = questions.setting(endpoint)
+        side = side_of_setting(asking.answers, endpoint.model, setting, endpoint.url, options)
+        sides.append(replace(side, kind="endpoint"))
+    return sides[0], sides[1]
 
 
-def _ask(store: Store, questions: _Questions, cells: Sequence[Expected], on_trace: Callable[[int, int], None]) -> None:
+def _ask_missing(
+    store: Store, questions: _GateQuestions, cells: Sequence[Expected], on_trace: Callable[[int, int], None]
+) -> None:
     """Ask for the missing answers, both endpoints in turn, and store each as it comes."""
     stored = store.keys()
     missing = [
@@ -117,6 +112,7 @@ def _ask(store: Store, questions: _Questions, cells: Sequence[Expected], on_trac
     ]  # fmt: skip
     total = sum(len(cell.problems) * cell.samples for cell in cells)
     done = total - len(missing)
+
     failures: list[KvatlasError] = []
     with ThreadPoolExecutor(questions.asking.concurrency) as pool:
         running = {pool.submit(questions.answer, question): question for question in missing}
@@ -134,12 +130,13 @@ def _ask(store: Store, questions: _Questions, cells: Sequence[Expected], on_trac
                 continue
             done += 1
             on_trace(done, total)
+
     if failures:
         raise failures[0]
 
 
 @dataclass(frozen=True)
-class _Question:
+class _GateQuestion:
     """A question to an endpoint: the cell of its answer, its problem, and the index of the sample."""
 
     endpoint: Endpoint
@@ -150,7 +147,7 @@ class _Question:
 
 
 @dataclass(frozen=True)
-class _Questions:
+class _GateQuestions:
     """The questions to both endpoints, and the traces of their answers."""
 
     asking: Asking
@@ -173,7 +170,7 @@ class _Questions:
                 cells.append(Expected(endpoint.model, benchmark.name, setting, run_key, ids, self.asking.samples, True))
         return cells
 
-    def all(self, cells: Sequence[Expected]) -> Iterator[_Question]:
+    def all(self, cells: Sequence[Expected]) -> Iterator[_GateQuestion]:
         """Yield all questions: the first sample of all problems, then the next; both endpoints in turn."""
         by_place = {(cell.benchmark, cell.setting.id): cell for cell in cells}
         for sample in range(self.asking.samples):
@@ -181,9 +178,9 @@ class _Questions:
                 for problem in benchmark.problems(self.asking.problems):
                     for endpoint in self.endpoints:
                         cell = by_place[benchmark.name, self.setting(endpoint).id]
-                        yield _Question(endpoint, cell, benchmark, problem, sample)
+                        yield _GateQuestion(endpoint, cell, benchmark, problem, sample)
 
-    def answer(self, question: _Question) -> Answer:
+    def answer(self, question: _GateQuestion) -> EndpointAnswer:
         """Ask one question."""
         # All servers accept seeds of 31 bits.
         place = (question.benchmark.name, question.problem.id, question.sample)
@@ -191,7 +188,7 @@ class _Questions:
         prompt = question.benchmark.prompt(question.problem)
         return question.endpoint.ask(prompt, self.asking.fields(), seed)
 
-    def trace(self, question: _Question, answer: Answer) -> Trace:
+    def trace(self, question: _GateQuestion, answer: EndpointAnswer) -> Trace:
         """Return an answer with its grade as a trace."""
         read = reading.read_text(answer.text, cut=answer.finish == "length")
         grade = grade_reading(question.benchmark, question.problem, read)
@@ -201,8 +198,8 @@ class _Questions:
         return Trace(*name, (), answer.text, graded, answer.costs)
 
 
-def sides_with_run(
-    run: str, address: str, asking: Asking, choice: Choice, on_trace: Callable[[int, int], None]
+def run_and_endpoint_sides(
+    run: str, address: str, asking: Asking, options: SideOptions, on_trace: Callable[[int, int], None]
 ) -> tuple[Side, Side]:
     """Return the sides of a cell of a run, RUN@CELL, and of an endpoint that is asked the questions of that run."""
     from kvatlas.deploy.endpoint import ask
@@ -221,7 +218,7 @@ def sides_with_run(
         on_trace=on_trace,
     )
     served = Setting.from_parameters("served", endpoint=endpoint.url, model=endpoint.model)
-    first = runs.side_of_setting(Path(folder), reference.model, reference.setting, run, choice)
-    second = runs.side_of_setting(asking.answers, reference.model, served, endpoint.url, choice)
+    first = side_of_setting(Path(folder), reference.model, reference.setting, run, options)
+    second = side_of_setting(asking.answers, reference.model, served, endpoint.url, options)
     sampling = reference.sampling
     return first, replace(second, kind="endpoint", independent=sampling["temperature"] > 0)

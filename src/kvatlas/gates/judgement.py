@@ -26,11 +26,10 @@ import numpy as np
 from scipy import special
 
 from kvatlas.core import Claim, KvatlasError
-from kvatlas.gates.pairing import MOST_MISSING, Pairs, TaskPairs
+from kvatlas.gates.pairing import MOST_MISSING, PairedAnswers, TaskPairs
 from kvatlas.stats.numerics.arrays import (
     LEVEL,
     Contrast,
-    Floats,
     Ints,
     normal_quantile,
     standard_error,
@@ -56,7 +55,7 @@ EXIT_CODES = {Verdict.KEEPS: 0, Verdict.LOSES: 1, Verdict.CANNOT_TELL: 3}
 
 
 @dataclass(frozen=True)
-class Limits:
+class LossLimits:
     """The mean loss under one claim: `low` and `high` are one-sided limits, each at its own level.
 
     `p_kept` is the p-value of "it loses more than the margin", `p_broken` that of "it loses at most the margin".
@@ -81,7 +80,7 @@ class TaskVerdict:
     after: float
     lost: int
     gained: int
-    limits: dict[Claim, Limits]
+    limits: dict[Claim, LossLimits]
     verdict: Verdict = Verdict.CANNOT_TELL
 
 
@@ -97,7 +96,7 @@ class Judgement:
     verdict: Verdict
     claim: Claim
     margin: float
-    limits: dict[Claim, Limits]
+    limits: dict[Claim, LossLimits]
     tasks: tuple[TaskVerdict, ...]
     before: float
     after: float
@@ -109,28 +108,52 @@ class Judgement:
     reasons: tuple[str, ...] = ()
     length: Contrast | None = None
 
+    @property
+    def losing_tasks(self) -> list[str]:
+        """The tasks that lose by themselves."""
+        return [task.task for task in self.tasks if task.verdict is Verdict.LOSES]
 
-def judge(
-    pairs: Pairs, margin: float, claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
+
+def judge_pairs(
+    pairs: PairedAnswers, margin: float, claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
 ) -> Judgement:
     """Return the verdict on pairs; `independent` and `may_copy` say of the samples what a `Side` does.
 
     Without a claim it is that on these problems where several independent samples allow it. Raises KvatlasError for
     a claim on these problems that the samples cannot make.
     """
-    refused = _refused(pairs.tasks, claim, independent, may_copy)
+    refused = _dependence(pairs.tasks, claim, independent, may_copy)
     if claim is Claim.THESE and refused:
         raise KvatlasError(f"No claim on these problems alone is possible: {refused}.")
     samples = max(task.losses.shape[1] for task in pairs.tasks)
     decides = claim or (Claim.THESE if samples > 1 and not refused else Claim.LIKE)
     claims = [Claim.LIKE] if refused else list(Claim)
     level = LEVEL / 2 if len(pairs.tasks) > 1 else LEVEL
-    limits = {each: _limits(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
+    limits = {each: _loss_limits(pairs.tasks, each, margin, (level, LEVEL)) for each in claims}
     tasks = _task_verdicts(pairs.tasks, claims, decides, margin, level)
+
+    # Where something speaks against every proof of keeping, no task keeps anything.
     reasons = _reasons(pairs, decides, margin)
-    tasks = _open_tasks(tasks, reasons)
-    judgement = Judgement(
-        _verdict(limits[decides], tasks, margin, level, bool(reasons)),
+    if reasons:
+        tasks = [
+            replace(task, verdict=Verdict.CANNOT_TELL) if task.verdict is Verdict.KEEPS else task for task in tasks
+        ]
+    verdict = Verdict.CANNOT_TELL
+    if not reasons:
+        if limits[decides].low > margin or any(task.verdict is Verdict.LOSES for task in tasks):
+            verdict = Verdict.LOSES
+        elif limits[decides].high <= margin:
+            verdict = Verdict.KEEPS
+
+    needed = None
+    needed_other = None
+    if verdict is Verdict.CANNOT_TELL and not reasons:
+        needed = _settling_size(pairs.tasks, decides, margin)
+        if decides is Claim.THESE:
+            needed_other = _settling_size(pairs.tasks, Claim.LIKE, margin)
+
+    return Judgement(
+        verdict,
         decides,
         margin,
         limits,
@@ -140,24 +163,14 @@ def judge(
         sum(task.lost for task in tasks),
         sum(task.gained for task in tasks),
         refused,
-        reasons=tuple(reasons),
-        length=_length(pairs.tasks),
+        needed,
+        needed_other,
+        tuple(reasons),
+        _length_change(pairs.tasks),
     )
-    if judgement.verdict is not Verdict.CANNOT_TELL or reasons:
-        return judgement
-    needed = {each: _needed(pairs.tasks, each, margin) for each in claims}
-    other = Claim.LIKE if decides is Claim.THESE else None
-    return replace(judgement, needed=needed[decides], needed_other=needed[other] if other else None)
 
 
-def _open_tasks(tasks: list[TaskVerdict], reasons: Sequence[str]) -> list[TaskVerdict]:
-    """Return the tasks, of which none keeps anything where there are `reasons` why nothing can be told."""
-    if not reasons:
-        return tasks
-    return [replace(task, verdict=Verdict.CANNOT_TELL) if task.verdict is Verdict.KEEPS else task for task in tasks]
-
-
-def _refused(
+def _dependence(
     tasks: Sequence[TaskPairs], claim: Claim | None, independent: bool | None, may_copy: tuple[bool, bool]
 ) -> str:
     """Return why the samples are no independent draws; "" if they are, or if there is one of each problem."""
@@ -166,16 +179,17 @@ def _refused(
     samples = max(task.losses.shape[1] for task in tasks)
     if samples == 1:
         return ""
+
     sides = [[task.before.fingerprints for task in tasks], [task.after.fingerprints for task in tasks]]
     for fingerprints, is_suspect in zip(sides, may_copy, strict=True):
-        if is_suspect and all(_are_copies(of_task) for of_task in fingerprints):
+        if is_suspect and all(_samples_are_copies(of_task) for of_task in fingerprints):
             return f"the {samples} samples of each problem are copies of one text"
     if independent is None and claim is not Claim.THESE:
         return "the temperature is unknown; --claim these_problems says that the samples are independent draws"
     return ""
 
 
-def _are_copies(fingerprints: Ints) -> bool:
+def _samples_are_copies(fingerprints: Ints) -> bool:
     """Return whether all samples of each problem are one text."""
     if fingerprints.shape[1] < 2:
         return False
@@ -186,7 +200,7 @@ def _are_copies(fingerprints: Ints) -> bool:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-def _group(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Group]:
+def _losses_by_unit(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Group]:
     """Return the mean loss over tasks, and the losses of all tasks by unit, missing ones at both ends."""
     units = joined_units(
         [
@@ -203,13 +217,13 @@ def _group(tasks: Sequence[TaskPairs], claim: Claim) -> tuple[float, Group]:
     return float(units.means[0]), Group([0], units.lowest, units.highest, units.strata)
 
 
-def _limits(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: tuple[float, float]) -> Limits:
+def _loss_limits(tasks: Sequence[TaskPairs], claim: Claim, margin: float, levels: tuple[float, float]) -> LossLimits:
     """Return the limits of the mean over tasks at the levels of the lower and of the upper one."""
-    loss, group = _group(tasks, claim)
+    loss, group = _losses_by_unit(tasks, claim)
     low = lower_limit(group.lowest, -1.0, 1.0, normal_quantile(levels[0]), group.strata)
     high = group.upper_limit(normal_quantile(levels[1]))
     units_above = float(group.score(margin)[0])
-    return Limits(
+    return LossLimits(
         loss,
         float(low[0]),
         float(high[0]),
@@ -225,7 +239,7 @@ def _task_verdicts(
     levels = (level / len(tasks), LEVEL / len(tasks))
     verdicts = []
     for task in tasks:
-        limits = {claim: _limits([task], claim, margin, levels) for claim in claims}
+        limits = {claim: _loss_limits([task], claim, margin, levels) for claim in claims}
         verdicts.append(
             TaskVerdict(
                 task.task,
@@ -238,6 +252,7 @@ def _task_verdicts(
                 limits,
             )
         )
+
     kept = holm([verdict.limits[decides].p_kept for verdict in verdicts])
     broken = holm([verdict.limits[decides].p_broken for verdict in verdicts])
     for index in range(len(verdicts)):
@@ -248,20 +263,17 @@ def _task_verdicts(
     return verdicts
 
 
-def _verdict(limits: Limits, tasks: Sequence[TaskVerdict], margin: float, level: float, is_open: bool) -> Verdict:
-    if is_open:
-        return Verdict.CANNOT_TELL
-    if limits.low > margin or any(task.verdict is Verdict.LOSES for task in tasks):
-        return Verdict.LOSES
-    return Verdict.KEEPS if limits.high <= margin else Verdict.CANNOT_TELL
-
-
-def _reasons(pairs: Pairs, claim: Claim, margin: float) -> list[str]:
+def _reasons(pairs: PairedAnswers, claim: Claim, margin: float) -> list[str]:
     """Return why nothing can be told: too little can be lost, or too much is missing."""
     reasons = []
     if pairs.missing_share > MOST_MISSING:
         reasons.append(f"{100 * pairs.missing_share:.0f} % of the pairs lack an answer; at most 5 % may")
-    solved = [_by_unit(np.nan_to_num(task.before.scores), claim) for task in pairs.tasks]
+
+    # What was right before, by the unit of the claim, bounds what can be lost.
+    solved = []
+    for task in pairs.tasks:
+        scores = np.nan_to_num(task.before.scores)
+        solved.append(scores.ravel() if claim is Claim.THESE else scores.mean(1))
     strata = strata_of_sizes([len(values) for values in solved])
     least = float(lower_limit(np.concatenate(solved), 0.0, 1.0, normal_quantile(LEVEL), strata))
     if least <= margin:
@@ -273,21 +285,16 @@ def _reasons(pairs: Pairs, claim: Claim, margin: float) -> list[str]:
     return reasons
 
 
-def _by_unit(values: Floats, claim: Claim) -> Floats:
-    """Return values [problems, samples] by the units of a claim."""
-    return values.ravel() if claim is Claim.THESE else values.mean(1)
-
-
 # -- what would settle it ----------------------------------------------------------------------------------------------
 
 
-def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | None:
+def _settling_size(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | None:
     """Return the samples of each problem (these problems) or the problems (problems like these) that settle it.
 
     None if the loss is the margin itself, or if more than 20 times as many are needed. Unlike samples, problems of
     another kind may be lost without having been met, so a margin always needs some problems.
     """
-    _, group = _group(tasks, claim)
+    _, group = _losses_by_unit(tasks, claim)
     values = group.highest[0]
     strata = group.strata
     loss = float(values @ weights(strata))
@@ -295,12 +302,14 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
     error = float(standard_error(values, strata))
     if gap < 1e-9 or not math.isfinite(error):
         return None
+
     quantile = normal_quantile(LEVEL) + POWER_QUANTILE
     times: float = max(1.0, (quantile * error / gap) ** 2)
     if loss < margin:
         sizes = np.bincount(strata).tolist()
         least: float = sum(provable_sizes(sizes, margin - max(loss, 0.0))) / sum(sizes)
         times = max(times, least)
+
     if times > MOST_TIMES:
         return None
     if claim is Claim.LIKE:
@@ -312,7 +321,7 @@ def _needed(tasks: Sequence[TaskPairs], claim: Claim, margin: float) -> int | No
 # -- lengths -----------------------------------------------------------------------------------------------------------
 
 
-def _length(tasks: Sequence[TaskPairs]) -> Contrast | None:
+def _length_change(tasks: Sequence[TaskPairs]) -> Contrast | None:
     """Return the mean change of lengths, after minus before, with its 95 % limits by problem; None if unknown.
 
     The limits hold for answers up to the longest one that was seen.
@@ -329,8 +338,10 @@ def _length(tasks: Sequence[TaskPairs]) -> Contrast | None:
         means = np.where(is_known, change, 0.0)[rows].sum(1) / is_known[rows].sum(1)
         changes.append(means)
         longest = max(longest, float(np.nanmax(task.after.lengths)), float(np.nanmax(task.before.lengths)))
+
     if not longest:
         return None
+
     strata = strata_of_sizes([len(of_task) for of_task in changes])
     every = np.concatenate(changes)
     # In steps of a ten-thousandth of the longest: equal changes are counted, however many problems there are.

@@ -17,12 +17,11 @@ from typing import Any
 
 from kvatlas.core import KvatlasError, reason
 from kvatlas.gates.outcomes import (
-    Answer,
     AnswerName,
-    Choice,
+    AnswerTexts,
+    GradedAnswer,
     Side,
-    Texts,
-    agreed,
+    SideOptions,
     digest_of,
     file_digest,
     fingerprint_of,
@@ -38,7 +37,7 @@ _LONGEST = 120
 
 
 @dataclass(frozen=True)
-class Log:
+class SampleLog:
     """A file of samples with its task, its date, and the results file beside it, {} without one."""
 
     path: Path
@@ -57,20 +56,35 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("samples_*.jsonl") if path.is_file())
 
 
-def side_of(path: Path, name: str, choice: Choice) -> Side:
+def side_of_samples(path: Path, name: str, options: SideOptions) -> Side:
     """Return the side of a file of samples, or of a folder with some."""
-    logs = _logs(path, choice)
-    grading = {task: _grading(of_task[0], choice) for task, of_task in logs.items()}
-    conditions = {task: _conditions(task, of_task, grading[task], name) for task, of_task in logs.items()}
-    notes = _choice_notes(grading)
+    logs = _logs_of_tasks(path, options)
+    grading = {}
+    conditions = {}
+    for task, of_task in logs.items():
+        grading[task] = _grading(of_task[0], options)
+        conditions[task] = _shared_conditions(of_task, grading[task], f"{name!r} ({task})")
+
+    # A note on metrics and filters that are there, too: one for all tasks with the same.
+    tasks_by_grading: dict[SampleGrading, list[str]] = {}
+    for task, of_task_grading in grading.items():
+        tasks_by_grading.setdefault(of_task_grading, []).append(task)
+    notes = []
+    for counted, tasks in tasks_by_grading.items():
+        others = [f"metric {metric}" for metric in counted.metrics if metric != counted.metric]
+        others += [f"filter {filter_}" for filter_ in counted.filters if filter_ != counted.filter]
+        if others:
+            chosen = f"{counted.metric}, filter {counted.filter}"
+            notes.append(f"{', '.join(tasks)}: compared by {chosen}; the log also has {', '.join(others)}")
     notes += [f"{task} has no results file beside it" for task, of_task in logs.items() if not of_task[0].results]
+
     every_log = list(chain.from_iterable(logs.values()))
     temperatures = {values.get("temperature", "0") for values in conditions.values()}
     return Side(
         name,
         "lm-eval",
-        partial(_answers, logs, grading),
-        partial(_texts, logs, grading),
+        partial(_sample_answers, logs, grading),
+        partial(_sample_texts, logs, grading),
         conditions,
         length_unit="characters",
         independent="0" not in temperatures,
@@ -80,45 +94,42 @@ def side_of(path: Path, name: str, choice: Choice) -> Side:
     )
 
 
-def _logs(path: Path, choice: Choice) -> dict[str, list[Log]]:
+def _logs_of_tasks(path: Path, options: SideOptions) -> dict[str, list[SampleLog]]:
     """Return the logs of each task in the order of their dates."""
     files = [path] if path.is_file() else files_in(path)
     folders = {file.parent for file in files}
     if len(folders) > 1:
         named = ", ".join(sorted(str(folder) for folder in folders))
         raise KvatlasError(f"{str(path)!r} holds lm-eval's samples in {len(folders)} folders ({named}); name one.")
-    every = [_log(file) for file in files]
-    logs: dict[str, list[Log]] = {}
+
+    every = [_sample_log(file) for file in files]
+    logs: dict[str, list[SampleLog]] = {}
     for log in sorted(every, key=lambda log: log.date):
-        if choice.has_task(log.task):
+        if options.has_task(log.task):
             logs.setdefault(log.task, []).append(log)
-    lacking = ", ".join(task for task in choice.tasks if task not in logs)
+    lacking = ", ".join(task for task in options.tasks if task not in logs)
     if lacking:
         tasks = ", ".join(sorted({log.task for log in every}))
         raise KvatlasError(f"{str(path)!r} has no task {lacking!r}; there are: {tasks}.")
     return logs
 
 
-def _log(file: Path) -> Log:
-    """Return the log of a file of samples."""
+def _sample_log(file: Path) -> SampleLog:
+    """Return the log of a file of samples, with the results file beside it."""
     match = NAME.fullmatch(file.name)
     if match is None:
-        return Log(file, file.stem, "", {})
-    return Log(file, match["task"], match["date"], _results(file, match["date"]))
+        return SampleLog(file, file.stem, "", {})
+    results_file = file.with_name(f"results_{match['date']}.json")
+    results = {}
+    if results_file.is_file():
+        try:
+            results = json.loads(results_file.read_text("utf-8"))
+        except (ValueError, RecursionError, OSError) as error:
+            raise KvatlasError(f"{str(results_file)!r} is no results file of lm-eval ({reason(error)}).") from error
+    return SampleLog(file, match["task"], match["date"], results if isinstance(results, dict) else {})
 
 
-def _results(samples: Path, date: str) -> Mapping[str, Any]:
-    file = samples.with_name(f"results_{date}.json")
-    if not date or not file.is_file():
-        return {}
-    try:
-        results = json.loads(file.read_text("utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        raise KvatlasError(f"{str(file)!r} is no results file of lm-eval ({reason(error)}).") from error
-    return results if isinstance(results, dict) else {}
-
-
-def _rows(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
+def _log_rows(log: SampleLog) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a log with the name of each for a sentence."""
     with log.path.open(encoding="utf-8") as file:
         for row_number, line in enumerate(file, 1):
@@ -138,7 +149,7 @@ def _rows(log: Log) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @dataclass(frozen=True)
-class Grading:
+class SampleGrading:
     """The metric and the filter that count, and all that the log has."""
 
     metric: str
@@ -147,60 +158,58 @@ class Grading:
     filters: tuple[str, ...]
 
 
-def _grading(log: Log, choice: Choice) -> Grading:
+def _grading(log: SampleLog, options: SideOptions) -> SampleGrading:
     """Return the metric and the filter of a log: those chosen, else the first."""
     filters: dict[str, tuple[str, ...]] = {}
-    for _, row in _rows(log):
+    for _, row in _log_rows(log):
         # Rows lie filter by filter, all documents of one before the next.
-        filters.setdefault(str(row.get("filter", "none")), _metric_names(row))
+        name = str(row.get("filter", "none"))
+        if name not in filters:
+            # A log that does not list its metrics has the usual ones.
+            names = row.get("metrics")
+            if not isinstance(names, list):
+                names = [usual for usual in ("acc", "acc_norm", "exact_match") if usual in row]
+            filters[name] = tuple(map(str, names))
     if not filters:
         raise KvatlasError(f"{log.path.name} is empty.")
-    chosen_filter = choice.filter or next(iter(filters))
+
+    chosen_filter = options.filter or next(iter(filters))
     if chosen_filter not in filters:
-        raise KvatlasError(f"{log.task} has no filter {choice.filter!r}; there are: {', '.join(filters)}.")
+        raise KvatlasError(f"{log.task} has no filter {options.filter!r}; there are: {', '.join(filters)}.")
     metrics = filters[chosen_filter]
-    metric = choice.metric or next(iter(metrics), "")
+    metric = options.metric or next(iter(metrics), "")
     if metric not in metrics:
         raise KvatlasError(f"{log.task} has no metric {metric!r}; there are: {', '.join(metrics) or 'none'}.")
+
     higher = log.results.get("higher_is_better", {}).get(log.task, {}).get(metric)
     if higher is False:
         raise KvatlasError(f"Of {metric!r} of {log.task} less is better; name a metric of right answers with --metric.")
-    return Grading(metric, chosen_filter, metrics, tuple(filters))
-
-
-def _metric_names(row: Mapping[str, Any]) -> tuple[str, ...]:
-    names = row.get("metrics")
-    if isinstance(names, list):
-        return tuple(str(name) for name in names)
-    # Logs of earlier versions do not list them.
-    usual = ("acc", "acc_norm", "exact_match")
-    return tuple(name for name in usual if name in row)
-
-
-def _choice_notes(grading: Mapping[str, Grading]) -> list[str]:
-    """Return notes on metrics and filters that were there, too: one for all tasks of the same choice."""
-    tasks: dict[Grading, list[str]] = {}
-    for task, choice in grading.items():
-        if len(choice.metrics) > 1 or len(choice.filters) > 1:
-            tasks.setdefault(choice, []).append(task)
-    notes = []
-    for choice, names in tasks.items():
-        others = [f"metric {name}" for name in choice.metrics if name != choice.metric]
-        others += [f"filter {name}" for name in choice.filters if name != choice.filter]
-        chosen = f"{choice.metric}, filter {choice.filter}"
-        notes.append(f"{', '.join(names)}: compared by {chosen}; the log also has {', '.join(others)}")
-    return notes
+    return SampleGrading(metric, chosen_filter, metrics, tuple(filters))
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
 
 
-def _conditions(task: str, logs: Sequence[Log], grading: Grading, side: str) -> dict[str, str]:
-    every = [(log.path.name, _conditions_of_log(log, grading)) for log in logs]
-    return agreed(every, f"{side!r} ({task})")
+#: Conditions in which several logs of one side may differ: such logs are samples.
+_FREE = ("seed",)
 
 
-def _conditions_of_log(log: Log, grading: Grading) -> dict[str, str]:
+def _shared_conditions(logs: Sequence[SampleLog], grading: SampleGrading, where: str) -> dict[str, str]:
+    """Return the conditions that logs of one task share; KvatlasError names the first that differs."""
+    first = _conditions_of_log(logs[0], grading)
+    for log in logs[1:]:
+        other = _conditions_of_log(log, grading)
+        for condition in first.keys() | other.keys():
+            values = (first.get(condition), other.get(condition))
+            if condition not in _FREE and values[0] != values[1]:
+                raise KvatlasError(
+                    f"{where} holds logs of one task under unlike conditions: {condition} is {values[0]!r} in "
+                    f"{logs[0].path.name} and {values[1]!r} in {log.path.name}. Name one of them."
+                )
+    return {name: value for name, value in first.items() if name not in _FREE or len(logs) == 1}
+
+
+def _conditions_of_log(log: SampleLog, grading: SampleGrading) -> dict[str, str]:
     """Return what a results file and the first row say about the conditions of a log."""
     results = log.results
     config = results.get("config") or {}
@@ -210,27 +219,30 @@ def _conditions_of_log(log: Log, grading: Grading) -> dict[str, str]:
     values["system message"] = results.get("system_instruction_sha")
     values["chat template"] = results.get("chat_template_sha")
     values["model type"] = config.get("model")
+
     arguments = config.get("model_args")
     if isinstance(arguments, str):
         arguments = dict(pair.partition("=")[::2] for pair in arguments.split(","))
     for name, value in (arguments or {}).items():
         values["model" if name == "pretrained" else f"model argument {name}"] = value
+
     values["data type"] = config.get("model_dtype")
     values["weights"] = config.get("model_sha")
     values["problems at most"] = config.get("limit")
     values["seed"] = config.get("torch_seed")
     values["lm-eval"] = results.get("lm_eval_version")
     values["transformers"] = results.get("transformers_version")
-    values |= _generation(next(_rows(log))[1])
+    values |= _generation_arguments(next(_log_rows(log))[1])
     return {name: str(value)[:_LONGEST] for name, value in values.items() if value not in (None, "")}
 
 
-def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
+def _generation_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a generation; greedy ones have the temperature 0, and so have log-likelihoods."""
     first = (row.get("arguments") or {}).get("gen_args_0") if isinstance(row.get("arguments"), dict) else None
     arguments = first.get("arg_1") if isinstance(first, dict) else None
     if not isinstance(arguments, dict):
         return {"temperature": "0"}
+
     values = {f"generation {name}": value for name, value in arguments.items()}
     temperature = values.pop("generation temperature", None)
     do_sample = values.pop("generation do_sample", None)
@@ -244,34 +256,35 @@ def _generation(row: Mapping[str, Any]) -> dict[str, Any]:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def _answers(logs: Mapping[str, Sequence[Log]], grading: Mapping[str, Grading]) -> Iterator[Answer]:
+def _sample_answers(
+    logs: Mapping[str, Sequence[SampleLog]], grading: Mapping[str, SampleGrading]
+) -> Iterator[GradedAnswer]:
     for task, of_task in logs.items():
+        metric = grading[task].metric
         for sample, log in enumerate(of_task):
-            for where, row in _rows(log):
-                if str(row.get("filter", "none")) == grading[task].filter:
-                    yield _answer(row, task, sample, grading[task].metric, where)
+            for where, row in _log_rows(log):
+                if str(row.get("filter", "none")) != grading[task].filter:
+                    continue
+                if metric not in row:
+                    raise KvatlasError(f"{where} has no {metric!r}, which other rows have.")
+                text = _response_text(row)
+                has_no_answer = row.get("filtered_resps") == [_INVALID]
+                if text == "" and "resps" in row and _is_generation(row):
+                    has_no_answer = True
+                yield GradedAnswer(
+                    task,
+                    str(row["doc_id"]),
+                    sample,
+                    score_of(row[metric], f"{where}: {metric!r}"),
+                    _document_digest(row),
+                    _prompt_digest(row),
+                    fingerprint_of(text),
+                    "no answer" if has_no_answer else "",
+                    float(len(text)) if _is_generation(row) else float("nan"),
+                )
 
 
-def _answer(row: Mapping[str, Any], task: str, sample: int, metric: str, where: str) -> Answer:
-    if metric not in row:
-        raise KvatlasError(f"{where} has no {metric!r}, which other rows have.")
-    text = _text(row)
-    filtered = row.get("filtered_resps")
-    has_no_answer = filtered == [_INVALID] or (text == "" and "resps" in row and _is_generation(row))
-    return Answer(
-        task,
-        str(row["doc_id"]),
-        sample,
-        score_of(row[metric], f"{where}: {metric!r}"),
-        _content(row),
-        _prompt(row),
-        fingerprint_of(text),
-        "no answer" if has_no_answer else "",
-        float(len(text)) if _is_generation(row) else float("nan"),
-    )
-
-
-def _content(row: Mapping[str, Any]) -> str:
+def _document_digest(row: Mapping[str, Any]) -> str:
     """Return the digest of document and target, from their texts or as the log has them."""
     if "doc" in row:
         return digest_of(row["doc"], row.get("target"))
@@ -280,7 +293,7 @@ def _content(row: Mapping[str, Any]) -> str:
     return ""
 
 
-def _prompt(row: Mapping[str, Any]) -> str:
+def _prompt_digest(row: Mapping[str, Any]) -> str:
     """Return the digest of the texts that the model read."""
     arguments = row.get("arguments")
     if not isinstance(arguments, dict):
@@ -303,28 +316,28 @@ def _first_response(row: Mapping[str, Any]) -> Any:
     return response
 
 
-def _text(row: Mapping[str, Any]) -> str:
+def _response_text(row: Mapping[str, Any]) -> str:
     """Return the text of the first response; of log-likelihoods their numbers, which tell logs apart."""
     response = _first_response(row)
     return response if isinstance(response, str) else json.dumps(row.get("resps"))
 
 
-def _texts(
-    logs: Mapping[str, Sequence[Log]], grading: Mapping[str, Grading], names: Collection[AnswerName]
-) -> dict[AnswerName, Texts]:
+def _sample_texts(
+    logs: Mapping[str, Sequence[SampleLog]], grading: Mapping[str, SampleGrading], names: Collection[AnswerName]
+) -> dict[AnswerName, AnswerTexts]:
     wanted = set(names)
-    texts: dict[AnswerName, Texts] = {}
+    texts: dict[AnswerName, AnswerTexts] = {}
     for task, of_task in logs.items():
         for sample, log in enumerate(of_task):
-            for _, row in _rows(log):
+            for _, row in _log_rows(log):
                 name = (task, str(row["doc_id"]), sample)
                 is_counted = str(row.get("filter", "none")) == grading[task].filter
                 if name in wanted and is_counted and _is_generation(row):
-                    texts[name] = (_question(row), _text(row))
+                    texts[name] = (_prompt_text(row), _response_text(row))
     return texts
 
 
-def _question(row: Mapping[str, Any]) -> str:
+def _prompt_text(row: Mapping[str, Any]) -> str:
     arguments = row.get("arguments")
     first = arguments.get("gen_args_0") if isinstance(arguments, dict) else None
     prompt = first.get("arg_0") if isinstance(first, dict) else None

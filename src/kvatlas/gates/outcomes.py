@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +14,11 @@ from kvatlas.core import KvatlasError
 #: The name of an answer in its log: task, problem, sample.
 AnswerName = tuple[str, str, int]
 #: A question and the text of an answer to it.
-Texts = tuple[str, str]
+AnswerTexts = tuple[str, str]
 
 
-class Answer(NamedTuple):
-    """One graded answer.
+class GradedAnswer(NamedTuple):
+    """One answer with its score.
 
     `content` is a digest of question and reference, `prompt` one of all that the model read, `fingerprint` one of the
     text; they are empty or 0 where the log does not have these. `score` is in [0, 1], NaN for an answer that the log
@@ -49,8 +49,8 @@ class Side:
 
     name: str
     kind: str
-    read: Callable[[], Iterable[Answer]]
-    texts: Callable[[Collection[AnswerName]], Mapping[AnswerName, Texts]]
+    read: Callable[[], Iterable[GradedAnswer]]
+    texts: Callable[[Collection[AnswerName]], Mapping[AnswerName, AnswerTexts]]
     conditions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     length_unit: str = ""
     endings_known: bool = False
@@ -62,7 +62,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SideOptions:
     """The choices of a user among what logs hold; empty ones stand for the first, or for all tasks."""
 
     metric: str = ""
@@ -101,27 +101,6 @@ def score_of(value: Any, where: str) -> float:
 
 
 _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
-
-
-def agreed(conditions: Sequence[tuple[str, Mapping[str, str]]], where: str) -> dict[str, str]:
-    """Return the conditions that logs of one task share; KvatlasError names the first that differs.
-
-    `conditions` are those of each log with its name. Seeds may differ: such logs are samples.
-    """
-    first_name, first = conditions[0]
-    for name, other in conditions[1:]:
-        for condition in first.keys() | other.keys():
-            values = (first.get(condition), other.get(condition))
-            if condition not in FREE and values[0] != values[1]:
-                raise KvatlasError(
-                    f"{where} holds logs of one task under unlike conditions: {condition} is {values[0]!r} in "
-                    f"{first_name} and {values[1]!r} in {name}. Name one of them."
-                )
-    return {name: value for name, value in first.items() if name not in FREE or len(conditions) == 1}
-
-
-#: Conditions in which several logs of one side may differ.
-FREE = ("seed",)
 
 
 def file_digest(files: Iterable[Path]) -> str:

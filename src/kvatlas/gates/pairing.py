@@ -1,8 +1,8 @@
-"""Pairs of answers: the same question to both sides, found by its content, and all that differs besides."""
+"""PairedAnswers of answers: the same question to both sides, found by its content, and all that differs besides."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas.core import KvatlasError
-from kvatlas.gates.outcomes import Answer, AnswerName, Side
+from kvatlas.gates.outcomes import AnswerName, GradedAnswer, Side
 from kvatlas.results.manifest import NAMED
 from kvatlas.stats.numerics.arrays import Floats, Ints
 
@@ -31,7 +31,7 @@ MOST_MISSING = 0.05
 _ENDINGS = ("", "truncated", "no answer")
 
 
-class Difference(NamedTuple):
+class ConditionDifference(NamedTuple):
     """A condition that differs between the sides, "" where a side does not name it."""
 
     condition: str
@@ -40,7 +40,7 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Grid:
+class AnswerGrid:
     """Answers of one side [problems, samples]: NaN and 0 where one is missing.
 
     `endings` index `_ENDINGS`; `task`, `names` and `samples` are those of the log.
@@ -68,8 +68,8 @@ class TaskPairs:
     """The pairs of one task; both grids have the same problems and samples."""
 
     task: str
-    before: Grid
-    after: Grid
+    before: AnswerGrid
+    after: AnswerGrid
     by_content: bool
     missing: tuple[int, int] = (0, 0)
 
@@ -86,11 +86,11 @@ class TaskPairs:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairedAnswers:
     """All pairs of two sides, task by task, with what differs besides, and notes."""
 
     tasks: tuple[TaskPairs, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[ConditionDifference, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -101,7 +101,7 @@ class Pairs:
 
 
 @dataclass
-class _Answers:
+class _TaskAnswers:
     """The answers of one side to one task, in columns; problems are numbered as they come."""
 
     places: dict[str, int] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class _Answers:
     endings: list[int] = field(default_factory=list)
     fingerprints: list[int] = field(default_factory=list)
 
-    def add(self, answer: Answer, side: str) -> None:
+    def add(self, answer: GradedAnswer, side: str) -> None:
         place = self.places.get(answer.problem)
         if place is None:
             place = self.places[answer.problem] = len(self.places)
@@ -128,6 +128,11 @@ class _Answers:
         self.lengths.append(answer.length)
         self.endings.append(_ENDINGS.index(answer.ending))
         self.fingerprints.append(answer.fingerprint)
+
+    @property
+    def sample_count(self) -> int:
+        """The number of samples of a problem."""
+        return len(set(self.samples))
 
     def check_distinct(self, task: str, side: str) -> None:
         """Raise KvatlasError for a sample that stands twice."""
@@ -155,7 +160,7 @@ class _Answers:
                 ranks |= {problem: rank for rank, problem in enumerate(sorted(problems))}
         return [(self.contents[place], ranks.get(problem, 0)) for problem, place in self.places.items()]
 
-    def grid(self, task: str, places: Ints, samples: int) -> Grid:
+    def grid(self, task: str, places: Ints, samples: int) -> AnswerGrid:
         """Return the first `samples` samples of problems by their places, -1 for one that is missing."""
         numbers = np.unique(self.samples)[:samples]
         column = np.searchsorted(numbers, self.samples)
@@ -170,7 +175,7 @@ class _Answers:
             return filled[places]
 
         names = list(self.places)
-        return Grid(
+        return AnswerGrid(
             table(self.scores, np.float64, np.nan),
             table(self.lengths, np.float64, np.nan),
             table(self.endings, np.int8, 0),
@@ -181,7 +186,7 @@ class _Answers:
         )
 
 
-def pair(before: Side, after: Side, allow: Collection[str] = ()) -> Pairs:
+def pair_answers(before: Side, after: Side, allow: Collection[str] = ()) -> PairedAnswers:
     """Return the pairs of two sides.
 
     Raises KvatlasError for sides that do not answer the same questions, and for differences that change a question or
@@ -190,19 +195,43 @@ def pair(before: Side, after: Side, allow: Collection[str] = ()) -> Pairs:
     unknown = next((word for word in allow if word not in ALLOWED), None)
     if unknown is not None:
         raise KvatlasError(f"--allow {unknown}: expected {', '.join(ALLOWED)}.")
-    first = _by_task(before)
-    second = _by_task(after)
+    first = _answers_by_task(before)
+    second = _answers_by_task(after)
     notes = [note for note in before.notes if note in after.notes]
     for side in (before, after):
         notes += [f"{side.name}: {note}" for note in side.notes if note not in notes]
-    names = _task_names(first, second, before, after, notes)
-    differences = _differences(before, after, names)
-    _refuse_differences(differences, allow)
+
+    # The tasks of the first side, with their names on the second.
+    names = {task: task for task in first}
+    if first.keys() != second.keys():
+        names = _renamed_task(first, second, after, notes)
+    if not names:
+        for side, lacking in ((after, first.keys() - second.keys()), (before, second.keys() - first.keys())):
+            if lacking:
+                shared = sorted(first.keys() & second.keys())
+                hint = f"name those of both with --task: {', '.join(shared)}" if shared else "no task is in both"
+                raise KvatlasError(f"{side.name!r} lacks the task {', '.join(sorted(lacking))}; {hint}.")
+
+    # Differences that change the question; what one side does not name is not known to differ.
+    differences = _condition_differences(before, after, names)
+    for condition, value_before, value_after in differences:
+        word = REFUSED.get(condition.partition(" of ")[0])
+        if word is not None and word not in allow and value_before and value_after:
+            raise KvatlasError(
+                f"The sides differ in {condition} ({value_before!r} before, {value_after!r} after), which changes what "
+                f"is compared; --allow {word} compares them all the same."
+            )
+
     tasks = []
     for task, other in names.items():
-        where = (before.name, after.name)
-        tasks.append(_pair_task((task, other), (first[task], second[other]), where, allow, notes))
-    _refuse_missing(tasks, (before.name, after.name), allow)
+        sides = (first[task], second[other])
+        pairs = _pair_task((task, other), sides, allow)
+        tasks.append(pairs)
+        notes += _task_notes(pairs, sides, (before.name, after.name))
+    if "missing" not in allow:
+        for pairs in tasks:
+            _check_missing(pairs, (before.name, after.name))
+
     by_name = [task.task for task in tasks if not task.by_content]
     if by_name:
         notes.append(f"{', '.join(by_name)}: paired by the names of problems, since a log has no text of the questions")
@@ -210,18 +239,19 @@ def pair(before: Side, after: Side, allow: Collection[str] = ()) -> Pairs:
         notes.append(
             f"before was made after the other side ({before.begun[:19]}, {after.begun[:19]}): are they swapped?"
         )
-    return Pairs(tuple(tasks), tuple(differences), tuple(dict.fromkeys(notes)))
+    return PairedAnswers(tuple(tasks), tuple(differences), tuple(dict.fromkeys(notes)))
 
 
-def _by_task(side: Side) -> dict[str, _Answers]:
-    tasks: dict[str, _Answers] = {}
+def _answers_by_task(side: Side) -> dict[str, _TaskAnswers]:
+    tasks: dict[str, _TaskAnswers] = {}
     for answer in side.read():
         answers = tasks.get(answer.task)
         if answers is None:
-            answers = tasks[answer.task] = _Answers()
+            answers = tasks[answer.task] = _TaskAnswers()
         answers.add(answer, side.name)
     if not tasks:
         raise KvatlasError(f"{side.name!r} has no answers of the tasks that are compared.")
+
     for task, answers in tasks.items():
         answers.check_distinct(task, side.name)
         if np.isnan(answers.scores).all():
@@ -229,41 +259,36 @@ def _by_task(side: Side) -> dict[str, _Answers]:
     return tasks
 
 
-def _task_names(
-    first: Mapping[str, _Answers], second: Mapping[str, _Answers], before: Side, after: Side, notes: list[str]
+def _renamed_task(
+    first: Mapping[str, _TaskAnswers], second: Mapping[str, _TaskAnswers], after: Side, notes: list[str]
 ) -> dict[str, str]:
-    """Return the tasks of the first side with their names on the second; KvatlasError if one lacks a task."""
-    if first.keys() == second.keys():
-        return {task: task for task in first}
-    if len(first) == len(second) == 1:
-        task = next(iter(first))
-        other = next(iter(second))
-        if set(first[task].contents) & set(second[other].contents) - {""}:
-            notes.append(f"{task} is called {other} by {after.name}; the questions are the same")
-            return {task: other}
-    for side, lacking in ((after, first.keys() - second.keys()), (before, second.keys() - first.keys())):
-        if lacking:
-            shared = sorted(first.keys() & second.keys())
-            hint = f"name those of both with --task: {', '.join(shared)}" if shared else "no task is in both"
-            raise KvatlasError(f"{side.name!r} lacks the task {', '.join(sorted(lacking))}; {hint}.")
-    raise AssertionError("one side lacks a task")
+    """Return the only task of each side if both ask the same questions under unlike names, else {}."""
+    if len(first) != 1 or len(second) != 1:
+        return {}
+    task = next(iter(first))
+    other = next(iter(second))
+    if not set(first[task].contents) & set(second[other].contents) - {""}:
+        return {}
+    notes.append(f"{task} is called {other} by {after.name}; the questions are the same")
+    return {task: other}
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------
 
 
-def _differences(before: Side, after: Side, names: Mapping[str, str]) -> list[Difference]:
+def _condition_differences(before: Side, after: Side, names: Mapping[str, str]) -> list[ConditionDifference]:
     """Return the conditions that differ in any task, each once for all tasks with the same values."""
-    found: dict[Difference, list[str]] = {}
+    found: dict[ConditionDifference, list[str]] = {}
     if before.kind != after.kind:
-        found[Difference("kind of log", before.kind, after.kind)] = list(names)
+        found[ConditionDifference("kind of log", before.kind, after.kind)] = list(names)
     for task, other in names.items():
         first = before.conditions.get(task, {})
         second = after.conditions.get(other, {})
         for condition in dict.fromkeys((*first, *second)):
-            values = Difference(condition, first.get(condition, ""), second.get(condition, ""))
+            values = ConditionDifference(condition, first.get(condition, ""), second.get(condition, ""))
             if values.before != values.after:
                 found.setdefault(values, []).append(task)
+
     every = len(names)
     return [
         difference if len(tasks) == every else difference._replace(condition=f"{difference.condition} of {tasks[0]}")
@@ -271,99 +296,78 @@ def _differences(before: Side, after: Side, names: Mapping[str, str]) -> list[Di
     ]
 
 
-def _refuse_differences(differences: Sequence[Difference], allow: Collection[str]) -> None:
-    """Raise KvatlasError for a difference that changes the question, unless it is allowed."""
-    for condition, before, after in differences:
-        word = REFUSED.get(condition.partition(" of ")[0])
-        # What one side does not name is not known to differ.
-        if word is None or word in allow or not before or not after:
-            continue
-        raise KvatlasError(
-            f"The sides differ in {condition} ({before!r} before, {after!r} after), which changes what is compared; "
-            f"--allow {word} compares them all the same."
-        )
-
-
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
-def _pair_task(
-    tasks: tuple[str, str],
-    sides: tuple[_Answers, _Answers],
-    names: tuple[str, str],
-    allow: Collection[str],
-    notes: list[str],
-) -> TaskPairs:
+def _pair_task(tasks: tuple[str, str], sides: tuple[_TaskAnswers, _TaskAnswers], allow: Collection[str]) -> TaskPairs:
     """Return the pairs of one task, which the sides may call by unlike names."""
     task = tasks[0]
     by_content = all(all(side.contents) for side in sides)
     keys = [side.keys(by_content) for side in sides]
     places = [dict(zip(of_side, range(len(of_side)), strict=True)) for of_side in keys]
-    shared = places[0].keys() & places[1].keys()
-    if not shared:
-        raise KvatlasError(_nothing_shared(task, sides, by_content))
-    _refuse_prompts(task, sides, [(places[0][key], places[1][key]) for key in shared], allow)
-    every = list(dict.fromkeys((*keys[0], *keys[1])))
-    counts = [len(np.unique(side.samples)) for side in sides]
-    samples = min(counts)
-    if counts[0] != counts[1]:
-        notes.append(
-            f"{task} has {counts[0]} samples of a problem before and {counts[1]} after: the first {samples} are used"
+    shared = [(places[0][key], places[1][key]) for key in places[0] if key in places[1]]
+    if not shared and by_content:
+        same_names = len(sides[0].places.keys() & sides[1].places.keys())
+        named = f" ({same_names:,} of them have the same names)" if same_names else ""
+        raise KvatlasError(
+            f"The sides ask other questions of {task}: no question with its reference is the same{named}."
         )
+    if not shared:
+        first, second = (next(iter(side.places)) for side in sides)
+        raise KvatlasError(
+            f"The sides have no problem of {task} in common: the first is {first!r} before and {second!r} after."
+        )
+
+    # The same questions in other words, where both logs have the prompts.
+    reworded = []
+    for place, other in shared:
+        prompts = (sides[0].prompts[place], sides[1].prompts[other])
+        if all(prompts) and prompts[0] != prompts[1]:
+            reworded.append(place)
+    if reworded and "prompts" not in allow:
+        problem = list(sides[0].places)[reworded[0]]
+        raise KvatlasError(
+            f"{len(reworded):,} of {len(shared):,} questions of {task} were put in other words (as problem "
+            f"{problem!r}): other examples, another template or another system message. --allow prompts compares them."
+        )
+
+    # Both grids have the problems of either side, and the samples that both have.
+    every = list(dict.fromkeys((*keys[0], *keys[1])))
+    samples = min(side.sample_count for side in sides)
     grids = []
     for name, side, of_side in zip(tasks, sides, places, strict=True):
         rows = np.array([of_side.get(key, -1) for key in every])
         grids.append(side.grid(name, rows, samples))
     missing = [int(np.isnan(grid.scores).sum()) for grid in grids]
-    total = len(every) * samples
-    notes += [
-        f"{name} lacks {count:,} of {total:,} answers of {task}; they count as the worst case"
-        for count, name in zip(missing, names, strict=True)
-        if count
-    ]
     return TaskPairs(task, grids[0], grids[1], by_content, (missing[0], missing[1]))
 
 
-def _nothing_shared(task: str, sides: tuple[_Answers, _Answers], by_content: bool) -> str:
-    """Return a sentence on two sides without a common problem."""
-    if not by_content:
-        first, second = (next(iter(side.places)) for side in sides)
-        return f"The sides have no problem of {task} in common: the first is {first!r} before and {second!r} after."
-    shared = len(sides[0].places.keys() & sides[1].places.keys())
-    named = f" ({shared:,} of them have the same names)" if shared else ""
-    return f"The sides ask other questions of {task}: no question with its reference is the same{named}."
-
-
-def _refuse_prompts(
-    task: str, sides: tuple[_Answers, _Answers], shared: Sequence[tuple[int, int]], allow: Collection[str]
-) -> None:
-    """Raise KvatlasError if the same questions were put in other words, unless that is allowed."""
-    if "prompts" in allow:
-        return
-    first = sides[0].prompts
-    second = sides[1].prompts
-    changed = [one for one, other in shared if first[one] and second[other] and first[one] != second[other]]
-    if changed:
-        problem = list(sides[0].places)[changed[0]]
-        raise KvatlasError(
-            f"{len(changed):,} of {len(shared):,} questions of {task} were put in other words (as problem "
-            f"{problem!r}): other examples, another template or another system message. --allow prompts compares them."
+def _task_notes(pairs: TaskPairs, sides: tuple[_TaskAnswers, _TaskAnswers], names: tuple[str, str]) -> list[str]:
+    """Return notes on unequal numbers of samples, and on missing answers."""
+    notes = []
+    counts = [side.sample_count for side in sides]
+    if counts[0] != counts[1]:
+        notes.append(
+            f"{pairs.task} has {counts[0]} samples of a problem before and {counts[1]} after: the first {min(counts)} "
+            "are used"
         )
+    for count, name in zip(pairs.missing, names, strict=True):
+        if count:
+            notes.append(
+                f"{name} lacks {count:,} of {pairs.losses.size:,} answers of {pairs.task}; they count as the worst case"
+            )
+    return notes
 
 
-def _refuse_missing(tasks: Sequence[TaskPairs], names: tuple[str, str], allow: Collection[str]) -> None:
-    """Raise KvatlasError if too many answers of a task are missing, unless that is allowed."""
-    if "missing" in allow:
+def _check_missing(pairs: TaskPairs, names: tuple[str, str]) -> None:
+    """Raise KvatlasError if too many answers of a task are missing."""
+    is_missing = np.isnan(pairs.losses)
+    if is_missing.sum() <= MOST_MISSING * is_missing.size:
         return
-    for task in tasks:
-        total = task.losses.size
-        is_missing = np.isnan(task.losses)
-        if is_missing.sum() <= MOST_MISSING * total:
-            continue
-        side = int(task.missing[1] > task.missing[0])
-        problems = [task.problems[row] for row in np.flatnonzero(is_missing.any(1))[:NAMED]]
-        raise KvatlasError(
-            f"{names[side]!r} lacks {task.missing[side]:,} of {total:,} answers of {task.task} (as problem "
-            f"{', '.join(problems)}): the log is unfinished, or was made of fewer problems. At most 5 % may be "
-            "missing; --allow missing counts them as the worst case and gives no verdict."
-        )
+    side = int(pairs.missing[1] > pairs.missing[0])
+    problems = [pairs.problems[row] for row in np.flatnonzero(is_missing.any(1))[:NAMED]]
+    raise KvatlasError(
+        f"{names[side]!r} lacks {pairs.missing[side]:,} of {is_missing.size:,} answers of {pairs.task} (as problem "
+        f"{', '.join(problems)}): the log is unfinished, or was made of fewer problems. At most 5 % may be "
+        "missing; --allow missing counts them as the worst case and gives no verdict."
+    )

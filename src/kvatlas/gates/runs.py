@@ -9,9 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvatlas.core import SERVED, KvatlasError, Setting, Status
-from kvatlas.gates.outcomes import Answer, AnswerName, Choice, Side, Texts, digest_of, file_digest, fingerprint_of
-from kvatlas.results import Store
+from kvatlas.core import SERVED, KvatlasError, Outcome, Setting, Status
+from kvatlas.gates.outcomes import (
+    AnswerName,
+    AnswerTexts,
+    GradedAnswer,
+    Side,
+    SideOptions,
+    digest_of,
+    file_digest,
+    fingerprint_of,
+)
 from kvatlas.results.records import STATUS
 from kvatlas.results.records import digest as digest_of_tokens
 from kvatlas.stats.metrics import rule
@@ -21,56 +29,59 @@ from kvatlas.stats.table import CellTraces, check_pairs
 
 #: Digests of traces without tokens.
 _NO_TOKENS = (bytes(16), bytes.fromhex(digest_of_tokens(b"")))
-_ENDINGS = {STATUS[Status.TRUNCATED]: "truncated", STATUS[Status.NO_ANSWER]: "no answer"}
+#: By the number of a status the ending of a trace without an answer.
+_ENDINGS = {
+    code: str(Outcome[status.name])
+    for status, code in STATUS.items()
+    if not status.answered and status is not Status.UNKNOWN
+}
 
 
-def side_of(folder: Path, cell: str, name: str, choice: Choice) -> Side:
+def side_of_run(folder: Path, cell: str, name: str, options: SideOptions) -> Side:
     """Return the side of a cell of a run, named by words as `compare --policy` takes them; "" for the only one."""
     run = RunData.open(folder)
-    metric = choice.metric or "pass@1"
+    metric = options.metric or "pass@1"
     if rule(metric) is not None:
         raise KvatlasError(f"{metric} is no grade of single answers; expected pass@1, progress or one of a benchmark.")
+
     systems = systems_of([run], metric)
-    if cell or len(systems) != 1:
-        systems = _named(systems, cell, folder)
-    return side_of_system(run, systems[0], name, choice)
-
-
-def _named(systems: Sequence[ModelSetting], cell: str, folder: Path) -> list[ModelSetting]:
     if cell:
-        return choose(systems, [cell])
-    found = "; ".join(f"{system.model} {system.setting}" for system in systems[:6])
-    raise KvatlasError(
-        f"{str(folder)!r} has {len(systems)} cells; name one as '{folder}@full' or '{folder}@dynts ratio=0.3'. There "
-        f"are: {found}{', ...' if len(systems) > 6 else ''}."
-    )
+        systems = choose(systems, [cell])
+    elif len(systems) != 1:
+        found = "; ".join(f"{system.model} {system.setting}" for system in systems[:6])
+        raise KvatlasError(
+            f"{str(folder)!r} has {len(systems)} cells; name one as '{folder}@full' or '{folder}@dynts ratio=0.3'. "
+            f"There are: {found}{', ...' if len(systems) > 6 else ''}."
+        )
+    return side_of_system(run, systems[0], name, options)
 
 
-def side_of_setting(folder: Path, model: str, setting: Setting, name: str, choice: Choice) -> Side:
+def side_of_setting(folder: Path, model: str, setting: Setting, name: str, options: SideOptions) -> Side:
     """Return the side of a model under a setting of a run."""
     run = RunData.open(folder)
-    systems = systems_of([run], choice.metric or "pass@1")
+    systems = systems_of([run], options.metric or "pass@1")
     found = [system for system in systems if (system.model, system.setting) == (model, setting)]
-    return side_of_system(run, found[0], name, choice)
+    return side_of_system(run, found[0], name, options)
 
 
-def side_of_system(run: RunData, system: ModelSetting, name: str, choice: Choice) -> Side:
+def side_of_system(run: RunData, system: ModelSetting, name: str, options: SideOptions) -> Side:
     """Return the side of a system of a run."""
-    cells = [cell for cell in system.cells if choice.has_task(cell.benchmark)]
+    cells = [cell for cell in system.cells if options.has_task(cell.benchmark)]
     benchmarks_there = {cell.benchmark for cell in cells}
-    lacking = [task for task in choice.tasks if task not in benchmarks_there]
+    lacking = [task for task in options.tasks if task not in benchmarks_there]
     if lacking:
         benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in system.cells))
         raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
+
     check_pairs(cells)
     sampling: Mapping[str, Any] = run.manifest.spec.get("sampling", {})
     temperature = sampling.get("temperature")
     return Side(
         name,
         "run",
-        partial(_answers, run, cells),
-        partial(_texts, run, cells),
-        {cell.benchmark: _conditions(run, system, cell.benchmark) for cell in cells},
+        partial(_run_answers, run, cells),
+        partial(_run_texts, run, cells),
+        {cell.benchmark: _cell_conditions(run, system, cell.benchmark) for cell in cells},
         length_unit="tokens",
         endings_known=True,
         independent=None if temperature is None else temperature > 0,
@@ -79,7 +90,7 @@ def side_of_system(run: RunData, system: ModelSetting, name: str, choice: Choice
     )
 
 
-def _conditions(run: RunData, system: ModelSetting, benchmark: str) -> dict[str, str]:
+def _cell_conditions(run: RunData, system: ModelSetting, benchmark: str) -> dict[str, str]:
     manifest = run.manifest
     values: dict[str, Any] = {"model": system.model, "setting": system.setting, "metric": run.metric}
     versions = {entry[0]: entry[1:] for entry in manifest.provenance.get("benchmarks", ())}
@@ -93,38 +104,36 @@ def _conditions(run: RunData, system: ModelSetting, benchmark: str) -> dict[str,
     return {name: str(value) for name, value in values.items() if value not in (None, "")}
 
 
-def _answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[Answer]:
+def _run_answers(run: RunData, cells: Sequence[CellTraces]) -> Iterator[GradedAnswer]:
     """Yield the promised answers of cells; those that are missing have no score."""
     with run.store() as store:
         for cell in cells:
+            values = cell.values()
             for row, problem in enumerate(cell.problems):
-                yield from _answers_to(cell, row, problem, store)
+                grades = values[row].tolist()
+                traces = cell.traces[row]
+                for sample in range(cell.expected.samples):
+                    tokens = cell.token_digest[row, sample].tobytes()
+                    fingerprint = hash(tokens)
+                    if tokens in _NO_TOKENS:
+                        # Answers of other programs have no tokens.
+                        fingerprint = fingerprint_of(store.text(cell.key(problem, sample)))
+                    yield GradedAnswer(
+                        cell.benchmark,
+                        problem,
+                        sample,
+                        grades[sample],
+                        cell.contents.get(problem, ""),
+                        "",
+                        fingerprint,
+                        _ENDINGS.get(int(traces["status"][sample]), ""),
+                        float(traces["output_tokens"][sample]),
+                    )
 
 
-def _answers_to(cell: CellTraces, row: int, problem: str, store: Store) -> Iterator[Answer]:
-    """Yield the promised answers to a problem, which stands in this row of the cell."""
-    grades = cell.values()[row].tolist()
-    traces = cell.traces[row]
-    for sample in range(cell.expected.samples):
-        tokens = cell.token_digest[row, sample].tobytes()
-        fingerprint = hash(tokens)
-        if tokens in _NO_TOKENS:
-            # Answers of other programs have no tokens.
-            fingerprint = fingerprint_of(store.text(cell.key(problem, sample)))
-        yield Answer(
-            cell.benchmark,
-            problem,
-            sample,
-            grades[sample],
-            cell.contents.get(problem, ""),
-            "",
-            fingerprint,
-            _ENDINGS.get(int(traces["status"][sample]), ""),
-            float(traces["output_tokens"][sample]),
-        )
-
-
-def _texts(run: RunData, cells: Sequence[CellTraces], names: Collection[AnswerName]) -> dict[AnswerName, Texts]:
+def _run_texts(
+    run: RunData, cells: Sequence[CellTraces], names: Collection[AnswerName]
+) -> dict[AnswerName, AnswerTexts]:
     by_benchmark = {cell.benchmark: cell for cell in cells}
     with run.store() as store:
         found = {}
@@ -138,7 +147,7 @@ def _texts(run: RunData, cells: Sequence[CellTraces], names: Collection[AnswerNa
 # -- Inspect -----------------------------------------------------------------------------------------------------------
 
 
-def side_of_inspect_logs(logs: Sequence[Path], name: str, choice: Choice) -> Side:
+def side_of_inspect_logs(logs: Sequence[Path], name: str, options: SideOptions) -> Side:
     """Return the side of Inspect's logs, one for each task; they are imported into a run that ends with the process.
 
     Raises KvatlasError for what `kvatlas import` refuses, and for logs of several models.
@@ -148,23 +157,29 @@ def side_of_inspect_logs(logs: Sequence[Path], name: str, choice: Choice) -> Sid
     scratch = tempfile.TemporaryDirectory(prefix="kvatlas-gate-")
     folder = Path(scratch.name) / "run"
     for log in logs:
-        import_log(log, folder, choice.metric)
+        import_log(log, folder, options.metric)
     run = RunData.open(folder)
     systems = systems_of([run], "pass@1")
     if len(systems) != 1:
         models = ", ".join(system.model for system in systems)
         raise KvatlasError(f"{name!r} holds logs of several models ({models}); name those of one.")
-    side = side_of_system(run, systems[0], name, replace(choice, metric=""))
-    headers = [_header(log) for log in logs]
+    side = side_of_system(run, systems[0], name, replace(options, metric=""))
+    headers = [_inspect_header(log) for log in logs]
     conditions = {}
     for task, values in side.conditions.items():
         of_task = next((header for header in headers if header[0].endswith(task)), headers[0])
         conditions[task] = {**values, **of_task[1]}
     temperatures = [values.get("temperature") for values in conditions.values()]
+
+    def read() -> Iterator[GradedAnswer]:
+        # The folder is deleted with this object, which the function keeps.
+        assert scratch.name
+        yield from side.read()
+
     return replace(
         side,
         kind="Inspect log",
-        read=partial(_kept_open, scratch, side),
+        read=read,
         conditions=conditions,
         independent=None if None in temperatures else "0" not in temperatures,
         begun=min(header[2] for header in headers),
@@ -172,12 +187,7 @@ def side_of_inspect_logs(logs: Sequence[Path], name: str, choice: Choice) -> Sid
     )
 
 
-def _kept_open(_: tempfile.TemporaryDirectory[str], side: Side) -> Iterator[Answer]:
-    """Yield the answers of a side whose folder must not be deleted before."""
-    yield from side.read()
-
-
-def _header(log: Path) -> tuple[str, dict[str, str], str]:
+def _inspect_header(log: Path) -> tuple[str, dict[str, str], str]:
     """Return the task of a log, its conditions, and the time of its begin."""
     from inspect_ai.log import read_eval_log
 

@@ -25,7 +25,7 @@ from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import SERVED, Costs, Grade, KvatlasError, Problem, Setting, Status, Trace, digest, reason, refusal
 from kvatlas.results import Expected, Manifest, Store
 from kvatlas.results.manifest import changed_problems, contents_of
-from kvatlas.results.records import MAX_SAMPLES
+from kvatlas.results.records import MAX_SAMPLES, is_cost
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample
@@ -45,7 +45,7 @@ _ARCHIVE = (zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
-class _Task:
+class _LogTask:
     """The task of a log: its benchmark, what identifies its answers, its problems, and the grade of a sample.
 
     `about` has the problems by id in the order of the data set, `contents` their digests, `metric` is the graded score.
@@ -68,26 +68,60 @@ def import_log(log: Path, run: Path, scorer: str = "") -> tuple[Expected, int]:
     other prompts than this version's, and for a log whose settings or problems are not those of the run.
     """
     where = f"The log {str(log)!r}"
-    read = _read(log)
+    read = _read_log(log)
     try:
         with refusal(f"{where} cannot be imported"):
-            return _import(read, log.name, run, scorer, where)
+            cell, traces, task, sampling = _graded_traces(read, scorer, where)
+            with Store.create(run, {"kvatlas": __version__}) as store:
+                stored = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
+                imported = stored.provenance.get("imported", {})
+                swept = [other for other in stored.expected if f"{other.model} {other.benchmark}" not in imported]
+                if task.metric and swept:
+                    raise KvatlasError(
+                        f"Its scores {task.metric!r} are graded, and the run has right and wrong answers of a sweep; "
+                        "import it into a run of its own."
+                    )
+
+                # Further epochs, if the run has a log of the same model and task.
+                epochs = cell.samples
+                texts = [[trace.problem, trace.sample, trace.text] for trace in traces]
+                log_id = digest([read.eval.eval_id, cell.run_key, texts])[:16]
+                about = {"id": log_id, "log": log.name, "setting": cell.setting.id, "epochs": epochs}
+                cell, logs = _join_epochs(stored, cell, about, where)
+                source = {"log": log.name, "sampling": sampling, "metric": task.metric, "logs": logs}
+                manifest = _run_manifest(stored, cell, task, source)
+
+                # The manifest promises nothing that could not be stored.
+                begin = logs[-1]["begin"]
+                store.add_all((cell.run_key, replace(trace, sample=trace.sample + begin)) for trace in traces)
+                store.put_manifest(manifest)
+
+                count = len(traces)
+                if cell.samples != epochs:
+                    problems = set(cell.problems)
+                    of_cell = (cell.run_key, cell.setting.id, cell.benchmark)
+                    stored_keys = store.keys()
+                    of_problems = [key for key in stored_keys if key[:3] == of_cell and key[3] in problems]
+                    count = sum(key[4] < cell.samples for key in of_problems)
     except KvatlasError as error:
         if str(log) in str(error):
             raise
         raise KvatlasError(f"{where} cannot be imported: {error}") from error
+    return cell, count
 
 
-def _import(read: EvalLog, name: str, run: Path, scorer: str, where: str) -> tuple[Expected, int]:
-    samples = read.samples or []
+def _graded_traces(read: EvalLog, scorer: str, where: str) -> tuple[Expected, list[Trace], _LogTask, dict[str, Any]]:
+    """Return the cell of a log, its traces, its task and its sampling; KvatlasError for a log that is not whole."""
     for kind, claimed_name in (("task", read.eval.task), ("model", read.eval.model)):
         if not claimed_name.strip() or not claimed_name.isprintable():
             raise KvatlasError(f"{where} has the {kind} {claimed_name!r}; expected a name of printable characters.")
-    sampling = _sampling(read, where)
+    sampling = _log_sampling(read, where)
     epochs = _check_samples(read, where)
-    task = _task(read, where, scorer)
-    _check_whole(read, epochs, where)
-    setting = _setting(samples)
+    task = _log_task(read, where, scorer)
+    _check_whole_log(read, epochs, where)
+
+    samples = read.samples or []
+    setting = _logged_setting(samples)
     model = read.eval.model.removeprefix("kvatlas/") if setting != SERVED else read.eval.model
     cell = Expected(
         model=model,
@@ -98,23 +132,10 @@ def _import(read: EvalLog, name: str, run: Path, scorer: str, where: str) -> tup
         samples=epochs,
         baseline=True,
     )
-    traces = list(_traces(samples, cell, task.grade))
+    traces = list(_log_traces(samples, cell, task.grade))
     if not traces:
         raise KvatlasError(f"No sample of the {where[4:]} has an answer with a score: all ended in an error.")
-    with Store.create(run, {"kvatlas": __version__}) as store:
-        before = store.manifest(Manifest((), (), {}, {"kvatlas": __version__}))
-        texts = [[trace.problem, trace.sample, trace.text] for trace in traces]
-        log_id = digest([read.eval.eval_id, cell.run_key, texts])[:16]
-        about = {"id": log_id, "log": name, "setting": setting.id, "epochs": epochs}
-        _check_graded(before, task)
-        cell, logs = _joined(before, cell, about, where)
-        source = {"log": name, "sampling": sampling, "metric": task.metric, "logs": logs}
-        manifest = _with_contents(_manifest(before, cell, task.about, source), cell, task.contents)
-        begin = logs[-1]["begin"]
-        # The manifest promises nothing that could not be stored.
-        store.add_all((cell.run_key, replace(trace, sample=trace.sample + begin)) for trace in traces)
-        store.put_manifest(manifest)
-    return cell, len(traces) if cell.samples == epochs else _stored(run, cell)
+    return cell, traces, task, sampling
 
 
 def graded_metric(run: Path, cell: Expected) -> str:
@@ -124,55 +145,49 @@ def graded_metric(run: Path, cell: Expected) -> str:
     return str(imported.get(f"{cell.model} {cell.benchmark}", {}).get("metric", ""))
 
 
-def _stored(run: Path, cell: Expected) -> int:
-    """Return the number of traces of a cell in a run."""
-    with Store.open(run) as store:
-        keys = store.keys()
-    problems = set(cell.problems)
-    key = (cell.run_key, cell.setting.id, cell.benchmark)
-    return sum(each[:3] == key and each[3] in problems and each[4] < cell.samples for each in keys)
-
-
-def _task(read: EvalLog, where: str, scorer: str) -> _Task:
+def _log_task(read: EvalLog, where: str, scorer: str) -> _LogTask:
     """Return the task of a log, one of ours or another one."""
     samples = read.samples or []
     ids = [str(sample.id) for sample in samples]
-    ours = _benchmark(read, where)
-    if ours is not None:
-        problems = _problems(samples, ours, where)
+    metadata = read.eval.metadata or {}
+    name = metadata.get("kvatlas_benchmark")
+    if isinstance(name, str):
+        ours = find(name)
+        version = metadata.get("kvatlas_version")
+        if ours.version != version:
+            raise KvatlasError(f"{where} asks version {version} of {name}; this kvatlas has version {ours.version}.")
+        problems = _problems_of_log(samples, ours, where)
 
         def grade(sample: EvalSample) -> Grade | None:
-            read = reading.read_text(_text(sample), cut=sample.output.stop_reason in CUT)
+            read = reading.read_text(_answer_text(sample), cut=sample.output.stop_reason in CUT)
             return grade_reading(ours, problems[str(sample.id)], read, all_metrics=True)
 
-        ordered = [problems[id_] for id_ in _in_order(read, ids)]
+        ordered = [problems[id_] for id_ in _dataset_order(read, ids)]
         about = {problem.id: dict(problem.about) for problem in ordered}
-        return _Task(ours.name, [ours.name, ours.version], about, contents_of(ordered), grade)
+        return _LogTask(ours.name, [ours.name, ours.version], about, contents_of(ordered), grade)
+
     contents: dict[str, str] = {}
     for sample in samples:
-        content = digest([_conversation(sample), sample.target, sample.choices])
+        # The text of the question, or roles and texts of a conversation.
+        conversation: Any = sample.input
+        if not isinstance(conversation, str):
+            conversation = [[message.role, message.text] for message in conversation]
+        content = digest([conversation, sample.target, sample.choices])
         if contents.setdefault(str(sample.id), content) != content:
             raise KvatlasError(f"{where} asks the sample {sample.id!r} in two ways.")
     task = read.eval.task
     scores = _Scores.of_log(read, where, scorer)
     steps = [[step.solver, step.params] for step in read.plan.steps]
     identity = [task, read.eval.task_version, read.eval.task_args, steps, scores.scorer, scores.key, contents]
-    about = {id_: {} for id_ in _in_order(read, ids)}
-    return _Task(task, identity, about, contents, scores.grade, scores.metric if scores.graded else "")
+    about = {id_: {} for id_ in _dataset_order(read, ids)}
+    return _LogTask(task, identity, about, contents, scores.grade, scores.metric if scores.graded else "")
 
 
-def _in_order(read: EvalLog, ids: Sequence[str]) -> list[str]:
+def _dataset_order(read: EvalLog, ids: Sequence[str]) -> list[str]:
     """Return the ids of the samples, each once, in the order of the data set."""
     present = dict.fromkeys(ids)
     ordered = [str(id_) for id_ in read.eval.dataset.sample_ids or () if str(id_) in present]
     return list(dict.fromkeys([*ordered, *present]))
-
-
-def _conversation(sample: EvalSample) -> Any:
-    """Return the input of a sample as plain data: its text, or roles and texts."""
-    if isinstance(sample.input, str):
-        return sample.input
-    return [[message.role, message.text] for message in sample.input]
 
 
 def _check_samples(read: EvalLog, where: str) -> int:
@@ -183,6 +198,7 @@ def _check_samples(read: EvalLog, where: str) -> int:
             f"{where} has the status {read.status!r} and {len(samples):,} samples, and those that finish first are no "
             "fair part of a task; finish it with `inspect eval-retry`."
         )
+
     seen: set[tuple[str, int]] = set()
     names: dict[str, int | str] = {}
     for sample in samples:
@@ -194,6 +210,7 @@ def _check_samples(read: EvalLog, where: str) -> int:
         if key in seen:
             raise KvatlasError(f"{where} has the sample {sample.id!r} of epoch {sample.epoch} twice.")
         seen.add(key)
+
     found = [sample.epoch for sample in samples]
     epochs: int = max(1, read.eval.config.epochs or max(found))
     if min(found) < 1 or max(found) > epochs or epochs > MAX_SAMPLES:
@@ -203,7 +220,7 @@ def _check_samples(read: EvalLog, where: str) -> int:
     return epochs
 
 
-def _check_whole(read: EvalLog, epochs: int, where: str) -> None:
+def _check_whole_log(read: EvalLog, epochs: int, where: str) -> None:
     """Raise KvatlasError for a log that lacks samples of its data set, or has others."""
     seen = {(str(sample.id), sample.epoch) for sample in read.samples or []}
     names = dict.fromkeys(id_ for id_, _ in seen)
@@ -211,6 +228,7 @@ def _check_whole(read: EvalLog, epochs: int, where: str) -> None:
     strange = sorted(names.keys() - ids.keys())
     if strange:
         raise KvatlasError(f"{where} has the sample {strange[0]!r}, which its data set lacks.")
+
     # Samples that ended in an error are in the log, too.
     missing = len(ids) * epochs - len(seen)
     if missing:
@@ -218,56 +236,37 @@ def _check_whole(read: EvalLog, epochs: int, where: str) -> None:
         first = next(id_ for id_, epoch in claimed if (id_, epoch) not in seen)
         of_all = f"{missing:,} of the {len(ids) * epochs:,} samples of its data set and epochs"
         raise KvatlasError(f"{where} lacks {of_all} (first {first!r}); expected the whole log.")
-    counted = 0 if read.eval.dataset.sample_ids else _counted_samples(read, epochs)
+
+    # A log without ids may count more samples than it has.
+    counted = 0
+    if not read.eval.dataset.sample_ids:
+        counted = read.results.total_samples if read.results else 0
+        if read.eval.config.limit is None:
+            counted = max(counted, (read.eval.dataset.samples or 0) * epochs)
     if counted > len(seen):
         raise KvatlasError(
             f"{where} has {len(seen):,} samples of the {counted:,} that it counts; expected all of them."
         )
 
 
-def _counted_samples(read: EvalLog, epochs: int) -> int:
-    """Return the number of samples that a log without ids counts."""
-    counted = read.results.total_samples if read.results else 0
-    if read.eval.config.limit is None:
-        counted = max(counted, (read.eval.dataset.samples or 0) * epochs)
-    return counted
-
-
-def _joined(
-    before: Manifest, cell: Expected, about: Mapping[str, Any], where: str
+def _join_epochs(
+    stored: Manifest, cell: Expected, about: Mapping[str, Any], where: str
 ) -> tuple[Expected, list[dict[str, Any]]]:
     """Return the cell with the epochs of all its logs, and the logs of its model and task with this one at the end.
 
     Raises KvatlasError if the run has such a cell from other settings, or from a sweep.
     """
-    source = before.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
+    source = stored.provenance.get("imported", {}).get(f"{cell.model} {cell.benchmark}", {})
     logs = [dict(entry) for entry in source.get("logs", ())]
-    kept = [entry for entry in logs if entry["id"] != about["id"]]
+    others = [entry for entry in logs if entry["id"] != about["id"]]
     again = [entry for entry in logs if entry["id"] == about["id"]]
-    earlier = next((other for other in before.expected if other.name == cell.name), None)
-    if again and earlier is not None:
-        # The same log with the same settings: its traces are written once more.
-        return replace(cell, samples=earlier.samples), [*kept, {**about, "begin": again[0]["begin"]}]
+    earlier = next((other for other in stored.expected if other.name == cell.name), None)
     if earlier is None:
-        return cell, [*kept, {**about, "begin": 0}]
-    _check_settings(earlier, cell, source, where)
-    samples = earlier.samples + about["epochs"]
-    return replace(cell, samples=samples), [*kept, {**about, "begin": earlier.samples}]
+        return cell, [*others, {**about, "begin": 0}]
+    if again:
+        # The same log with the same settings: its traces are written once more.
+        return replace(cell, samples=earlier.samples), [*others, {**about, "begin": again[0]["begin"]}]
 
-
-def _check_graded(before: Manifest, task: _Task) -> None:
-    """Raise KvatlasError for graded scores beside the right and wrong answers of a sweep."""
-    imported = before.provenance.get("imported", {})
-    swept = [cell for cell in before.expected if f"{cell.model} {cell.benchmark}" not in imported]
-    if task.metric and swept:
-        raise KvatlasError(
-            f"Its scores {task.metric!r} are graded, and the run has right and wrong answers of a sweep; import it "
-            "into a run of its own."
-        )
-
-
-def _check_settings(earlier: Expected, cell: Expected, source: Mapping[str, Any], where: str) -> None:
-    """Raise KvatlasError if a log cannot be joined with the answers of the same model and task that the run has."""
     of_run = f"The run has answers of {cell.model} to {cell.benchmark}"
     of_log = f"{where[:1].lower()}{where[1:]}"
     if not source:
@@ -277,11 +276,13 @@ def _check_settings(earlier: Expected, cell: Expected, source: Mapping[str, Any]
             f"{of_run} from {source.get('log', 'another log')!r} with another sampling ({source.get('sampling')}), "
             f"version, solver, scorer or problems than {of_log}; import it into a run of its own."
         )
-    if earlier.samples + cell.samples > MAX_SAMPLES:
+    samples = earlier.samples + cell.samples
+    if samples > MAX_SAMPLES:
         raise KvatlasError(f"{of_run} in {earlier.samples:,} epochs; expected up to {MAX_SAMPLES:,} with {of_log}.")
+    return replace(cell, samples=samples), [*others, {**about, "begin": earlier.samples}]
 
 
-def _sampling(read: EvalLog, where: str) -> dict[str, Any]:
+def _log_sampling(read: EvalLog, where: str) -> dict[str, Any]:
     """Return the sampling settings of a log; those of the plan win. Raises KvatlasError for infinite numbers."""
     sampling: dict[str, Any] = {}
     for config in (read.eval.model_generate_config.model_dump(), read.plan.config.model_dump()):
@@ -291,33 +292,32 @@ def _sampling(read: EvalLog, where: str) -> dict[str, Any]:
     return sampling
 
 
-def _manifest(
-    before: Manifest, cell: Expected, about: Mapping[str, Mapping[str, Any]], source: Mapping[str, Any]
-) -> Manifest:
-    """Return the manifest of the run with this cell, which replaces one of the same name."""
-    imported = {**before.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
-    manifest = before.with_cells([cell], imported=imported)
+def _run_manifest(stored: Manifest, cell: Expected, task: _LogTask, source: Mapping[str, Any]) -> Manifest:
+    """Return the manifest of the run with this cell, which replaces one of the same name.
+
+    Raises KvatlasError if the run has other problems of the task, or other contents of them.
+    """
+    imported = {**stored.provenance.get("imported", {}), f"{cell.model} {cell.benchmark}": dict(source)}
+    manifest = stored.with_cells([cell], imported=imported)
     same_benchmark = [other for other in manifest.expected if other.benchmark == cell.benchmark]
     if any(set(other.problems) != set(cell.problems) for other in same_benchmark):
         raise KvatlasError(
             f"The run holds other problems of {cell.benchmark} than the log; import it into a run of its own."
         )
-    values = {id_: dict(problem_values) for id_, problem_values in about.items() if problem_values}
-    if not values:
-        return manifest
-    return replace(manifest, about={**manifest.about, cell.benchmark: values})
-
-
-def _with_contents(manifest: Manifest, cell: Expected, contents: Mapping[str, str]) -> Manifest:
-    """Return the manifest with the contents of the problems; KvatlasError if the run has other ones."""
     recorded = manifest.contents.get(cell.benchmark, {})
-    changed = changed_problems(cell.benchmark, contents, {**contents, **recorded})
+    changed = changed_problems(cell.benchmark, task.contents, {**task.contents, **recorded})
     if changed:
         raise KvatlasError(f"The run has other contents of {changed} than the log; import it into a run of its own.")
-    return replace(manifest, contents={**manifest.contents, cell.benchmark: {**recorded, **contents}})
+
+    contents = {**manifest.contents, cell.benchmark: {**recorded, **task.contents}}
+    about = {**manifest.about}
+    values = {id_: dict(problem_values) for id_, problem_values in task.about.items() if problem_values}
+    if values:
+        about[cell.benchmark] = values
+    return replace(manifest, about=about, contents=contents)
 
 
-def _read(log: Path) -> EvalLog:
+def _read_log(log: Path) -> EvalLog:
     """Read a log. A missing or too large file is refused before anything is unpacked or imported."""
     if not log.is_file():
         raise KvatlasError(f"The log {str(log)!r} is not there.")
@@ -342,50 +342,31 @@ def _read(log: Path) -> EvalLog:
     return read
 
 
-def _benchmark(read: EvalLog, where: str) -> Benchmark | None:
-    """Return the benchmark of one of our tasks; None for other tasks."""
-    about = read.eval.metadata or {}
-    name = about.get("kvatlas_benchmark")
-    version = about.get("kvatlas_version")
-    if not isinstance(name, str):
-        return None
-    benchmark = find(name)
-    if benchmark.version != version:
-        raise KvatlasError(f"{where} asks version {version} of {name}; this kvatlas has version {benchmark.version}.")
-    return benchmark
-
-
-def _problems(samples: Sequence[EvalSample], benchmark: Benchmark, where: str) -> dict[str, Problem]:
+def _problems_of_log(samples: Sequence[EvalSample], benchmark: Benchmark, where: str) -> dict[str, Problem]:
     """Return the problems of the log by id. Raises KvatlasError for another prompt than ours."""
     ids = [str(sample.id) for sample in samples]
-    problems = _candidates(ids, benchmark)
+    problems = {problem.id: problem for problem in benchmark.problems(None)}
+    if not set(ids) <= problems.keys():
+        # Generated benchmarks have any number of problems; the ids tell the highest one of the log.
+        endings = [id_.rpartition("-")[2] for id_ in ids]
+        indices = [int(ending) for ending in endings if ending.isdecimal() and len(ending) < 7]
+        problems = {problem.id: problem for problem in benchmark.problems(max(indices, default=0) + 1)}
+
     for sample in samples:
         problem = problems.get(str(sample.id))
-        if problem is None or _question(sample) != benchmark.prompt(problem):
+        if problem is None or _user_text(sample) != benchmark.prompt(problem):
             raise KvatlasError(f"{where} asks {sample.id!r} in another way than {benchmark.name} does.")
     return {id_: problems[id_] for id_ in ids}
 
 
-def _candidates(ids: Sequence[str], benchmark: Benchmark) -> dict[str, Problem]:
-    """Return the problems of a benchmark by id, as many as the ids of a log need."""
-    problems = {problem.id: problem for problem in benchmark.problems(None)}
-    if set(ids) <= problems.keys():
-        return problems
-    # Generated benchmarks have any number of problems; the ids tell the highest one of the log.
-    endings = [id_.rpartition("-")[2] for id_ in ids]
-    indices = [int(ending) for ending in endings if ending.isdecimal() and len(ending) < 7]
-    highest = max(indices, default=0)
-    return {problem.id: problem for problem in benchmark.problems(highest + 1)}
-
-
-def _question(sample: EvalSample) -> str:
+def _user_text(sample: EvalSample) -> str:
     """Return the text of a sample's user messages."""
     if isinstance(sample.input, str):
         return sample.input
     return "\n".join(message.text for message in sample.input if message.role == "user")
 
 
-def _share(value: Any, sample: EvalSample) -> float | None:
+def _score_share(value: Any, sample: EvalSample) -> float | None:
     """Return letters, truth values and numbers as a share in [0, 1]; None for a missing score (NaN)."""
     if isinstance(value, str) and value in _LETTERS:
         return _LETTERS[value]
@@ -400,15 +381,7 @@ def _share(value: Any, sample: EvalSample) -> float | None:
     )
 
 
-def _scorers(samples: Sequence[EvalSample]) -> list[str]:
-    """Return the names of all scorers of a log."""
-    names: dict[str, None] = {}
-    for sample in samples:
-        names.update(dict.fromkeys(sample.scores or {}))
-    return list(names)
-
-
-def _keys(samples: Sequence[EvalSample], scorer: str) -> list[str]:
+def _score_names(samples: Sequence[EvalSample], scorer: str) -> list[str]:
     """Return the names of the scores of a scorer that gives several."""
     names: dict[str, None] = {}
     for sample in samples:
@@ -430,15 +403,19 @@ class _Scores:
     def of_log(cls, read: EvalLog, where: str, scorer: str) -> _Scores:
         """Return the scores by the scorer of that name, else by the task's first one; KvatlasError without scores."""
         samples = read.samples or []
-        given = _scorers(samples)
+        names: dict[str, None] = {}
+        for sample in samples:
+            names.update(dict.fromkeys(sample.scores or {}))
+        given = list(names)
         if not given:
             raise KvatlasError(f"{where} of the task {read.eval.task!r} has no scores; `inspect score` adds them.")
         if scorer and scorer not in given:
             raise KvatlasError(f"{where} has no scorer {scorer!r}; expected: {', '.join(given)}.")
+
         # The order in the task, since a sample may have its scores in any order.
         ordered = [declared.name for declared in read.eval.scorers or () if declared.name in given]
         chosen = scorer or [*ordered, *given][0]
-        keys = _keys(samples, chosen)
+        keys = _score_names(samples, chosen)
         results = read.results.scores if read.results else []
         shown = [result.name for result in results if result.scorer == chosen and result.name in keys]
         scores = cls(chosen, [*shown, *keys, ""][0])
@@ -459,7 +436,7 @@ class _Scores:
         values = score.value if isinstance(score.value, dict) else {self.scorer: score.value}
         shares = {}
         for name, value in values.items():
-            share = _share(value, sample)
+            share = _score_share(value, sample)
             if share is not None:
                 shares[f"score:{name}" if name.startswith(_TAKEN) else name] = share
         return shares
@@ -475,18 +452,37 @@ class _Scores:
         return Grade(main >= 1, main, answer, Status.TRUNCATED if truncated else Status.OK, shares)
 
 
-def _setting(samples: Sequence[EvalSample]) -> Setting:
-    """Return the setting in the answers of our own provider; `served` for every other model."""
-    notes = [_provider_note(sample) for sample in samples if sample.output.choices]
-    settings = {_noted_setting(note["setting"]) for note in notes if note is not None}
+def _logged_setting(samples: Sequence[EvalSample]) -> Setting:
+    """Return the setting that a log notes in its answers; `served` for a log without such notes."""
+    settings = set()
+    is_noted = True
+    for sample in samples:
+        if not sample.output.choices:
+            continue
+        note = _setting_note(sample)
+        if note is None:
+            is_noted = False
+            continue
+        policy = note["setting"].get("policy")
+        values = note["setting"].get("values")
+        is_plain = isinstance(values, dict) and all(
+            isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))
+            for value in values.values()
+        )
+        if not isinstance(policy, str) or not is_plain:
+            raise KvatlasError(
+                f"The log names the policy {policy!r} with {values!r}; expected a name and plain values."
+            )
+        settings.add(Setting.from_parameters(policy, **values))
+
     if len(settings) > 1:
         listed = "; ".join(sorted(map(str, settings)))
         raise KvatlasError(f"Its answers are of {len(settings)} settings ({listed}); expected those of one.")
-    return settings.pop() if settings and None not in notes else SERVED
+    return settings.pop() if settings and is_noted else SERVED
 
 
-def _provider_note(sample: EvalSample) -> Mapping[str, Any] | None:
-    """Return the note of our own provider in an answer: its setting and its usage; None for other models.
+def _setting_note(sample: EvalSample) -> Mapping[str, Any] | None:
+    """Return the setting and the usage that an answer notes, None for an answer without them.
 
     Raises KvatlasError for a note of another form.
     """
@@ -495,9 +491,12 @@ def _provider_note(sample: EvalSample) -> Mapping[str, Any] | None:
         return None
     if not isinstance(note, dict) or not isinstance(note.get("setting"), dict):
         raise KvatlasError(f"The note of the sample {sample.id!r} is {note!r:.200}; expected a setting and a usage.")
+
     usage = note.get("usage")
     names = {field.name for field in fields(Costs)}
-    is_usage = isinstance(usage, dict) and usage.keys() == names and all(map(_is_cost, usage.values()))
+    is_usage = False
+    if isinstance(usage, dict) and usage.keys() == names:
+        is_usage = all(_is_cost(value, name) for name, value in usage.items())
     if usage is not None and not is_usage:
         raise KvatlasError(
             f"The usage of the sample {sample.id!r} is {usage!r:.200}; expected {', '.join(sorted(names))}."
@@ -505,26 +504,12 @@ def _provider_note(sample: EvalSample) -> Mapping[str, Any] | None:
     return note
 
 
-def _is_cost(value: Any) -> bool:
-    """Return True for a number that a cost can have, or None for an unknown one."""
-    if value is None:
-        return True
-    return type(value) in (int, float) and 0 <= value < MAX_TOKENS
+def _is_cost(value: Any, name: str = "seconds") -> bool:
+    """Return True for a number that a cost of this name can have, or None for an unknown one."""
+    return is_cost(name, value) and (value is None or value < MAX_TOKENS)
 
 
-def _noted_setting(noted: Mapping[str, Any]) -> Setting:
-    """Return the setting in a note of our own provider; raises KvatlasError for one that no provider writes."""
-    policy = noted.get("policy")
-    values = noted.get("values")
-    plain = isinstance(values, dict) and all(
-        isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value)) for value in values.values()
-    )
-    if not isinstance(policy, str) or not plain:
-        raise KvatlasError(f"The log names the policy {policy!r} with {values!r}; expected a name and plain values.")
-    return Setting.from_parameters(policy, **dict(values or {}))
-
-
-def _traces(
+def _log_traces(
     samples: Sequence[EvalSample], cell: Expected, grade: Callable[[EvalSample], Grade | None]
 ) -> Iterator[Trace]:
     for sample in samples:
@@ -533,46 +518,42 @@ def _traces(
         if result is None:
             continue
         name = (cell.model, cell.benchmark, str(sample.id), sample.epoch - 1, cell.setting)
-        text = _text(sample)
+        text = _answer_text(sample)
         try:
             json.dumps([*name[:3], text, result.answer], ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise KvatlasError(
                 f"The sample {sample.id!r} has half a character in its text ({reason(error)})."
             ) from error
-        yield Trace(*name, (), text, result, _costs(sample))
+        yield Trace(*name, (), text, result, _sample_costs(sample))
 
 
-def _text(sample: EvalSample) -> str:
+def _answer_text(sample: EvalSample) -> str:
     message = sample.output.choices[0].message
     contents = [] if isinstance(message.content, str) else message.content
     thinking = "".join(content.reasoning for content in contents if content.type == "reasoning")
     return reading.join_thinking(thinking, message.text)
 
 
-def _costs(sample: EvalSample) -> Costs:
-    """Return the costs in the log; those of the cache are known for our own provider only."""
-    prompt, output, thinking = _token_counts(sample)
+def _sample_costs(sample: EvalSample) -> Costs:
+    """Return the costs in the log; those of the cache are known if the answer notes them."""
+    # A sample may have asked several models.
+    usages = sample.model_usage.values()
+    prompt = sum(usage.input_tokens for usage in usages)
+    output = sum(usage.output_tokens for usage in usages)
+    thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
     seconds = sample.total_time or 0.0
     if not all(map(_is_cost, (seconds, prompt, output, thinking))):
         raise KvatlasError(
             f"The sample {sample.id!r} of the log took {seconds} s and {prompt} + {output} tokens ({thinking} of "
             f"reasoning); expected finite numbers from 0 to {MAX_TOKENS:,}."
         )
-    provider_usage = (_provider_note(sample) or {}).get("usage") or {}
-    if provider_usage.get("output_tokens") == output:
+
+    noted_usage = (_setting_note(sample) or {}).get("usage") or {}
+    if noted_usage.get("output_tokens") == output:
         # The sample consists of this one answer.
-        return Costs(**provider_usage)
+        return Costs(**noted_usage)
     costs = Costs(None, None, None, None, None, None, seconds or None)
     if not sample.model_usage:
         return costs
     return replace(costs, prompt_tokens=prompt, output_tokens=output, thinking_tokens=thinking)
-
-
-def _token_counts(sample: EvalSample) -> tuple[int, int, int]:
-    """Return the numbers of prompt, output and reasoning tokens of a sample, which may have asked several models."""
-    usages = sample.model_usage.values()
-    prompt = sum(usage.input_tokens for usage in usages)
-    output = sum(usage.output_tokens for usage in usages)
-    thinking = sum(usage.reasoning_tokens or 0 for usage in usages)
-    return prompt, output, thinking

@@ -22,7 +22,7 @@ from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
 
 from kvatlas.core import KvatlasError, Sampling
-from kvatlas.cpu.packing import pack
+from kvatlas.cpu.packing import pack_model
 from kvatlas.engine import Engine, Request
 from kvatlas.models.handle import handle_for
 from kvatlas.policies import permit
@@ -97,39 +97,52 @@ def generate(
     Raises KvatlasError for unsupported arguments.
     """
     _refuse_streamer()
-    _refuse(generation_config, logits_processor)
-    stops = _end_tokens(stopping_criteria)
-    handle = handle_for(model, think_tokenizer, stops, think_close=think_close)
+    _check_supported(generation_config, logits_processor)
+
+    # Ids of the tokens at which generation ends.
+    ends: set[int] = set()
+    for criterion in stopping_criteria:
+        if isinstance(criterion, stopping.EosTokenCriteria):
+            ends.update(map(int, criterion.eos_token_id.flatten().tolist()))
+    handle = handle_for(model, think_tokenizer, frozenset(ends), think_close=think_close)
     permit(policy)
     setting = find_policy(
         handle, policy, {"kv_budget": kv_budget, "local_window": local_window, "ratio": ratio, **(settings or {})}
     )
-    sampling = _sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])
+    sampling = _generation_sampling(generation_config, logits_processor, stopping_criteria, input_ids.shape[1])
     if seed is None and generation_config.do_sample:
         seed = int(torch.randint(2**62, ()).item())
+
+    # Each row has the processors and criteria whose work the engine does not do itself.
+    done_here = stopping.MaxLengthCriteria | stopping.EosTokenCriteria
+    processors = [processor for processor in logits_processor if not isinstance(processor, _OURS)]
+    criteria = [criterion for criterion in stopping_criteria if not isinstance(criterion, done_here)]
     seen: Counter[tuple[int, ...]] = Counter()
-    rows = _padded_rows(input_ids, _visible(input_ids, prepared), logits_processor, stopping_criteria)
     requests = []
-    for index, row in enumerate(rows):
-        room_for(handle, setting, row.prompt, sampling.max_new_tokens)
+    for index, mask in enumerate(_token_mask(input_ids, prepared)):
+        prompt = tuple(input_ids[index][mask].tolist())
+        room_for(handle, setting, prompt, sampling.max_new_tokens)
+        row_processors = [_processor_of_row(processor, index, len(input_ids)) for processor in processors]
+        row = _PaddedRow(input_ids[index], prompt, row_processors, criteria)
         requests.append(
             Request(
                 index,
-                row.prompt,
-                next_stream(seed or 0, row.prompt, seen),
+                prompt,
+                next_stream(seed or 0, prompt, seen),
                 (setting,),
-                stopping_criterion=row.stops if row.criteria else None,
-                logits_processor=row.processed if row.processors else None,
+                stopping_criterion=row.stops if criteria else None,
+                logits_processor=row.processed if processors else None,
             )
         )
+
     training = model.training
     engine = Engine(handle, model.eval(), [setting], sampling, min(batch_size, len(requests)))
     try:
-        with pack(model):
+        with pack_model(model):
             written = {generation.key: generation.tokens for generation in engine.run(requests)}
     finally:
         model.train(training)
-    sequences = _sequences(input_ids, written, generation_config)
+    sequences = _padded_sequences(input_ids, written, generation_config)
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
@@ -149,16 +162,8 @@ def _refuse_streamer() -> None:
         )
 
 
-def _end_tokens(criteria: Sequence[Any]) -> frozenset[int]:
-    """Return the ids of the tokens at which generation ends."""
-    ends: set[int] = set()
-    for criterion in criteria:
-        if isinstance(criterion, stopping.EosTokenCriteria):
-            ends.update(map(int, criterion.eos_token_id.flatten().tolist()))
-    return frozenset(ends)
-
-
-def _refuse(config: GenerationConfig, processors: Sequence[Any]) -> None:
+def _check_supported(config: GenerationConfig, processors: Sequence[Any]) -> None:
+    """Raise KvatlasError for a configuration or a processor that the engine cannot honour, with its argument."""
     mode = config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise KvatlasError(f"The generation mode is {mode.value}; expected greedy search and sampling.")
@@ -171,36 +176,29 @@ def _refuse(config: GenerationConfig, processors: Sequence[Any]) -> None:
         )
     if config.use_cache is False:
         raise KvatlasError("use_cache is False; token selection needs the cache.")
+
+    # Temperature, top_k and top_p, which the engine does last, come once each in this order.
+    done = 0
     for processor in processors:
-        _refuse_processor(processor)
-    _check_order(processors)
-
-
-def _refuse_processor(processor: Any) -> None:
-    """Raise KvatlasError for a processor of transformers that cannot run on one row, with the argument that made it."""
-    name = type(processor).__name__
-    if name in _REFUSED:
-        argument, cause = _REFUSED[name]
-        raise KvatlasError(f"{argument} is not supported (the logits processor {name}): {cause}.")
-    is_supported = isinstance(processor, (*_OURS, *_ROWWISE, *_BATCHWISE))
-    if type(processor).__module__.startswith("transformers.") and not is_supported:
-        raise KvatlasError(f"The logits processor {name} is not supported; expected one that treats each row alone.")
-
-
-def _check_order(processors: Sequence[Any]) -> None:
-    """Raise KvatlasError if temperature, top_k and top_p, which the engine does last, come in another order."""
-    begun = 0
-    for processor in processors:
-        place = next((place for place, kind in enumerate(_OURS, 1) if isinstance(processor, kind)), 0)
-        if begun and place <= begun and not isinstance(processor, processing.LogitNormalization):
+        name = type(processor).__name__
+        if name in _REFUSED:
+            argument, cause = _REFUSED[name]
+            raise KvatlasError(f"{argument} is not supported (the logits processor {name}): {cause}.")
+        is_supported = isinstance(processor, (*_OURS, *_ROWWISE, *_BATCHWISE))
+        if type(processor).__module__.startswith("transformers.") and not is_supported:
             raise KvatlasError(
-                f"The logits processor {type(processor).__name__} comes after {_OURS[begun - 1].__name__}; expected "
+                f"The logits processor {name} is not supported; expected one that treats each row alone."
+            )
+        place = next((place for place, kind in enumerate(_OURS, 1) if isinstance(processor, kind)), 0)
+        if done and place <= done and not isinstance(processor, processing.LogitNormalization):
+            raise KvatlasError(
+                f"The logits processor {name} comes after {_OURS[done - 1].__name__}; expected "
                 "temperature, top_k and top_p once each, in this order, after all others."
             )
-        begun = max(begun, place)
+        done = max(done, place)
 
 
-def _visible(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
+def _token_mask(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
     """Return a mask [rows, length] of the tokens without padding. Raises KvatlasError for inputs without effect.
 
     The inputs of `generate` itself are recognised by type, since names differ between versions: an empty cache, the
@@ -210,6 +208,7 @@ def _visible(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
     visible = torch.ones_like(input_ids, dtype=torch.bool)
     if isinstance(mask, torch.Tensor) and mask.shape == input_ids.shape:
         visible = mask.bool()
+
     positions = visible.long().cumsum(-1) - 1
     for name, value in prepared.items():
         if isinstance(value, Cache):
@@ -225,7 +224,9 @@ def _visible(input_ids: Tensor, prepared: Mapping[str, Any]) -> Tensor:
     return visible
 
 
-def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Sequence[Any], length: int) -> Sampling:
+def _generation_sampling(
+    config: GenerationConfig, processors: Sequence[Any], criteria: Sequence[Any], length: int
+) -> Sampling:
     """Return the sampling of a call of `generate`; max_length counts padded prompts of `length` tokens."""
     most = min(item.max_length for item in criteria if isinstance(item, stopping.MaxLengthCriteria)) - length
     if not config.do_sample:
@@ -240,13 +241,14 @@ def _sampling(config: GenerationConfig, processors: Sequence[Any], criteria: Seq
     )
 
 
-def _of_row(processor: Any, row: int, rows: int) -> Any:
+def _processor_of_row(processor: Any, row: int, rows: int) -> Any:
     """Return a processor of a batch of `rows` for one of them alone."""
     if not isinstance(processor, _BATCHWISE):
         return processor
     if isinstance(processor, processing.PrefixConstrainedLogitsProcessor):
         allowed = processor._prefix_allowed_tokens_fn
         return processing.PrefixConstrainedLogitsProcessor(lambda _, tokens: allowed(row, tokens), 1)
+
     row_processor = copy.copy(processor)
     if isinstance(row_processor, processing.RepetitionPenaltyLogitsProcessor):
         if isinstance(row_processor.prompt_ignore_length, Tensor):
@@ -275,37 +277,22 @@ class _PaddedRow:
     criteria: Sequence[Any]
 
     def stops(self, new: Sequence[int]) -> bool:
-        ids = self._with(new)
+        ids = self._with_new_tokens(new)
         # transformers accepts a bool in place of a tensor, too.
         return any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in self.criteria)
 
     def processed(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
-        ids = self._with(tokens[len(self.prompt) :]).to(logits.device)
+        ids = self._with_new_tokens(tokens[len(self.prompt) :]).to(logits.device)
         scores = logits[None].float().clone()
         for processor in self.processors:
             scores = processor(ids, scores)
         return scores[0]
 
-    def _with(self, new: Sequence[int]) -> Tensor:
+    def _with_new_tokens(self, new: Sequence[int]) -> Tensor:
         return torch.cat([self.ids, self.ids.new_tensor(new)])[None]
 
 
-def _padded_rows(
-    input_ids: Tensor, visible: Tensor, processors: Sequence[Any], criteria: Sequence[Any]
-) -> list[_PaddedRow]:
-    """Return the rows of a batch, with the processors and criteria whose work the engine does not do itself."""
-    kept_processors = [processor for processor in processors if not isinstance(processor, _OURS)]
-    ours = stopping.MaxLengthCriteria | stopping.EosTokenCriteria
-    kept_criteria = [criterion for criterion in criteria if not isinstance(criterion, ours)]
-    rows = []
-    for index, mask in enumerate(visible):
-        prompt = tuple(input_ids[index][mask].tolist())
-        row_processors = [_of_row(processor, index, len(input_ids)) for processor in kept_processors]
-        rows.append(_PaddedRow(input_ids[index], prompt, row_processors, kept_criteria))
-    return rows
-
-
-def _sequences(input_ids: Tensor, written: Mapping[int, Sequence[int]], config: GenerationConfig) -> Tensor:
+def _padded_sequences(input_ids: Tensor, written: Mapping[int, Sequence[int]], config: GenerationConfig) -> Tensor:
     """Return the prompts with the tokens `written` after them, by the index of the row, padded to one length."""
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     padding = next((int(i) for i in (config.pad_token_id, *ends) if i is not None), 0)

@@ -190,8 +190,8 @@ class ModelHandle:
         """
         import torch
 
-        from kvatlas.cpu.packing import pack
-        from kvatlas.cpu.shared_weights import Tables, WeightsFile
+        from kvatlas.cpu.packing import pack_model
+        from kvatlas.cpu.shared_weights import PackedTables, WeightsFile
 
         # Workers on other machines, and callers that check nothing, would take them in fp32.
         self._check_short_weights()
@@ -215,9 +215,9 @@ class ModelHandle:
             if adapter.address:
                 files += [adapter.folder / name for name in weights.ADAPTER_FILES]
             home = Path(self.options.cache).expanduser() if self.options.cache else cache_folder()
-            return WeightsFile(home, files, packed_dtype).load(load_unpacked, pack)
+            return WeightsFile(home, files, packed_dtype).load(load_unpacked, pack_model)
         model = load_unpacked(read=True)
-        pack(model, Tables(packed_dtype))
+        pack_model(model, PackedTables(packed_dtype))
         return model
 
     @property

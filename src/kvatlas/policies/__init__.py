@@ -7,27 +7,24 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from kvatlas.core import KvatlasError, Setting, refusal
+from kvatlas.core import BITS, KvatlasError, Setting, budget_in_tokens, floor_ratio, refusal, window_in_tokens
+from kvatlas.core.settings import UNNAMED
 from kvatlas.policies import from_file
+from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule
 from kvatlas.policies.cache_view import CacheView, ReferenceTrace, ScoreMemory, Signal, Step
-from kvatlas.policies.contract import CompressingPolicy, Policy, fit, has_unequal_budgets, parameters, usual_values
+from kvatlas.policies.contract import CompressingPolicy, Policy
 from kvatlas.policies.guard import AUTHORED
-from kvatlas.policies.parameter_types import (
-    UNNAMED,
-    Scope,
-    budget_in_tokens,
-    choice_param,
-    float_param,
-    floor_ratio,
-    int_param,
-    scope_param,
-    window_in_tokens,
-)
+from kvatlas.policies.parameter_types import Scope, choice_param, float_param, int_param, scope_param
+from kvatlas.policies.precision import PRECISION_PARAMETERS
 from kvatlas.policies.selection import select_tokens
+from kvatlas.policies.settings import parameters, read_parameter, usual_values
 from kvatlas.registry import Registry
 from kvatlas.text import did_you_mean
+
+if TYPE_CHECKING:
+    from kvatlas.models import ModelHandle
 
 
 @dataclass(frozen=True)
@@ -81,10 +78,10 @@ _ATTRIBUTES: dict[str, tuple[Callable[[object], bool], str]] = {
     "paper": (lambda value: isinstance(value, str), "a text"),
 }
 #: Attributes that are methods or properties.
-_COMPUTED = (*AUTHORED, "from_setting", "setting", "budget", "storage", "observer")
+_COMPUTED = (*AUTHORED, "from_setting", "setting", "storage", "observer")
 
 
-def _fault(name: str, value: object) -> str:
+def _plugin_fault(name: str, value: object) -> str:
     """Return why a plug-in's object cannot be a policy; empty if it can."""
     if not (isinstance(value, type) and issubclass(value, Policy)):
         return f"it is {value!r}; expected subclasses of kvatlas.policies.CompressingPolicy"
@@ -97,6 +94,11 @@ def _fault(name: str, value: object) -> str:
         return "it has no summary; expected a text"
     if not isinstance(value.scope, Scope) or not all(isinstance(signal, Signal) for signal in value.observes):
         return "its scope or observes is wrong; expected members of kvatlas.policies.Scope and Signal"
+
+    shared = {*RULE_PARAMETERS, *PRECISION_PARAMETERS, "budget", "precision", "preset"}
+    taken = shared & {*vars(value), *vars(value).get("__annotations__", ())}
+    if taken:
+        return f"its {min(taken)} is a part of every policy; expected another name, or a default in rule_defaults"
     return _attribute_fault(value)
 
 
@@ -113,7 +115,7 @@ def _attribute_fault(policy: type[Policy]) -> str:
     return ""
 
 
-def file_of(name: str) -> Path | None:
+def policy_file(name: str) -> Path | None:
     """Return the file of a policy FILE.py:CLASS, whose code runs when the policy is found; None for other names."""
     return Path(name.rsplit(":", 1)[0]) if ".py:" in name else None
 
@@ -121,31 +123,31 @@ def file_of(name: str) -> Path | None:
 def permit(*names: str) -> None:
     """Allow the code of the files among these policies to run: the user named them, or allowed the code of a run."""
     for name in names:
-        file = file_of(name)
+        file = policy_file(name)
         if file is not None:
-            from_file.permit(file)
+            from_file.permit_file(file)
 
 
 class Policies(Registry[type[Policy]]):
     """Policies by name; METHOD@PAPER is a preset of a policy, FILE.py:CLASS a class in a file."""
 
     def get(self, name: str) -> type[Policy]:
-        if file_of(name) is not None:
+        if policy_file(name) is not None:
             file, kind = name.rsplit(":", 1)
             # The folder of the process may have changed since another file of this name was loaded.
-            return _from_file(str(Path(file).absolute()), kind)
+            return _class_in_file(str(Path(file).absolute()), kind)
         if "@" in name and name not in PRESETS:
             raise KvatlasError(f"Unknown preset {name!r}; expected: {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
         return super().get(PRESETS[name].policy if name in PRESETS else name)
 
 
 @cache
-def _from_file(file: str, kind: str) -> type[Policy]:
+def _class_in_file(file: str, kind: str) -> type[Policy]:
     """Return the class of a policy in a permitted file, which is run once; KvatlasError if it is not a policy."""
     with refusal(f"The policy {file}:{kind} cannot be loaded"):
-        module, _ = from_file.load(file)
+        module, _ = from_file.load_policy_file(file)
         value: Any = getattr(module, kind)
-        fault = _fault(getattr(value, "name", ""), value)
+        fault = _plugin_fault(getattr(value, "name", ""), value)
     if fault:
         raise KvatlasError(f"The policy {file}:{kind} cannot be used ({fault}).")
     return cast(type[Policy], value)
@@ -161,8 +163,6 @@ def register(policy: type[Policy]) -> type[Policy]:
     return policy
 
 
-#: The parameters of the bits of keys and of values.
-BITS = ("key_bits", "value_bits")
 #: The addresses of our policies, MODULE:CLASS, by name; a class is imported when it is used.
 _OURS = {
     "full": "kvatlas.policies.contract:Full",
@@ -188,7 +188,7 @@ _OURS = {
     "learned": "kvatlas.policies.learned:Learned",
     "oracle": "kvatlas.policies.oracle:Oracle",
 }
-policies = Policies("policy", "kvatlas.policies", _OURS, _fault)
+policies = Policies("policy", "kvatlas.policies", _OURS, _plugin_fault)
 
 
 def from_setting(setting: Setting) -> Policy:
@@ -197,7 +197,8 @@ def from_setting(setting: Setting) -> Policy:
     preset = PRESETS.get(setting.policy)
     if preset is None:
         with refusal(f"The policy {setting.policy!r} cannot be made"):
-            return kind.from_setting(setting, setting.policy if file_of(setting.policy) is not None else "")
+            return kind.from_setting(setting, setting.policy if policy_file(setting.policy) is not None else "")
+
     for name, value in setting.values.items():
         if name in preset.values and value != preset.values[name]:
             raise KvatlasError(
@@ -209,15 +210,35 @@ def from_setting(setting: Setting) -> Policy:
     )
 
 
+def fit_policy(policy: Policy, model: "ModelHandle", prompt: int | None = None, where: str = "") -> Policy:
+    """Return the policy for a model, which it suits. Reads no weights.
+
+    Raises KvatlasError, with the setting and the model, if it cannot work there, or on prompts of `prompt` tokens,
+    which are described by `where`.
+    """
+    try:
+        if isinstance(policy, CompressingPolicy):
+            # A policy of another author may replace its `check`.
+            CompressingPolicy.check(policy, model)
+        policy.check(model)
+        bound = policy.bind(model)
+        if prompt is not None and isinstance(bound, CompressingPolicy):
+            bound.check_prompt(prompt, where)
+    except KvatlasError as error:
+        raise KvatlasError(f"The setting {policy.setting} does not fit the model {model.name!r}: {error}") from error
+    return bound
+
+
 def all_values(setting: Setting) -> dict[str, Any]:
     """Return the parameters of a setting, with the usual values of those that it does not name.
 
     Of policies that are not known, and of a file, which is not run, those are the values that all policies share.
     """
     usual: Mapping[str, Any] = UNNAMED if "kv_budget" in setting.values else {"kv_bits": UNNAMED["kv_bits"]}
-    if file_of(setting.policy) is None:
+    if policy_file(setting.policy) is None:
         with suppress(KvatlasError):
             usual = _usual_values_of(setting.policy)
+
     values = {**usual, **setting.values}
     # Equal bits of keys and values are named as one.
     for name in BITS:
@@ -233,12 +254,12 @@ def _usual_values_of(policy: str) -> Mapping[str, Any]:
 
 def of_engine(setting: Setting) -> Policy:
     """Return the policy of a run's setting for another engine, which has none of a file: such a file is not run."""
-    if file_of(setting.policy) is not None:
+    if policy_file(setting.policy) is not None:
         raise KvatlasError(f"No other engine has the policy {setting.policy!r}, which is code of a file.")
     return from_setting(setting)
 
 
-def about(name: str) -> dict[str, Any]:
+def describe_policy(name: str) -> dict[str, Any]:
     """Return a policy or a preset as plain data; `published` are the values of parameters in its paper."""
     policy = policies.get(name)
     preset = PRESETS.get(name)
@@ -254,6 +275,7 @@ def about(name: str) -> dict[str, Any]:
         "preset": None,
         "description": inspect.getdoc(policy),
     }
+
     if preset:
         row |= {
             "summary": preset.summary,
@@ -269,6 +291,7 @@ def about(name: str) -> dict[str, Any]:
 
 __all__ = [
     "PRESETS",
+    "BudgetRule",
     "CacheView",
     "CompressingPolicy",
     "Policy",
@@ -277,21 +300,21 @@ __all__ = [
     "ScoreMemory",
     "Signal",
     "Step",
-    "about",
     "all_values",
     "budget_in_tokens",
     "choice_param",
-    "file_of",
-    "fit",
+    "describe_policy",
+    "fit_policy",
     "float_param",
     "floor_ratio",
     "from_setting",
-    "has_unequal_budgets",
     "int_param",
     "of_engine",
     "parameters",
     "permit",
     "policies",
+    "policy_file",
+    "read_parameter",
     "register",
     "scope_param",
     "select_tokens",

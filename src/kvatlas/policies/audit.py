@@ -3,69 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from contextlib import suppress
 
-from kvatlas.core import BudgetAudit, KvatlasError, Setting, differing
-from kvatlas.policies import file_of, from_setting
-from kvatlas.policies.contract import CompressingPolicy, Policy, allotted
-from kvatlas.policies.parameter_types import OF_SCORES, UNNAMED
+from kvatlas.core import AuditedCell, BudgetAudit, Compression, KvatlasError, Setting, SettingFacts
+from kvatlas.policies import all_values, from_setting, parameters, policy_file
+from kvatlas.policies.budget_rule import BudgetRule
+from kvatlas.policies.contract import CompressingPolicy, Policy
+from kvatlas.policies.memory import kept_and_total, rule_of
 
-#: The most cells that a sentence names.
-_NAMED = 6
 #: Fewer new tokens between two compressions are warned of.
 _LITTLE_ROOM = 8
 
 
-@dataclass(frozen=True)
-class AuditedCell:
-    """One setting on one benchmark, with its audit."""
-
-    model: str
-    benchmark: str
-    setting: Setting
-    audit: BudgetAudit
-
-    @property
-    def rule(self) -> tuple[tuple[str, object], ...]:
-        """The parameters that decide the audit: equal for policies that differ only in their scores."""
-        values = self.setting.values
-        usual = {"ratio_over": "thinking", "keep_prompt": True, **UNNAMED}
-        counted = [name for name in usual if name not in OF_SCORES]
-        names = [name for name in counted if values.get(name, usual[name]) != usual[name]]
-        return tuple((name, values[name]) for name in ("kv_budget", "local_window", "ratio", *names) if name in values)
+#: The parameters of every policy that compresses.
+_SHARED = frozenset(item.name for item in parameters(CompressingPolicy))
 
 
-def audit(policy: Policy, prompts: Iterable[int]) -> BudgetAudit | None:
-    """Return the audit of a setting for prompts of these lengths in tokens; None without compressions or prompts.
+def audit_policy(policy: Policy, prompts: Sequence[int]) -> BudgetAudit | None:
+    """Return the audit of a setting for prompts of these lengths in tokens; None without compressions or prompts."""
+    rule = policy.budget
+    if rule is None:
+        return None
+    compressions = {prompt: Compression(None, None, *_choice(rule, prompt)) for prompt in set(prompts)}
+    return BudgetAudit.over(compressions, prompts)
 
-    It is that of the first compression, during thinking: later ones have the same number of older tokens and the same
-    prompt.
+
+def _choice(rule: BudgetRule, prompt: int) -> tuple[int, int]:
+    """Return how many older tokens compete at the first compression, during thinking, and how many of them stay.
+
+    Later compressions have the same number of older tokens and the same prompt.
     """
-    lengths = list(prompts)
-    if not isinstance(policy, CompressingPolicy) or not lengths:
-        return None
-    chosen: list[int] = []
-    without_choice = 0
-    for prompt in lengths:
-        # The cache has the length of the budget, unless the prompt alone is longer.
-        older = max(policy.budget.first(prompt), prompt + 1) - policy.local_window
-        protected = min(prompt, older) if policy.keep_prompt else 0
-        chosen.append(allotted(policy, older, protected, protected)[1])
-        without_choice += not 0 < chosen[-1] < older - protected
-    count = len(lengths)
-    return BudgetAudit(count, float(median(chosen)), min(chosen), chosen.count(0) / count, without_choice / count)
+    _, older, protected = rule.at_first_compression(prompt)
+    return older - protected, rule.allotted(older, protected, protected)[1]
 
 
-def audit_setting(setting: Setting, prompts: Iterable[int]) -> BudgetAudit | None:
-    """Return the `audit` of a setting; None also for unknown policies (a remote model's, a plug-in's)."""
-    # Reading a run does not run code of a file.
-    if "kv_budget" not in setting.values or file_of(setting.policy) is not None:
-        return None
-    try:
-        return audit(from_setting(setting), prompts)
-    except KvatlasError:
-        return None
+def setting_facts(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | None = None) -> SettingFacts:
+    """Return what readers of a run need to know of a setting's policy, for prompts of these lengths.
+
+    `kv_bytes` are those of a token and of a sequence, for budgets in bytes. A policy that is not known (a remote
+    model's, a plug-in's), or is code of a file, which reading a run does not execute, has no audit.
+    """
+    shared = tuple(name for name in setting.values if name in _SHARED)
+    if "kv_budget" not in setting.values:
+        return SettingFacts(all_values(setting), shared)
+
+    # What stays follows from the rule of all policies; the audit needs the policy, and a budget in tokens.
+    rule = rule_of(setting, kv_bytes)
+    audited: BudgetRule | None = None
+    if policy_file(setting.policy) is None:
+        with suppress(KvatlasError):
+            budget = from_setting(setting).budget
+            audited = budget if budget is not None and budget.has_tokens else None
+
+    compressions = {}
+    for prompt in sorted(set(prompts)):
+        after, before = kept_and_total(rule, prompt) if rule is not None else (None, None)
+        candidates, places = _choice(audited, prompt) if audited is not None else (None, None)
+        compressions[prompt] = Compression(before, after, candidates, places)
+    return SettingFacts(all_values(setting), shared, compressions)
 
 
 def uncompressed_sentence(policies: Iterable[Policy], model: str, benchmark: str, prompt: int, longest: int) -> str:
@@ -87,58 +82,19 @@ def uncompressed_sentence(policies: Iterable[Policy], model: str, benchmark: str
 
 def narrow_sentence(policies: Iterable[Policy], model: str, benchmark: str, prompt: int) -> str:
     """Return a sentence on settings that compress again after a few tokens behind a prompt of this length, or ""."""
-    budgeted = [policy for policy in policies if isinstance(policy, CompressingPolicy)]
+    rules = [policy.budget for policy in policies if policy.budget is not None]
     # A setting that frees nothing is named by the audit.
-    narrow = [policy for policy in budgeted if 0 < policy.new_between(prompt) < _LITTLE_ROOM]
+    narrow = [rule for rule in rules if 0 < rule.new_between(prompt) < _LITTLE_ROOM]
     if not narrow:
         return ""
-    worst = min(narrow, key=lambda policy: policy.new_between(prompt))
+
+    worst = min(narrow, key=lambda rule: rule.new_between(prompt))
     return (
-        f"{len(narrow)} of {len(budgeted)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "
+        f"{len(narrow)} of {len(rules)} settings with a KV budget compress again after fewer than {_LITTLE_ROOM} "
         f"tokens on {benchmark} with {model}, whose longest prompt has {prompt:,}: kv_budget {worst.kv_budget}, "
-        f"local_window {worst.local_window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
+        f"local_window {worst.window} and ratio {worst.ratio:g} after {worst.new_between(prompt)}"
         f"{worst.advice(prompt)}."
     )
-
-
-def no_choice_sentence(cells: Sequence[AuditedCell]) -> str | None:
-    """Return a sentence that names the cells in which all policies keep the same tokens, or None."""
-    rows = {(cell.model, cell.benchmark, cell.rule): cell for cell in cells}
-    # A ratio of 0 or 1 leaves no choice by definition.
-    blocked = [cell for cell in rows.values() if cell.audit.no_choice and 0 < cell.setting.values.get("ratio", 0.5) < 1]
-    if not blocked:
-        return None
-    blocked.sort(key=lambda cell: -cell.audit.no_choice)
-    names = differing(dict(cell.rule) for cell in cells) or ["kv_budget", "local_window", "ratio"]
-    with_model = len({cell.model for cell in cells}) > 1
-    listed = "; ".join(_cell_text(cell, names, with_model) for cell in blocked[:_NAMED])
-    more = f"; and {len(blocked) - _NAMED} more" if len(blocked) > _NAMED else ""
-    over = ", or ratio_over thinking" if any(map(_counts_prompt, blocked)) else ""
-    least = _percent(blocked[-1])
-    most = _percent(blocked[0])
-    range_text = most if least == most else f"{least} to {most}"
-    return (
-        f"In {len(blocked)} of {len(rows)} cells all policies keep the same tokens in {range_text} % of problems, so "
-        f"choose another kv_budget, local_window or ratio{over} for them: {listed}{more}."
-    )
-
-
-def _cell_text(cell: AuditedCell, names: Sequence[str], with_model: bool) -> str:
-    """Return a cell's values of the named parameters, its benchmark, its model if asked, and its percentage."""
-    rule = ", ".join(f"{name} {value}" for name, value in cell.rule if name in names)
-    model = f" with {cell.model}" if with_model else ""
-    return f"{rule} on {cell.benchmark}{model} ({_percent(cell)} %)"
-
-
-def _percent(cell: AuditedCell) -> str:
-    """Return the percentage of problems on which a cell leaves no choice."""
-    return f"{100 * cell.audit.no_choice:.0f}"
-
-
-def _counts_prompt(cell: AuditedCell) -> bool:
-    """Return True if the cell's ratio counts the prompt, and another `ratio_over` is possible."""
-    rule = dict(cell.rule)
-    return "ratio_over" in rule and "strict_budget" not in rule
 
 
 def check_choice(cells: Sequence[AuditedCell]) -> None:

@@ -30,7 +30,7 @@ class Signal(StrEnum):
     ANSWER = "answer"
 
 
-class Columns(Protocol):
+class PolicyNotes(Protocol):
     """The notes of policies beside cached tokens: tensors [rows, layers, KV heads, cached] of the policy's scope."""
 
     def enter(self, name: str, values: Tensor) -> None: ...
@@ -55,7 +55,7 @@ class Step:
     positions: Tensor
     hidden: Tensor | None
     attention: Tensor | None
-    columns: Columns
+    columns: PolicyNotes
     prompt_length: int | None = None
 
     def enter(self, column: str, values: Tensor) -> None:
@@ -96,22 +96,14 @@ class ScoreMemory:
     length: int = 0
 
 
-@dataclass(frozen=True)
 class CacheView:
     """One sequence's cache at a compression; `[...]` is the scope's (layers, KV heads).
 
     `positions` [..., cached] are true positions, ascending, with unequal budgets behind -1 in heads with fewer tokens,
-    whose keys and values are 0 there; `columns` [..., cached] the notes of `observe`;
-    `key(layer)` and `value(layer)` return [KV heads, cached, head size], keys with their rotation; `query(layer)`
-    returns the policy's last `queries` queries [heads, queries, head size] with their rotation, oldest first (QUERIES;
-    fewer in a shorter sequence): the last one belongs to the newest cached token. `window(layer)` is the number of
-    positions that a layer with a sliding window sees, None for all; `scaling(layer)` is the factor of q k before the
-    layer's softmax, often but not always 1 / sqrt(head size); `softcap(layer)` c turns these scores into
-    c tanh(score / c), and `sinks(layer)` [heads] are further logits without a value; None without. `tokens()` are the
-    token ids [length] of the sequence.
-    `stream` is the key of its random numbers, `length` the number of its tokens so far, evicted ones included;
-    `reference` the finished full-cache trace of the same sample, if that has an answer (ANSWER); `memory` the earlier
-    scores of policies that remember them.
+    whose keys and values are 0 there; `columns` [..., cached] the notes of `observe`. `length` is the number of the
+    sequence's tokens so far, evicted ones included, `stream` the key of its random numbers, `thinking_end` the position
+    of the end of thinking, None without one. `reference` is the finished full-cache trace of the same sample, if that
+    has an answer (ANSWER), `memory` the earlier scores of policies that remember them.
     """
 
     model: ModelHandle
@@ -121,16 +113,43 @@ class CacheView:
     length: int
     stream: int
     columns: Mapping[str, Tensor]
-    key: Callable[[int], Tensor]
-    value: Callable[[int], Tensor]
-    query: Callable[[int], Tensor]
-    window: Callable[[int], int | None]
-    scaling: Callable[[int], float]
-    tokens: Callable[[], Tensor]
-    softcap: Callable[[int], float | None] = lambda _: None
-    sinks: Callable[[int], Tensor | None] = lambda _: None
     reference: ReferenceTrace | None = None
     memory: ScoreMemory | None = None
+
+    def key(self, layer: int) -> Tensor:
+        """Return the keys of a layer [KV heads, cached, head size], with their rotation."""
+        raise NotImplementedError
+
+    def value(self, layer: int) -> Tensor:
+        """Return the values of a layer [KV heads, cached, head size]."""
+        raise NotImplementedError
+
+    def query(self, layer: int) -> Tensor:
+        """Return the policy's last `queries` queries [heads, queries, head size] with their rotation (QUERIES).
+
+        The oldest come first, fewer in a shorter sequence: the last one belongs to the newest cached token.
+        """
+        raise NotImplementedError
+
+    def tokens(self) -> Tensor:
+        """Return the token ids [length] of the sequence."""
+        raise NotImplementedError
+
+    def scaling(self, layer: int) -> float:
+        """Return the factor of q k before a layer's softmax, often but not always 1 / sqrt(head size)."""
+        raise NotImplementedError
+
+    def window(self, layer: int) -> int | None:
+        """Return the number of positions that a layer with a sliding window sees; None for all."""
+        return None
+
+    def softcap(self, layer: int) -> float | None:
+        """Return the soft cap c, by which a layer's scores become c tanh(score / c); None without one."""
+        return None
+
+    def sinks(self, layer: int) -> Tensor | None:
+        """Return the further logits [heads] of a layer without a value; None without any."""
+        return None
 
     def uniform(self) -> Tensor:
         """Return random numbers in (0, 1) [..., cached], by stream, length, position and unit of choice alone."""

@@ -2,75 +2,56 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-from kvatlas.core import KvatlasError, Setting
-from kvatlas.policies.contract import CompressingPolicy, allotted
-from kvatlas.policies.parameter_types import budget_in_tokens, window_in_tokens
-
-#: The parameters that decide how many tokens stay.
-_RULE = (
-    "kv_budget",
-    "local_window",
-    "ratio",
-    "ratio_over",
-    "keep_prompt",
-    "strict_budget",
-    "budget_over",
-    "every",
-    "every_from",
-)
-#: Numbers of tokens that differ by less are equal.
-_TINY = 1e-9
+from kvatlas.core import Compression, KvatlasError, Setting, Stays, budget_in_tokens, mean_stays, window_in_tokens
+from kvatlas.core.settings import OF_SCORES
+from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
 
 
-class Stays(NamedTuple):
-    """The tokens after a compression in the mean over problems, and their share of the tokens before it."""
-
-    tokens: float
-    share: float
-
-
-def kept_and_total(policy: CompressingPolicy, prompt: int) -> tuple[int, int]:
+def kept_and_total(rule: BudgetRule, prompt: int) -> tuple[int, int]:
     """Return the tokens after and before a compression during thinking, both with a prompt of this length.
 
     All compressions keep the same number, except that the first one of a count from the start may come later.
     """
-    # The cache has the length of the budget, unless the prompt alone is longer.
-    total = max(policy.budget.first(prompt), prompt + 1)
-    older = total - policy.local_window
-    protected = min(prompt, older) if policy.keep_prompt else 0
-    return policy.local_window + sum(allotted(policy, older, protected, protected)), total
+    total, older, protected = rule.at_first_compression(prompt)
+    return rule.window + sum(rule.allotted(older, protected, protected)), total
 
 
-def stays(setting: Setting, prompts: Iterable[int], kv_bytes: tuple[int, int] | None = None) -> Stays | None:
-    """Return what stays under a setting after prompts of these lengths; None without a budget or prompts.
+def rule_of(setting: Setting, kv_bytes: tuple[int, int] | None = None) -> BudgetRule | None:
+    """Return the rule of a setting, with the parameters that decide how many tokens stay; None without a budget.
 
     `kv_bytes` are those of a token and of a sequence, for budgets in bytes. The rule is that of all policies, so that
     code of files and unknown policies is not needed.
     """
-    lengths = Counter(prompts)
-    values = {name: value for name, value in setting.values.items() if name in _RULE}
-    if not lengths or "kv_budget" not in values:
+    # Parameters of the scores do not change how many tokens stay.
+    counted = [name for name in RULE_PARAMETERS if name not in OF_SCORES]
+    values = {name: setting.values[name] for name in counted if name in setting.values}
+    if "kv_budget" not in values:
         return None
     if isinstance(values["kv_budget"], str):
         if kv_bytes is None:
             return None
         values["kv_budget"] = budget_in_tokens(values["kv_budget"], *kv_bytes)
     try:
-        policy = CompressingPolicy.from_setting(Setting.from_parameters("rule", **values), preset=setting.policy)
+        values |= implied_values(values)
+        if not {"local_window", "ratio"} <= values.keys():
+            return None
+        return BudgetRule(**values)
     except KvatlasError:
         return None
-    tokens = 0.0
-    share = 0.0
-    for prompt, problems in lengths.items():
-        kept, total = kept_and_total(policy, prompt)
-        tokens += problems * kept
-        share += problems * kept / total
-    return Stays(tokens / lengths.total(), share / lengths.total())
+
+
+def stays(setting: Setting, prompts: Sequence[int], kv_bytes: tuple[int, int] | None = None) -> Stays | None:
+    """Return what stays under a setting after prompts of these lengths; None without a budget or prompts."""
+    rule = rule_of(setting, kv_bytes)
+    if rule is None:
+        return None
+    compressions = {}
+    for prompt in set(prompts):
+        kept, total = kept_and_total(rule, prompt)
+        compressions[prompt] = Compression(total, kept, None, None)
+    return mean_stays(compressions, prompts)
 
 
 def local_window_of(setting: Setting) -> int | None:
@@ -80,20 +61,3 @@ def local_window_of(setting: Setting) -> int | None:
     if isinstance(window, str):
         return window_in_tokens(window, budget) if isinstance(budget, int) else None
     return window
-
-
-def windows_apart(by_window: Mapping[Any, Sequence[float]]) -> list[tuple[Any, Any]]:
-    """Return the pairs of local windows that keep no number of tokens in common, from what their settings keep."""
-    ranges = {window: (min(tokens), max(tokens)) for window, tokens in by_window.items()}
-    apart = []
-    for first, second in combinations(ranges, 2):
-        lowest = max(ranges[first][0], ranges[second][0])
-        highest = min(ranges[first][1], ranges[second][1])
-        if lowest > highest + _TINY:
-            apart.append((first, second))
-    return apart
-
-
-def apart_sentence(windows: Sequence[Any]) -> str:
-    """Return what a grid cannot tell whose narrowest and widest window keep no number of tokens in common."""
-    return f"windows {windows[0]} and {windows[-1]} have no memory in common: this grid cannot tell window from memory"

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError
+from kvatlas.policies.budget_rule import BudgetRule
 from kvatlas.policies.budgets import unequal_choice
-from kvatlas.policies.cache_view import CacheView
-from kvatlas.policies.contract import CompressingPolicy, allotted
-from kvatlas.policies.score_memory import recall_scores
+from kvatlas.policies.cache_view import CacheView, ScoreMemory
+from kvatlas.policies.contract import CompressingPolicy
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from kvatlas.policies.put_back import PutBack
+
+#: Greater scores stand for infinite ones: the memory holds numbers of 32 bits.
+LARGEST = 3.4e38
 
 
 def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[Tensor, int]:
@@ -27,10 +30,11 @@ def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[T
     """
     import torch
 
-    older = cached.positions.shape[-1] - policy.local_window
+    rule = policy.budget
+    older = cached.positions.shape[-1] - rule.window
     positions = cached.positions[..., :older]
     protected = torch.zeros_like(positions, dtype=torch.bool)
-    if policy.keep_prompt:
+    if rule.keep_prompt:
         protected |= (positions >= 0) & (positions < cached.prompt_length)
     prompt = _count_in_a_head(protected)
     protected_count = prompt
@@ -38,10 +42,10 @@ def protected_and_quota(policy: CompressingPolicy, cached: CacheView) -> tuple[T
         protected |= positions >= cached.thinking_end
         protected_count = _count_in_a_head(protected)
     missing = 0
-    if policy.budgets != "equal":
+    if rule.is_unequal:
         # The mean over the heads, which budgets make an integer.
         missing = int((positions < 0).sum()) // (positions.shape[0] * positions.shape[1])
-    kept_protected, quota = allotted(policy, older - missing, protected_count, prompt)
+    kept_protected, quota = rule.allotted(older - missing, protected_count, prompt)
     if kept_protected < protected_count:
         protected &= protected.cumsum(-1) <= kept_protected
     return protected, quota
@@ -74,23 +78,63 @@ def select_tokens(policy: CompressingPolicy, cached: CacheView, put_back: PutBac
     if cached.memory is None:
         scores = compute()
     else:
-        scores = _protect(recall_scores(policy, cached, cached.memory, quota, compute), protected)
-    if policy.plan_prefix:
+        scores = _protect(recall_scores(policy.budget, cached, cached.memory, quota, compute), protected)
+    if policy.budget.plan_prefix:
         thought = cached.positions[..., :older] - cached.prompt_length
-        in_plan = (thought >= 0) & (thought < policy.plan_prefix)
+        in_plan = (thought >= 0) & (thought < policy.budget.plan_prefix)
         # Above all other scores but those of protected tokens.
         scores = _protect(scores.clamp(max=sys.float_info.max / 2).masked_fill(in_plan, math.inf), protected)
     kept_protected = _count_in_a_head(protected)
-    if policy.budgets != "equal":
+    if policy.budget.is_unequal:
         if put_back is not None:
-            raise KvatlasError(f"budgets is {policy.budgets!r}; expected 'equal' where tokens are put back.")
+            raise KvatlasError(f"budgets is {policy.budget.budgets!r}; expected 'equal' where tokens are put back.")
         return _with_window(
-            unequal_choice(policy.budgets, scores, cached.positions, kept_protected, slots_used), older, length
+            unequal_choice(policy.budget.budgets, scores, cached.positions, kept_protected, slots_used), older, length
         )
     order = scores.argsort(dim=-1, descending=True, stable=True)
     if put_back is not None:
         order = put_back.overrule(order, cached.positions, kept_protected, slots_used, cached.length)
     return _with_window(order[..., : kept_protected + slots_used].sort(dim=-1).values, older, length)
+
+
+def recall_scores(
+    rule: BudgetRule, cached: CacheView, memory: ScoreMemory, quota: int, compute: Callable[[], Tensor]
+) -> Tensor:
+    """Return the scores [..., older] of the tokens older than the local window, and keep new ones in `memory`.
+
+    `compute` gives new scores. They are computed if the last ones are `refresh` tokens old, or if the tokens that
+    entered since would take more than the `quota` of places. Otherwise these tokens have an infinite score.
+    Source: "What Matters for Aggressive Decoding Time KV Eviction" (InertiaKV), which ranks seldom and keeps the order.
+    """
+    older = cached.positions.shape[-1] - rule.window
+    # The local window of the last computation had no scores.
+    has_score = cached.positions[..., :older] < memory.length - rule.window
+    old_scores = memory.values[..., :older].double()
+    entered = cached.length - memory.length
+    if memory.length and entered < rule.refresh and entered <= quota:
+        return old_scores.masked_fill(~has_score, float("inf"))
+
+    scores = compute()
+    if rule.carry:
+        carried = has_score & old_scores.isfinite()
+        scores = carry_scores(scores, old_scores.masked_fill(~carried, 0.0), rule.carry)
+    memory.values[..., :older] = scores.to(memory.values.dtype)
+    memory.length = cached.length
+    return scores
+
+
+def carry_scores(new: Tensor, old: Tensor, share: float) -> Tensor:
+    """Return max(share * old, new / max new) by token [..., older]; new scores that count as infinite stay.
+
+    Source: G-KV, arXiv 2512.00504, and its code (`smooth_method` max, alpha .8). The greatest score is that of the
+    tokens that compete; G-KV protects none. Scores below 0, which G-KV does not have, are first raised by the lowest.
+    """
+    is_finite = new.abs() < LARGEST
+    lowest = new.masked_fill(~is_finite, 0.0).amin(-1, keepdim=True).clamp(max=0.0)
+    greatest = new.masked_fill(~is_finite, float("-inf")).amax(-1, keepdim=True)
+    scaled = (new - lowest) / (greatest - lowest).clamp_min(1e-30)
+    result: Tensor = scaled.maximum(share * old).where(is_finite, new)
+    return result
 
 
 def _with_window(kept: Tensor, older: int, length: int) -> Tensor:
@@ -106,17 +150,6 @@ def _protect(scores: Tensor, protected: Tensor) -> Tensor:
     return scores.clamp(max=sys.float_info.max).masked_fill(protected, math.inf)
 
 
-def _wrong_kind(scores: object, device: torch.device) -> str:
-    """Return a phrase for scores that are no tensor of real numbers on the device; "" for usable ones."""
-    import torch
-
-    if not isinstance(scores, torch.Tensor):
-        return f"a {type(scores).__name__}"
-    if scores.is_complex() or scores.layout is not torch.strided:
-        return f"a tensor of {scores.dtype} with the layout {scores.layout}"
-    return "" if scores.device == device else f"a tensor on {scores.device}"
-
-
 def _checked_scores(policy: str, scores: object, positions: Tensor, protected: Tensor) -> Tensor:
     """Return scores [..., older] in float64 of the tokens older than the local window, infinite for protected ones.
 
@@ -127,12 +160,19 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
     import torch
 
     expected = tuple(positions.shape)
-    wrong_kind = _wrong_kind(scores, positions.device)
+    wrong_kind = ""
+    if not isinstance(scores, torch.Tensor):
+        wrong_kind = f"a {type(scores).__name__}"
+    elif scores.is_complex() or scores.layout is not torch.strided:
+        wrong_kind = f"a tensor of {scores.dtype} with the layout {scores.layout}"
+    elif scores.device != positions.device:
+        wrong_kind = f"a tensor on {scores.device}"
     if not isinstance(scores, torch.Tensor) or wrong_kind:
         raise KvatlasError(
             f"The policy {policy!r} scored its tokens with {wrong_kind}; expected a tensor of real numbers of the "
             f"shape {expected} or {expected[-1:]}, strided and on {positions.device}."
         )
+
     shape = tuple(scores.shape)
     # Layers and heads may be left out, or have size 1, where all of them share their scores.
     sizes = zip(reversed(shape), reversed(expected), strict=False)
@@ -142,6 +182,7 @@ def _checked_scores(policy: str, scores: object, positions: Tensor, protected: T
             f"The policy {policy!r} gave scores of the shape {shape} for cached tokens of the shape {expected} "
             f"(layers, KV heads, tokens); expected {expected} and {expected[-1:]}."
         )
+
     older = protected.shape[-1]
     older_scores = _protect(scores[..., :older].double().expand(protected.shape), protected)
     # Slots without a token.

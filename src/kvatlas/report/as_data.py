@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvatlas.columns import cell_document
-from kvatlas.core import Cell, Claim, Setting, percent, rounded
-from kvatlas.policies.memory import Stays
+from kvatlas.core import Cell, Claim, Setting, Stays, percent, rounded
 from kvatlas.stats.choice import Choice, Saving, kv_tokens_of
 from kvatlas.stats.controls import Control
 from kvatlas.stats.csv_tests import PooledEffect
 from kvatlas.stats.losses import LossFamily, Required, SettingLoss
+from kvatlas.stats.map_tests import Test
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.looks import ONE_LOOK
 from kvatlas.stats.pairs import Comparison
 from kvatlas.stats.setting_tables import SettingTable
-from kvatlas.stats.verdicts import Test
 
 Json = dict[str, Any]
 #: Why a claim on these problems is missing where no other reason is known.

@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvatlas.adaptive.decisions import NO_PAIRS
 from kvatlas.columns import cell_document
 from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
 from kvatlas.report.as_data import (
@@ -32,24 +31,36 @@ from kvatlas.report.memory_data import averages_document, memory_document
 from kvatlas.report.next_steps import NextStep, next_steps
 from kvatlas.report.view_options import ReadOptions, Source, bare_maps
 from kvatlas.stats.choice import Choice, choices_of_maps, floor_reason
-from kvatlas.stats.csv_tests import PooledEffect, pooled_effects, verdicts_of_maps
+from kvatlas.stats.csv_tests import PooledEffect, bound_tests_of_maps, pooled_effects
 from kvatlas.stats.estimates import common
 from kvatlas.stats.losses import SettingLoss
+from kvatlas.stats.map_tests import Basis, Effect, MapTests
 from kvatlas.stats.maps import mean_maps
 from kvatlas.stats.numerics.arrays import LEVEL
-from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjusted
+from kvatlas.stats.pairs import CellDifference, Comparison, Differences, adjusted, comparisons, differences_of_run
 from kvatlas.stats.prices import Price, prices
-from kvatlas.stats.run_analysis import RunAnalysis, grids, group_by_axes, with_regions
+from kvatlas.stats.run_analysis import (
+    Evidence,
+    choices_of_run,
+    evidence_of,
+    grids,
+    join_runs,
+    run_tests,
+    with_regions,
+)
 from kvatlas.stats.run_data import RunData, shown_policies
-from kvatlas.stats.setting_tables import SettingTable
+from kvatlas.stats.setting_tables import SettingTable, setting_tables
 from kvatlas.stats.table import CellTraces
 from kvatlas.stats.validity import Kind, Limitation, findings
-from kvatlas.stats.verdicts import Basis, Effect, Verdict
 from kvatlas.stats.windows_at_memory import level_stays
 from kvatlas.text import model_name
 
 #: Values nearer than this are the same peak.
 _TIE = 1e-9
+NO_PAIRS = Note(
+    NoteKind.LEFT_OUT,
+    "0 paired comparisons: in an adaptive sweep the problems that two settings share depend on their outcomes",
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class MapResult:
     """A map and its tests."""
 
     map: Map
-    verdict: Verdict = field(default_factory=Verdict)
+    verdict: MapTests = field(default_factory=MapTests)
 
     @property
     def title(self) -> str:
@@ -194,18 +205,20 @@ class Result:
     # -- runs and maps before any test ---------------------------------------------------------------------------------
 
     @cached_property
-    def opened_runs(self) -> list[RunAnalysis]:
+    def opened_runs(self) -> list[RunData]:
         """The runs among the sources, each with all its policies."""
-        return [source for source in self.sources if isinstance(source, RunAnalysis)]
+        return [source for source in self.sources if isinstance(source, RunData)]
 
     @cached_property
+    def _maps_of_sources(self) -> list[list[Map]]:
+        """The maps of each source, of all policies; none of a run without maps."""
+        has_maps = [not isinstance(source, RunData) or source.has_maps for source in self.sources]
+        return [bare_maps(source) if one else [] for source, one in zip(self.sources, has_maps, strict=True)]
+
+    @property
     def every_map(self) -> list[Map]:
         """The maps of all policies, without tests. Raises KvatlasError for a run with more than two axes."""
-        maps = []
-        for source in self.sources:
-            if not isinstance(source, RunAnalysis) or source.run.has_maps:
-                maps += bare_maps(source)
-        return maps
+        return list(chain.from_iterable(self._maps_of_sources))
 
     @cached_property
     def untested(self) -> list[Map]:
@@ -232,15 +245,25 @@ class Result:
     # -- tests ---------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _joined_runs(self) -> list[RunAnalysis]:
+    def joined_runs(self) -> list[RunData]:
         """The runs, those with the same axes as one."""
-        return group_by_axes(self.opened_runs)
+        return join_runs(self.opened_runs)
 
     @cached_property
-    def _analyses(self) -> list[RunAnalysis]:
+    def runs(self) -> list[RunData]:
         """The joined runs, of the policy that the options name; adaptive runs with all policies."""
         policy = self.options.policy
-        return [run if policy is None or run.is_adaptive else run.of_policy(policy) for run in self._joined_runs]
+        return [run if policy is None or run.is_adaptive else run.of_policy(policy) for run in self.joined_runs]
+
+    @cached_property
+    def evidence(self) -> list[Evidence]:
+        """The losses of each joined run, of all its policies."""
+        return [evidence_of(run) for run in self.joined_runs]
+
+    @cached_property
+    def _choices_of_runs(self) -> list[list[Choice]]:
+        """The recommendations of each run by the losses against its full cache."""
+        return [choices_of_run(run, evidence) for run, evidence in zip(self.runs, self.evidence, strict=True)]
 
     @cached_property
     def tables(self) -> tuple[SettingTable, ...]:
@@ -248,17 +271,20 @@ class Result:
 
         Raises KvatlasError as `setting_tables` does, and for a policy of which no run has a setting.
         """
+        if all(run.has_maps for run in self.runs):
+            return ()
         tables: list[SettingTable] = []
-        for run in self._analyses:
-            tables += run.tables
-        if tables and self.options.policy is not None:
+        for run, choices in zip(self.runs, self._choices_of_runs, strict=True):
+            if not run.has_maps:
+                tables += setting_tables(run, {choice.model: choice.losses or {} for choice in choices})
+        if self.options.policy is not None:
             _check_policy(self.opened_runs, self.options.policy)
         return tuple(tables)
 
     @property
     def claim(self) -> Claim:
         """The claim of the numbers: that of all runs, else problems like these."""
-        claims = {run.run.claim for run in self._analyses} or {self.options.claim or Claim.LIKE}
+        claims = {run.claim for run in self.runs} or {self.options.claim or Claim.LIKE}
         return claims.pop() if len(claims) == 1 else Claim.LIKE
 
     @property
@@ -271,23 +297,22 @@ class Result:
         return any("full" in (one.first, one.second) and broken & {one.first, one.second} for one in open_pairs)
 
     @property
-    def runs(self) -> tuple[RunData, ...]:
-        """The analysed runs."""
-        return tuple(run.run for run in self._analyses)
-
-    @property
     def margin(self) -> float:
         """The loss against the full cache that a setting may have, in (0, 1)."""
-        return self.opened_runs[0].run.margin if self.opened_runs else self.options.margin
+        return self.opened_runs[0].margin if self.opened_runs else self.options.margin
 
     @cached_property
-    def verdicts(self) -> Mapping[MapName, Verdict]:
+    def tests(self) -> Mapping[MapName, MapTests]:
         """The tests by map, means over benchmarks included."""
-        by_map: dict[MapName, Verdict] = {}
+        by_map: dict[MapName, MapTests] = {}
         if len(self.opened_runs) < len(self.sources):
-            by_map |= verdicts_of_maps(self.untested)
-        for run in self._analyses:
-            by_map |= run.verdicts
+            by_map |= bound_tests_of_maps(self.untested)
+        for run, evidence in zip(self.runs, self.evidence, strict=True):
+            if run.has_maps:
+                # An adaptive run stands alone, with all its policies.
+                sources = zip(self.sources, self._maps_of_sources, strict=True)
+                maps = next((maps for source, maps in sources if source is run), self.untested)
+                by_map |= run_tests(run, evidence, maps)
         return by_map
 
     @cached_property
@@ -302,57 +327,61 @@ class Result:
         return self._tested(means)
 
     def _tested(self, maps: Sequence[Map]) -> tuple[MapResult, ...]:
-        regions = with_regions(maps, self.verdicts, self.margin)
-        return tuple(MapResult(map_, self.verdicts.get(map_.name, Verdict())) for map_ in regions)
+        regions = with_regions(maps, self.tests, self.margin)
+        return tuple(MapResult(map_, self.tests.get(map_.name, MapTests())) for map_ in regions)
 
     @cached_property
     def findings(self) -> tuple[Limitation, ...]:
-        """The limits of what the runs can show, the gravest first."""
-        cells: list[CellTraces] = []
-        for run in self.opened_runs:
-            cells += run.cells_of(self.options.policy)
-        return (*self._floors(), *findings(cells))
+        """The limits of what the runs can show, the gravest first.
 
-    def _floors(self) -> list[Limitation]:
-        """Return a finding for each model whose full cache solves too little for a loss to be seen."""
-        found = []
-        for run in self._analyses:
-            for choice in run.choices:
-                if choice.family is not None and choice.family.is_floor:
-                    text = f"{model_name(choice.model)} on {choice.benchmark}: {floor_reason(choice.family)}; take "
-                    text += "easier problems, or more new tokens where traces are truncated."
-                    found.append(Limitation(Kind.FLOOR, choice.model, choice.benchmark, text))
-        return found
+        First of all a full cache that solves too little for a loss to be seen.
+        """
+        floors = []
+        for choice in self.choices:
+            if choice.family is not None and choice.family.is_floor:
+                text = f"{model_name(choice.model)} on {choice.benchmark}: {floor_reason(choice.family)}; take "
+                text += "easier problems, or more new tokens where traces are truncated."
+                floors.append(Limitation(Kind.FLOOR, choice.model, choice.benchmark, text))
+
+        cells: list[CellTraces] = []
+        policy = self.options.policy
+        for run in self.opened_runs:
+            cells += run.cells if policy is None else run.of_policy(policy).cells
+        return (*floors, *findings(cells))
 
     @cached_property
     def effects(self) -> tuple[PooledEffect, ...]:
         """The effects of the axes over all benchmarks."""
-        return tuple(pooled_effects([one.map for one in self.maps], self.verdicts))
+        return tuple(pooled_effects([one.map for one in self.maps], self.tests))
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
-        """The recommendation for each model."""
-        choices: list[Choice] = []
-        for run in self._analyses:
-            choices += run.choices
-        maps = grids([one.map for one in self.maps], [one.map for one in self.means])
-        return (*choices, *choices_of_maps(maps, self.verdicts, choices, self.effects))
+        """The recommendation for each model, without a full cache for each model and policy."""
+        by_loss = list(chain.from_iterable(self._choices_of_runs))
+        means, _ = self._means_and_notes
+        of_maps = choices_of_maps(grids(self.untested, means), self.tests, by_loss, self.effects)
+        return (*by_loss, *of_maps)
+
+    @cached_property
+    def unadjusted_comparisons(self) -> list[Comparison]:
+        """Policies and models of the runs in pairs, of all policies; none of an adaptive sweep."""
+        return list(chain.from_iterable(map(comparisons, self.joined_runs)))
 
     @cached_property
     def comparisons(self) -> tuple[Comparison, ...]:
-        """Policies and models of the runs in pairs, p-values adjusted over all of them."""
+        """The comparisons of the policy that the options name, p-values adjusted over all of them."""
         policy = self.options.policy
-        comparisons: list[Comparison] = []
-        for run in self._joined_runs:
-            comparisons += [one for one in run.comparisons if policy is None or _is_about(one, policy)]
-        return adjusted(comparisons)
+        found = self.unadjusted_comparisons
+        return adjusted([one for one in found if policy is None or _is_about(one, policy)])
 
     @property
     def differences(self) -> Differences:
         """The cells of the runs minus the first baseline of their maps, in pairs."""
         differences: dict[MapName, Mapping[CellCoord, CellDifference]] = {}
-        for run in self.opened_runs:
-            differences |= run.differences
+        for source, maps in zip(self.sources, self._maps_of_sources, strict=True):
+            baseline = next(chain.from_iterable(map_.baselines for map_ in maps), None)
+            if isinstance(source, RunData) and baseline:
+                differences |= differences_of_run(source, baseline)
         return differences
 
     @property
@@ -361,8 +390,8 @@ class Result:
         _, notes = self._means_and_notes
         for table in self.tables:
             notes = [*notes, *(note for note in table.notes if note not in notes)]
-        for run in self._analyses:
-            notes = [*notes, *(note for note in run.run.claim_notes if note not in notes)]
+        for run in self.runs:
+            notes = [*notes, *(note for note in run.claim_notes if note not in notes)]
         is_adaptive = any(run.is_adaptive for run in self.opened_runs)
         return (NO_PAIRS, *notes) if is_adaptive else tuple(notes)
 
@@ -410,7 +439,7 @@ class Result:
         if len(self.sources) != 1 or not self.opened_runs:
             return ()
         memories = [one.verdict.memory for one in self.grids if one.verdict.memory is not None] if self.maps else []
-        return tuple(next_steps(self.opened_runs[0].run, self.choices, memories))
+        return tuple(next_steps(self.opened_runs[0], self.choices, memories))
 
     def comparison_documents(self) -> list[Json]:
         """Return the comparisons as data: first minus second, in points."""
@@ -458,7 +487,7 @@ class Result:
         }
 
 
-def open_result(sources: Sequence[str | Path | RunAnalysis | Map], options: ReadOptions | None = None) -> Result:
+def open_result(sources: Sequence[str | Path | RunData | Map], options: ReadOptions | None = None) -> Result:
     """Return the result of runs (or their folders), CSV maps, `published:NAME`, and single maps.
 
     Raises KvatlasError for a source that cannot be read, and for options that apply to none of the sources.
@@ -468,7 +497,7 @@ def open_result(sources: Sequence[str | Path | RunAnalysis | Map], options: Read
     for source in sources:
         if isinstance(source, Map):
             opened.append([source])
-        elif isinstance(source, RunAnalysis):
+        elif isinstance(source, RunData):
             opened.append(source)
         else:
             opened.append(options.open_source(source))
@@ -478,7 +507,7 @@ def open_result(sources: Sequence[str | Path | RunAnalysis | Map], options: Read
 
 def _check_options(opened: Sequence[Source], options: ReadOptions) -> None:
     """Raise KvatlasError for options that apply to none of the sources, and for CSV maps of another metric."""
-    runs = [source for source in opened if isinstance(source, RunAnalysis)]
+    runs = [source for source in opened if isinstance(source, RunData)]
     if options.fix and opened and not runs:
         raise KvatlasError(f"fix is {dict(options.fix)}; expected a run whose axis it holds, only maps were given.")
     if options.problems is not None and len(runs) == len(opened):
@@ -487,7 +516,7 @@ def _check_options(opened: Sequence[Source], options: ReadOptions) -> None:
             "problems count."
         )
     for source in opened:
-        maps = [] if isinstance(source, RunAnalysis) else source
+        maps = [] if isinstance(source, RunData) else source
         for map_ in maps:
             # The default stands for the metric of the map.
             if options.metric not in (None, "pass@1", map_.metric):
@@ -496,9 +525,7 @@ def _check_options(opened: Sequence[Source], options: ReadOptions) -> None:
                 )
 
 
-def analyse(
-    sources: Sequence[str | Path | RunAnalysis | Map], options: ReadOptions | None = None, **named: Any
-) -> Result:
+def analyse(sources: Sequence[str | Path | RunData | Map], options: ReadOptions | None = None, **named: Any) -> Result:
     """Return the result of sources (see `open_result`) that have maps, no two of them of one name.
 
     `named` are fields of `ReadOptions` by their names, in place of those of `options`. Raises KvatlasError for a source
@@ -520,11 +547,11 @@ def of_policy(maps: Sequence[Map], policy: str | None) -> list[Map]:
     return kept
 
 
-def _check_policy(runs: Sequence[RunAnalysis], policy: str) -> None:
+def _check_policy(runs: Sequence[RunData], policy: str) -> None:
     """Raise KvatlasError if no setting of the runs is of a policy."""
     settings = []
     for run in runs:
-        settings += [cell.setting for cell in run.run.cells]
+        settings += [cell.setting for cell in run.cells]
     if not any(setting.is_of(policy.partition("(")[0]) for setting in settings):
         policies = ", ".join(shown_policies(setting.policy for setting in settings).values())
         raise KvatlasError(f"There is no setting of the policy {policy!r}; there are: {policies}.")

@@ -10,11 +10,11 @@ from typing import Any
 from kvatlas.core import Claim, Map
 from kvatlas.results.csv_maps import read_maps
 from kvatlas.stats.estimates import with_binomial_bounds
-from kvatlas.stats.run_analysis import RunAnalysis
+from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData, margin_from_points
 
 #: An opened run, or the maps of a file.
-Source = RunAnalysis | list[Map]
+Source = RunData | list[Map]
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class ReadOptions:
     def open_source(self, source: str | Path) -> Source:
         """Return a run, or the maps of a CSV file or of `published:NAME` with intervals of the binomial bound."""
         if Path(source).is_dir():
-            return RunAnalysis(self.open_run(source))
+            return self.open_run(source)
         maps = read_maps(source, self.partial, self.problems, self.samples)
         return with_binomial_bounds(maps, self.claim or Claim.LIKE)
 
 
 def bare_maps(source: Source) -> list[Map]:
     """Return the maps of a source, without regions."""
-    return source.untested_maps if isinstance(source, RunAnalysis) else source
+    return maps_of_run(source) if isinstance(source, RunData) else source

@@ -5,18 +5,29 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kvatlas.benchmarks.public import SOURCES
-from kvatlas.columns import csv_columns
-from kvatlas.core import Cell, Estimate, KvatlasError, Map, Note, NoteKind, Setting
+from kvatlas.columns import Column, csv_columns
+from kvatlas.core import (
+    Cell,
+    Estimate,
+    KvatlasError,
+    Map,
+    Note,
+    NoteKind,
+    Setting,
+    ascending,
+    is_storable_number,
+)
+from kvatlas.core.settings import WINDOW_SHARE
 from kvatlas.policies.memory import stays
+from kvatlas.results.export import MARKS
 from kvatlas.text import number, unguarded
 
 PUBLISHED = "published:"
@@ -31,15 +42,10 @@ _PUBLISHED_RULE: Mapping[str, Any] = {"ratio_over": "older"}
 _PUBLISHED_PROMPT = 150
 #: The columns that hold the values of a metric, in percent.
 _VALUES = re.compile(r"progress|pass_at_[1-9]\d*")
-#: The other columns that kvatlas itself writes; they are read back. Columns that users add are written alone.
-EXTRAS = tuple(column.name for column in csv_columns())
-#: The columns of the marks of a figure's cells, in the data beside it; they are not read.
-MARKS = ("proven", "proven_like_these", "loses_more", "recommended")
-#: The smallest values of the columns that hold integers, and a limit of all of them.
-_INTEGERS = {"local_window": 0, "problems": 1, "samples": 1, "peak_kv_tokens": 0, "truncated": 0}
+#: A limit of counts, and of means of counts.
 _BELOW = 10**9
-#: A local window that is a share of the KV budget.
-_SHARE = re.compile(r"\d+(\.\d+)?%")
+#: The most characters of a field: figures and tables have room for a name.
+_MAX_FIELD = 500
 _MEAN = re.compile(r"mean of (\d+)")
 #: Missing cells that an error lists.
 _LISTED = 5
@@ -74,17 +80,32 @@ class _Table:
             raise KvatlasError(f"{where} repeats the cell {place} of {model} on {benchmark}.")
         group[coord] = cell
 
-    def largest_value(self) -> float:
-        """Return the largest value or upper limit of an interval."""
-        estimates = [cell.estimate for cell in self.baselines.values()]
-        for group in self.groups.values():
-            estimates += [cell.estimate for cell in group.values()]
-        return max(estimate.high or estimate.value for estimate in estimates)
+    def name_in_shares(self) -> _Name | None:
+        """Return the name of a map whose values are from 0 to 1, which are shares in place of percent; None without.
+
+        Values that small are percent where each is a whole number of right answers, or if an interval reaches above 1.
+        """
+        for name, group in self.groups.items():
+            cells = [*group.values(), *(self.baselines[each] for each in self.baselines if each[:2] == name[:2])]
+            largest = max(cell.estimate.high or cell.estimate.value for cell in cells)
+            if 0 < largest <= 0.01 and not (self.column != "progress" and all(map(_is_whole_count, cells))):
+                return name
+        return None
 
 
-def value_column(metric: str) -> str:
-    """Return the column of a metric: `pass@1` is `pass_at_1`."""
-    return metric.replace("@", "_at_")
+def _traces_of(cell: Cell) -> int | None:
+    """Return the number of traces of a cell; None if it is unknown."""
+    counts = (cell.estimate.problems, cell.estimate.samples)
+    return None if counts[0] is None or counts[1] is None else counts[0] * counts[1]
+
+
+def _is_whole_count(cell: Cell) -> bool:
+    """Return whether the value of a cell is that of a whole number of right answers, with four decimals in percent."""
+    traces = _traces_of(cell)
+    if traces is None:
+        return False
+    right = cell.estimate.value * traces
+    return abs(right - round(right)) <= 1e-6 * traces
 
 
 def published_names() -> list[str]:
@@ -99,9 +120,10 @@ def read_maps(
 
     The form is that of `write_maps`: UTF-8, fields separated by commas, the columns model, benchmark, two axes
     (local_window and ratio, or two others; the first is vertical), the metric in percent (pass_at_1), and optionally
-    policy and `EXTRAS`. A row without axis values is a baseline of its benchmark. Without a column `problems` the
-    argument counts, else the known size of the benchmark; without a column `samples` the argument. Raises KvatlasError
-    for every fault of the file, and for missing cells unless `partial`, which notes them on the map.
+    policy and the declared `csv_columns`. A row without axis values is a baseline of its benchmark. Without a column
+    `problems` the argument counts, else the known size of the benchmark; without a column `samples` the argument.
+    Raises KvatlasError for every fault of the file, and for missing cells unless `partial`, which notes them on the
+    map.
     """
     name = str(source)
     defaults = dict(_PUBLISHED_AS) if name.startswith(PUBLISHED) else {}
@@ -111,15 +133,17 @@ def read_maps(
         table = _Table(*_columns(name, list(reader.fieldnames or ())))
         for record in reader:
             where = f"{name}, line {reader.line_num}"
-            fields = _fields(where, record)
+            fields = _fields(where, record, ("model", "benchmark", *table.axes, table.column))
             coord, cell = _cell(where, fields, table, defaults)
             table.add(where, (fields["model"], fields["benchmark"], cell.setting.policy), coord, cell)
     except csv.Error as error:
         raise KvatlasError(f"{name} cannot be read as a CSV map ({error}).") from error
     if not table.groups:
         raise KvatlasError(f"{name} has no cells; expected rows with values of {table.axes[0]} and {table.axes[1]}.")
-    if 0 < table.largest_value() <= 0.01:
-        raise KvatlasError(f"{name} has values of {table.column} from 0 to 1; expected percent, from 0 to 100.")
+    in_shares = table.name_in_shares()
+    if in_shares is not None:
+        where = f"{name}, {in_shares[0]} on {in_shares[1]}:" if len(table.groups) > 1 else name
+        raise KvatlasError(f"{where} has values of {table.column} from 0 to 1; expected percent, from 0 to 100.")
     return [_map(name, map_name, table, partial) for map_name in table.groups]
 
 
@@ -152,18 +176,28 @@ def _columns(name: str, header: list[str]) -> tuple[tuple[str, str], str]:
     if not named or len(values) != 1 or len(axes) != 2 or not all(axes):
         raise KvatlasError(
             f"{name} has the columns {', '.join(header) or 'none'}; expected each once: model, benchmark, two axes "
-            f"(local_window, ratio), one metric in percent (pass_at_1), and any of policy, {', '.join(EXTRAS)}."
+            f"(local_window, ratio), one metric in percent (pass_at_1), and any of policy, "
+            f"{', '.join(column.name for column in csv_columns())}."
         )
     return (axes[0], axes[1]), values[0]
 
 
-def _fields(where: str, record: Mapping[str | None, Any]) -> dict[str, str]:
-    """Return the fields of a row by column; raises KvatlasError if it has more than the header."""
+def _fields(where: str, record: Mapping[str | None, Any], needed: Sequence[str]) -> dict[str, str]:
+    """Return the fields of a row by column; those at its end may be missing, unless they are `needed`.
+
+    Raises KvatlasError for a row with more fields than the header, and for a row that was cut off.
+    """
     fields = {}
     for column, text in record.items():
         if column is None:
             raise KvatlasError(f"{where} has more fields than the header; a value with a comma in it needs quotes.")
+        if text is None and column in needed:
+            raise KvatlasError(f"{where} ends before its field of {column}; expected as many fields as in the header.")
         fields[column] = unguarded((text or "").strip())
+        if len(fields[column]) > _MAX_FIELD or len(fields[column].splitlines()) > 1:
+            raise KvatlasError(
+                f"{where}: {column} is {fields[column]!r:.60}; expected one line of up to {_MAX_FIELD:,} characters."
+            )
     return fields
 
 
@@ -177,8 +211,11 @@ def _cell(
     value = _number(where, table.column, fields[table.column])
     if not 0 <= value <= 100:
         raise KvatlasError(f"{where}: {table.column} is {fields[table.column]}; expected a percentage from 0 to 100.")
-    numbers = _further_numbers(where, fields, defaults)
-    _check_limits(where, table.column, value, numbers)
+    cell = _cell_of_numbers(where, fields, value / 100, defaults)
+    _check_limits(where, table.column, value, cell.estimate)
+    traces = _traces_of(cell)
+    if cell.truncated is not None and traces is not None and cell.truncated > traces:
+        raise KvatlasError(f"{where}: truncated is {cell.truncated:,}; expected up to {traces:,}, problems x samples.")
     policy = fields.get("policy") or defaults.get("policy", "")
     coord = None
     parameters: dict[str, Any] = {}
@@ -187,16 +224,7 @@ def _cell(
         if "kv_budget" in defaults:
             parameters["kv_budget"] = defaults["kv_budget"]
         parameters |= values
-    cell = Cell(
-        Setting.from_parameters(policy, **parameters),
-        Estimate(value / 100, numbers.get("low"), numbers.get("high"), numbers["problems"], numbers["samples"]),
-        mean_kv_tokens=numbers.get("kept_tokens_mean"),
-        peak_kv_tokens=numbers.get("peak_kv_tokens"),
-        output_tokens_mean=numbers.get("output_tokens_mean"),
-        truncated=numbers.get("truncated"),
-        seconds_mean=numbers.get("seconds_mean"),
-        stays_tokens=numbers.get("stays_tokens"),
-    )
+    cell = replace(cell, setting=Setting.from_parameters(policy, **parameters))
     if coord is not None and "kv_budget" in defaults:
         rule = Setting.from_parameters(policy, **{**parameters, **_PUBLISHED_RULE})
         kept = stays(rule, [_PUBLISHED_PROMPT])
@@ -204,10 +232,10 @@ def _cell(
     return coord, cell
 
 
-def _check_limits(where: str, column: str, value: float, numbers: Mapping[str, Any]) -> None:
+def _check_limits(where: str, column: str, value: float, estimate: Estimate) -> None:
     """Raise KvatlasError for limits of an interval that are not on both sides of its value, in percent."""
-    low = 100 * numbers.get("low", 0.0)
-    high = 100 * numbers.get("high", 1.0)
+    low = 0.0 if estimate.low is None else 100 * estimate.low
+    high = 100.0 if estimate.high is None else 100 * estimate.high
     if not low - _ROUNDING <= value <= high + _ROUNDING:
         raise KvatlasError(
             f"{where}: {column} is {value:g} with low {low:g} and high {high:g}; expected low <= {column} <= high."
@@ -221,40 +249,90 @@ def _axis_values(where: str, fields: Mapping[str, str], axes: tuple[str, str]) -
         raise KvatlasError(f"{where} has a value of {given[0]} alone; a cell needs both axes, a baseline neither.")
     values: dict[str, Any] = {}
     for axis in given:
-        if axis == "local_window" and _SHARE.fullmatch(fields[axis]):
-            values[axis] = fields[axis]
+        if axis == "local_window" and WINDOW_SHARE.fullmatch(fields[axis]):
+            values[axis] = _window_share(where, fields[axis])
         elif axis in ("local_window", "ratio"):
-            values[axis] = _number(where, axis, fields[axis])
+            values[axis] = _number(where, axis, fields[axis], 0 if axis == "local_window" else None)
         else:
-            values[axis] = number(fields[axis])
+            values[axis] = _value(where, axis, fields[axis])
     return values
 
 
-def _further_numbers(where: str, fields: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a row other than its metric: those of its columns, else the defaults; limits as shares."""
+def _window_share(where: str, text: str) -> str:
+    """Return a local window that is a share of the KV budget, equal ones in one form: `25.0%` is `25%`."""
+    share = float(text.removesuffix("%"))
+    if not 0 <= share < 100:
+        raise KvatlasError(f"{where}: local_window is {text}; expected a share below 100%.")
+    return f"{share:.6f}".rstrip("0").rstrip(".") + "%"
+
+
+def _cell_of_numbers(where: str, fields: Mapping[str, str], value: float, defaults: Mapping[str, Any]) -> Cell:
+    """Return a cell of this value, without a setting, with what the declared columns of the row say of it.
+
+    The problems and samples of rows that do not say them are the defaults, else the known size of the benchmark.
+    """
     source = SOURCES.get(fields["benchmark"])
-    numbers: dict[str, Any] = {"problems": source.size if source else None, "samples": None, **defaults}
-    numbers |= {name: _number(where, name, fields[name]) for name in EXTRAS if fields.get(name)}
-    for limit in ("low", "high"):
-        if limit in numbers:
-            numbers[limit] /= 100
-    return numbers
+    numbers = {name: defaults[name] for name in ("problems", "samples") if name in defaults}
+    numbers = {"problems": source.size if source else None, "samples": None, **numbers}
+    numbers |= {
+        column.name: _column_value(where, column, fields) for column in csv_columns() if fields.get(column.name)
+    }
+
+    # A column is a field of the cell, a field of its estimate, or kept under its own name.
+    of_estimate: dict[str, Any] = {"low": None, "high": None}
+    of_cell: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    for column in csv_columns():
+        if column.name not in numbers:
+            continue
+        if not column.is_field:
+            more[column.name] = numbers[column.name]
+        elif str(column.source).startswith("estimate."):
+            of_estimate[str(column.source).removeprefix("estimate.")] = numbers[column.name]
+        else:
+            of_cell[str(column.source)] = numbers[column.name]
+    return Cell(Setting(""), Estimate(value, **of_estimate), more=more, **of_cell)
 
 
-def _number(where: str, column: str, text: str) -> float:
-    """Return the finite number in a field; an integer for columns of integers."""
+def _column_value(where: str, column: Column, fields: Mapping[str, str]) -> Any:
+    """Return the value of a declared column in a row, shares in [0, 1]."""
+    text = fields[column.name]
+    if callable(column.source):
+        # A function may have any value.
+        value = _value(where, column.name, text)
+    else:
+        value = _number(where, column.name, text, column.least)
+        least, most = (-_ROUNDING, 100 + _ROUNDING) if column.is_share else (0, _BELOW)
+        if not least <= value <= most:
+            expected = "a percentage from 0 to 100" if column.is_share else f"a number from 0 to {_BELOW:,}"
+            raise KvatlasError(f"{where}: {column.name} is {text}; expected {expected}.")
+    return value / 100 if column.is_share and not isinstance(value, str) else value
+
+
+def _value(where: str, name: str, text: str) -> float | str:
+    """Return the finite number that a field spells, else its text."""
     value = number(text)
-    if isinstance(value, str) or not math.isfinite(value) or "_" in text:
-        raise KvatlasError(f"{where}: {column} is {text!r}; expected a number.")
-    if column == "ratio" and not 0 <= value <= 1:
+    if isinstance(value, str):
+        return value
+    if not is_storable_number(value) or "_" in text:
+        raise KvatlasError(f"{where}: {name} is {text!r:.60}; expected a finite number or a text.")
+    # 0.0 for -0.0.
+    return value + 0
+
+
+def _number(where: str, name: str, text: str, least: int | None = None) -> float:
+    """Return the finite number in a field; an integer from `least` up, if that is given."""
+    value = number(text)
+    if isinstance(value, str) or not is_storable_number(value) or "_" in text:
+        raise KvatlasError(f"{where}: {name} is {text!r:.60}; expected a number.")
+    if name == "ratio" and not 0 <= value <= 1:
         raise KvatlasError(f"{where}: ratio is {text}; expected a share from 0 to 1.")
-    if column in _INTEGERS:
-        if not _INTEGERS[column] <= value < _BELOW or value % 1:
-            raise KvatlasError(
-                f"{where}: {column} is {text}; expected an integer from {_INTEGERS[column]} to {_BELOW - 1:,}."
-            )
+    if least is not None:
+        if not least <= value < _BELOW or value % 1:
+            raise KvatlasError(f"{where}: {name} is {text}; expected an integer from {least} to {_BELOW - 1:,}.")
         return int(value)
-    return value
+    # 0.0 for -0.0.
+    return value + 0
 
 
 def _map(name: str, map_name: _Name, table: _Table, partial: bool) -> Map:
@@ -302,17 +380,3 @@ def _listed(missing: Sequence[_Coord], axes: tuple[str, str]) -> str:
     listed = "; ".join(f"{axes[0]} {row}, {axes[1]} {column}" for row, column in missing[:_LISTED])
     more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
     return f"{listed}{more}"
-
-
-def ascending(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the distinct values in ascending order, shares such as `25%` too.
-
-    Values that cannot be compared keep their order.
-    """
-    distinct = list(dict.fromkeys(values))
-    if distinct and all(isinstance(value, str) and _SHARE.fullmatch(value) for value in distinct):
-        return tuple(sorted(distinct, key=lambda share: float(share[:-1])))
-    try:
-        return tuple(sorted(distinct))
-    except TypeError:
-        return tuple(distinct)

@@ -15,7 +15,6 @@ from uuid import uuid4
 
 from kvatlas.columns import VALUE, csv_columns
 from kvatlas.core import Cell, KvatlasError, Map, MapName, Trace, reason
-from kvatlas.results.csv_maps import MARKS, value_column
 from kvatlas.results.store import Store
 from kvatlas.text import guarded
 
@@ -26,6 +25,8 @@ FORMATS = ("csv", "cells", "jsonl", "parquet", "run")
 #: The formats of a file by its suffix, the usual one first.
 _OF_SUFFIX: Mapping[str, tuple[str, ...]] = {".csv": ("csv", "cells"), ".jsonl": ("jsonl",), ".parquet": ("parquet",)}
 _BATCH = 2_000
+#: The columns of the marks of a figure's cells, in the data beside it; they are not read.
+MARKS = ("proven", "proven_like_these", "loses_more", "recommended")
 
 
 def format_of(out: Path | None, given: str | None) -> str:
@@ -86,6 +87,11 @@ def table_text(table: pd.DataFrame) -> str:
     whole = table.convert_dtypes()
     text: str = whole.map(guarded, na_action="ignore").to_csv(index=False, header=guarded_names, lineterminator="\n")
     return text
+
+
+def value_column(metric: str) -> str:
+    """Return the column of a metric: `pass@1` is `pass_at_1`."""
+    return metric.replace("@", "_at_")
 
 
 def csv_text(maps: Sequence[Map]) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from kvatlas.core import Problem, Setting
+from kvatlas.core import Problem, Setting, SettingFacts
 
 T = TypeVar("T")
 #: Model, benchmark and setting of a cell.
 CellName = tuple[str, str, Setting]
 #: Problems that a sentence names.
 NAMED = 3
+#: The address of the function that asks a setting's policy for its facts.
+SETTING_FACTS = "kvatlas.policies.audit:setting_facts"
 
 
 def contents_of(problems: Iterable[Problem]) -> dict[str, str]:
@@ -37,6 +40,7 @@ class Expected:
     """One promised cell: every problem, `samples` times. `baseline` cells are outside the grid.
 
     `kv_bytes` are the bytes of keys and values of each cached token, and of each sequence besides; None if unknown.
+    `facts` are what the plan knew of the setting's policy; runs of earlier versions, and imported logs, lack them.
     """
 
     model: str
@@ -47,11 +51,30 @@ class Expected:
     samples: int
     baseline: bool
     kv_bytes: tuple[int, int] | None = None
+    facts: SettingFacts | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> CellName:
         """Model, benchmark and setting, which identify a cell of a run."""
         return self.model, self.benchmark, self.setting
+
+    @property
+    def all_values(self) -> Mapping[str, Any]:
+        """The parameters of its setting, those included that the setting does not name."""
+        return self.facts_with(()).values
+
+    def facts_with(self, prompts: Iterable[int]) -> SettingFacts:
+        """Return what is known of the setting, for prompts of these lengths.
+
+        Its policy is asked where the plan did not store them. The address is resolved only then, so that statistics
+        import no policy.
+        """
+        lengths = set(prompts)
+        facts = self.facts
+        if facts is not None and (facts.compressions is None or lengths <= facts.compressions.keys()):
+            return facts
+        ask: Callable[..., SettingFacts] = resolve_name(SETTING_FACTS)
+        return ask(self.setting, lengths, self.kv_bytes)
 
     def to_json(self) -> list[Any]:
         """Return plain data for the store, with the number of problems in place of their ids."""
@@ -65,15 +88,15 @@ class Expected:
             self.baseline,
             len(self.problems),
             self.kv_bytes,
+            None if self.facts is None else self.facts.to_json(),
         ]
 
     @classmethod
     def from_json(cls, entry: Sequence[Any], problems: Mapping[str, tuple[str, ...]]) -> Expected:
         """Return the cell that `to_json` gave; `problems` are the ids of all problems by benchmark."""
         model, benchmark, policy, values, run_key, samples, baseline, *later_fields = entry
-        # Manifests of earlier versions lack the number of problems (all of them), or the bytes.
-        count = later_fields[0] if later_fields else None
-        kv_bytes = later_fields[1] if later_fields[1:] else None
+        # Manifests of earlier versions lack the number of problems (all of them), the bytes, or the facts.
+        count, kv_bytes, facts, *_ = (*later_fields, None, None, None)
         return cls(
             model=model,
             benchmark=benchmark,
@@ -83,6 +106,7 @@ class Expected:
             samples=samples,
             baseline=baseline,
             kv_bytes=tuple(kv_bytes) if kv_bytes else None,
+            facts=None if facts is None else SettingFacts.from_json(facts),
         )
 
 

@@ -8,11 +8,12 @@ import math
 import sys
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from struct import Struct
+from types import UnionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,8 @@ COLUMNS = (
 COSTS = (
     "prompt_tokens", "output_tokens", "thinking_tokens", "peak_kv_tokens", "mean_kv_tokens", "compressions", "seconds",
 )  # fmt: skip
+#: The costs that are counts; the others are means and times.
+_COUNTS = frozenset(COSTS) - {"mean_kv_tokens", "seconds"}
 #: The most samples of a problem; a table has a place for each of them.
 MAX_SAMPLES = 10_000
 #: The largest number of a token, and of a step.
@@ -84,7 +87,11 @@ def check_trace(trace: Trace) -> None:
 
 
 def _faults(trace: Trace) -> Iterator[str]:
-    """Yield a clause for each value of a trace that a store cannot hold."""
+    """Yield a clause for each value of a trace that a store cannot hold.
+
+    A value of another type comes first: what follows needs the right ones.
+    """
+    yield from _type_faults(trace)
     for name in ("model", "benchmark", "problem", "text"):
         if not is_storable_text(getattr(trace, name)):
             yield _fault(name, getattr(trace, name), "a text of whole characters")
@@ -100,8 +107,33 @@ def _faults(trace: Trace) -> Iterator[str]:
         yield "its eviction trace contradicts itself"
     try:
         finite_object(trace.made_with or "{}")
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         yield f"made_with is no JSON of numbers and texts ({reason(error)})"
+
+
+def _type_faults(trace: Trace) -> Iterator[str]:
+    """Yield a clause for each part of a trace that is of another type than the class says."""
+    parts: dict[str, tuple[object, type | UnionType]] = {
+        "the setting": (trace.setting, Setting),
+        "tokens": (trace.tokens, tuple | list),
+        "the grade": (trace.grade, Grade),
+        "usage": (trace.usage, Costs),
+        "made_with": (trace.made_with, str),
+        "the eviction trace": (trace.eviction_trace, EvictionTrace | None),
+    }
+    if isinstance(trace.setting, Setting):
+        parameters = trace.setting.parameters
+        parts["parameters"] = (parameters, tuple)
+        if isinstance(parameters, tuple) and not all(isinstance(each, tuple) and len(each) == 2 for each in parameters):
+            yield "a parameter of its setting is no pair of a name and a value"
+    if isinstance(trace.grade, Grade):
+        parts["metrics"] = (trace.grade.metrics, Mapping)
+    if isinstance(trace.eviction_trace, EvictionTrace):
+        parts["evicted_at"] = (trace.eviction_trace.evicted_at, tuple)
+        parts["kept_by"] = (trace.eviction_trace.kept_by, tuple)
+    for name, (value, expected) in parts.items():
+        if not isinstance(value, expected):
+            yield f"{name} is of the type {type(value).__name__}, expected {getattr(expected, '__name__', expected)}"
 
 
 def setting_faults(setting: Setting) -> Iterator[str]:
@@ -113,18 +145,31 @@ def setting_faults(setting: Setting) -> Iterator[str]:
             yield _fault("the name of a parameter", name, "a text of whole characters other than 'policy'")
         elif value is not None and not (is_storable_number(value) or is_storable_text(value)):
             yield _fault(name, value, "a finite number or a text of whole characters")
+    names = [name for name, _ in setting.parameters]
+    if names != sorted(set(names)):
+        yield _fault("the order of its parameters", ", ".join(map(str, names)), "each once, by name")
+
+
+def is_cost(name: str, value: object) -> bool:
+    """Return whether a value can be the cost `name` of a trace: None, a count, or a finite number from 0."""
+    if value is None:
+        return True
+    if not isinstance(value, int) and name in _COUNTS:
+        return False
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return is_storable_number(value) and value >= 0
 
 
 def _cost_faults(costs: Costs) -> Iterator[str]:
     for name in COSTS:
         cost = getattr(costs, name)
-        is_number = is_storable_number(cost) and not isinstance(cost, bool)
-        if cost is not None and not (is_number and cost >= 0):
-            yield _fault(name, cost, "a finite number from 0")
+        if not is_cost(name, cost):
+            yield _fault(name, cost, "an integer from 0" if name in _COUNTS else "a finite number from 0")
 
 
 def _grade_faults(grade: Grade) -> Iterator[str]:
-    if grade.correct not in (0, 1):
+    if not isinstance(grade.correct, int | float | np.bool) or grade.correct not in (0, 1):
         yield _fault("correct", grade.correct, "true or false")
     if not (is_storable_number(grade.progress) and 0 <= grade.progress <= 1):
         yield _fault("progress", grade.progress, "a number from 0 to 1")
@@ -159,7 +204,10 @@ def _shown(value: Any) -> str:
     """Return a value for a sentence: short, and in characters that a terminal shows."""
     if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
         return f"an integer of {value.bit_length():,} bits"
-    text = str(value)
+    try:
+        text = str(value)
+    except Exception:  # a setting of other data has no text
+        text = f"an object of the type {type(value).__name__}"
     text = text if text.isprintable() else ascii(text)
     return text if len(text) <= 100 else f"{text[:100]} ..."
 
@@ -169,7 +217,16 @@ def row_of(run_key: str, trace: Trace) -> tuple[Any, ...]:
     check_trace(trace)
     packed = b"" if trace.eviction_trace is None else _packed(trace.eviction_trace)
     text = zlib.compress(trace.text.encode(), 1)
-    return (*small_of(run_key, trace), array("i", trace.tokens).tobytes(), text, packed)
+    return (*map(_as_read_back, small_of(run_key, trace)), array("i", trace.tokens).tobytes(), text, packed)
+
+
+def _as_read_back(value: Any) -> Any:
+    """Return a value as SQLite gives it back, which a checksum depends on: no subclasses, and 0.0 for -0.0."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    return value + 0.0 if isinstance(value, float) else value
 
 
 def _packed(evictions: EvictionTrace) -> bytes:
@@ -245,13 +302,16 @@ def check_row(sample: Any, correct: Any, progress: Any, answer: Any) -> None:
 
 def finite_object(text: str) -> dict[str, Any]:
     """Return a JSON object of finite numbers, texts and nulls; ValueError for other texts."""
-
-    def refuse(word: str) -> None:
-        raise ValueError(f"{word} is no number of JSON")
-
-    value = json.loads(text, parse_constant=refuse)
-    if not isinstance(value, dict) or any(isinstance(item, dict | list) for item in value.values()):
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(reason(error)) from error
+    if not isinstance(value, dict):
         raise ValueError("a cell is no object of numbers and texts")
+    for name, item in value.items():
+        # JSON has numbers beyond all range, as 1e400, and Python reads NaN.
+        if not is_storable_text(name) or not (item is None or is_storable_number(item) or is_storable_text(item)):
+            raise ValueError(f"{_shown(name)} is {_shown(item)}, expected a finite number or a text")
     return value
 
 

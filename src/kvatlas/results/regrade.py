@@ -151,8 +151,11 @@ def _tags(manifest: Manifest) -> dict[str, Tags]:
 
 
 def _read(trace: Trace, tags: Tags | None) -> Reading:
-    read = reading.read_text(trace.text, tags if trace.tokens else None, trace.grade.status is Status.TRUNCATED)
+    cut = not trace.grade.status.ended
+    read = reading.read_text(trace.text, tags if trace.tokens else None, cut)
+    if cut:
+        read = replace(read, status=trace.grade.status)
     if trace.tokens and trace.usage.thinking_tokens == trace.usage.output_tokens:
         # Thinking that no tag ended, whatever the tags were.
-        return replace(read, answer=None, status=read.status if read.status is Status.TRUNCATED else Status.NO_ANSWER)
+        return replace(read, answer=None, status=read.status if cut else Status.NO_ANSWER)
     return read

@@ -1,1 +1,1 @@
-"""One engine for many clients (HTTP server, Inspect, lm-eval); answers do not depend on other requests."""
+"""One engine for many clients of the HTTP server; answers do not depend on other requests."""

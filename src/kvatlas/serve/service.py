@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvatlas import policies
 from kvatlas.core import MAX_NEW_TOKENS, KvatlasError, Sampling, Setting
-from kvatlas.models import ModelHandle, Options, find
+from kvatlas.models import ModelHandle
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy, Signal, parameters
 from kvatlas.serve.text_stream import Detokenizer, LogprobRecorder
-from kvatlas.text import read_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,22 +71,6 @@ class GenerationRequest:
         return Detokenizer(model, self.stop, self.split, self.opened)
 
 
-def model_and_policy(name: str, policy: str, arguments: Mapping[str, Any]) -> tuple[ModelHandle, Policy]:
-    """Return a model and the policy for it; `arguments` are options of the model and parameters of the policy.
-
-    Notes on the model are logged. Raises KvatlasError for a faulty model, and as `find_policy`.
-    """
-    names = {field.name for field in fields(Options)}
-    options = {key: value for key, value in arguments.items() if key in names}
-    parameters_given = {key: value for key, value in arguments.items() if key not in names}
-    model = find(name, **options)
-    model.check()
-    for sentence in model.notes:
-        logging.getLogger("kvatlas").warning(sentence)
-    policies.permit(policy)
-    return model, find_policy(model, policy, parameters_given)
-
-
 def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy:
     """Return the policy for this model; None values are left out, texts are read by the declared type.
 
@@ -96,16 +78,17 @@ def find_policy(model: ModelHandle, name: str, values: dict[str, Any]) -> Policy
     """
     owner = policies.policies.get(name)
     given = {
-        parameter: read_value(owner, parameter, value) if isinstance(value, str) else value
+        parameter: policies.read_parameter(owner, parameter, value) if isinstance(value, str) else value
         for parameter, value in values.items()
         if value is not None
     }
+
     policy = policies.from_setting(Setting.from_parameters(name, **given))
     if Signal.ANSWER in policy.observes:
         raise KvatlasError(
             f"The policy {name!r} needs the finished full-cache trace of the same sample, which only a sweep has."
         )
-    return policies.fit(policy, model)
+    return policies.fit_policy(policy, model)
 
 
 def stream_of(seed: int | None, prompt: tuple[int, ...], sample: int) -> int:
@@ -144,6 +127,7 @@ def room_for(model: ModelHandle, policy: Policy, prompt: tuple[int, ...], limit:
     """
     if not prompt:
         raise KvatlasError("The prompt is empty; expected one token or more.")
+
     positions = model.positions
     left = MAX_NEW_TOKENS if positions is None else positions - len(prompt)
     if left < 1 or (limit is not None and positions is not None and limit > left):
@@ -213,7 +197,7 @@ class RequestHandle:
         return "stop" if self.generation.result().finished or self._text.stopped else "length"
 
 
-async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, list[int], bool]]:
+async def follow_tokens(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, list[int], bool]]:
     """Yield (index of a handle, all its new tokens so far, True if it is finished) whenever a handle has new tokens.
 
     Raises the error of a generation. Pieces are rarer when the service is busy.
@@ -251,8 +235,9 @@ async def follow(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, l
 class Service:
     """A decoder of requests to one model under one policy, `batch_size` at a time; `queue` more may wait.
 
-    `sampling` is the default of a request. `start` loads the weights, unless `loaded` has them. `on_failure` is called
-    when the engine fails.
+    `sampling` is the default of a request, and so is `seed`: the n-th answer to a prompt gets its sample n, so that all
+    answers of an evaluation can be repeated; without it such answers are random. `start` loads the weights, unless
+    `loaded` has them. `on_failure` is called when the engine fails.
     """
 
     model: ModelHandle
@@ -260,6 +245,7 @@ class Service:
     sampling: Sampling = field(default_factory=Sampling)
     batch_size: int = 32
     queue: int = 256
+    seed: int | None = None
     loaded: PreTrainedModel | None = None
     engine: Engine | None = field(init=False, default=None)
     failure: BaseException | None = field(init=False, default=None)
@@ -346,6 +332,7 @@ class Service:
         Raises BusyError if they do not fit into the queue, ClosedError if the service has ended.
         """
         handles = [RequestHandle(ask, self) for ask in asks]
+
         with self._news:
             if self.failure is not None:
                 raise ClosedError(self._failed)

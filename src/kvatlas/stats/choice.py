@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import itemgetter
@@ -22,13 +22,13 @@ from kvatlas.stats.losses import (
     grid_by_benchmark,
     kept_by_rule,
 )
+from kvatlas.stats.map_tests import MapTests
 from kvatlas.stats.maps import mean_cell
 from kvatlas.stats.power import Provable, provable
 from kvatlas.stats.prices import Price, prices_of_setting
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.table import CellTraces, select
 from kvatlas.stats.validity import validity
-from kvatlas.stats.verdicts import Verdict
 from kvatlas.text import percent_text
 
 #: Costs of at most so many times the least one count as equal.
@@ -166,7 +166,8 @@ class Choice:
     def safest(self) -> tuple[Setting, SettingLoss] | None:
         """The setting with the smallest joint limit of its loss, and the loss; None where there is no full cache."""
         losses = self.losses or {}
-        setting = _safest(losses)
+        # Of equal limits that with the smallest loss.
+        setting = min(losses, key=lambda id_: (losses[id_].joint_limit, losses[id_].value), default=None)
         return None if setting is None else (self.settings[setting], losses[setting])
 
     @property
@@ -214,44 +215,44 @@ def choice_of(
     stored = grouped((cell for cell in cells if cell.stored), lambda cell: cell.setting.id)
     losses = {id_: loss for id_, loss in family.by_setting.items() if id_ in stored}
     limits = {id_: loss.limit for id_, loss in losses.items()}
-    reason = _reason(cells, family)
-    # From a vacuous map nothing is chosen.
+
+    # From a vacuous map nothing is chosen: its traces can show no loss.
+    checked = validity(cells)
+    reason = checked.reason if checked is not None else None
+    if reason is None and family.is_floor:
+        reason = floor_reason(family)
     kept = [id_ for id_, loss in losses.items() if loss.is_kept and reason is None]
-    means = {id_: _mean(stored[id_]) for id_ in kept}
+
+    means = {id_: mean_cell([cell.cell for cell in stored[id_]]) for id_ in kept}
     by_cost = [cell for id_, cell in means.items() if among is None or id_ in among]
-    by_memory = _least_memory(by_cost, limits)
+    by_memory = cheapest(by_cost, kv_costs(by_cost), limits)
+    by_time = list(means.values())
     certain = [cell for cell in by_cost if losses[cell.setting.id].keeps_like]
+
+    savings = {}
+    for id_ in losses:
+        saving = _saving_of_cells(stored[id_], baselines)
+        if saving is not None:
+            savings[id_] = saving
+
     settings = {cell.setting.id: cell.setting for cell in cells}
+    names = list(dict.fromkeys(cell.benchmark for cell in cells))
     return Choice(
         model,
-        _name_of_benchmarks(cells),
+        names[0] if len(names) == 1 else mean_of(len(names)),
         len(settings),
         by_memory=by_memory,
-        by_time=_least_time(list(means.values()), limits),
-        deployable=_least_memory(certain, limits),
-        prices=_prices(stored, by_memory, baselines),
+        by_time=cheapest(by_time, [cell.seconds_mean for cell in by_time], limits),
+        deployable=cheapest(certain, kv_costs(certain), limits),
+        prices=[] if by_memory is None else prices_of_setting(stored[by_memory.setting.id], baselines),
         control=control,
         vacuous=reason,
         margin=family.margin,
         family=family,
         losses=losses,
         settings=settings,
-        savings=_savings({id_: stored[id_] for id_ in losses}, baselines),
+        savings=savings,
     )
-
-
-def _name_of_benchmarks(cells: Sequence[CellTraces]) -> str:
-    """Return the only benchmark of the cells, or the name of their mean."""
-    names = list(dict.fromkeys(cell.benchmark for cell in cells))
-    return names[0] if len(names) == 1 else mean_of(len(names))
-
-
-def _reason(cells: Sequence[CellTraces], family: LossFamily) -> str | None:
-    """Return as a clause why the traces of a model can show no loss, or None."""
-    checked = validity(cells)
-    if checked is not None and checked.reason is not None:
-        return checked.reason
-    return floor_reason(family) if family.is_floor else None
 
 
 def floor_reason(family: LossFamily) -> str:
@@ -267,39 +268,13 @@ def floor_reason(family: LossFamily) -> str:
     )
 
 
-def _least_memory(cells: Sequence[Cell], limits: Mapping[str, float] | None = None) -> Cell | None:
-    return cheapest(cells, kv_costs(cells), limits)
-
-
-def _least_time(cells: Sequence[Cell], limits: Mapping[str, float] | None = None) -> Cell | None:
-    return cheapest(cells, [cell.seconds_mean for cell in cells], limits)
-
-
-def _mean(cells: Sequence[CellTraces]) -> Cell:
-    """Return the mean over benchmarks of the cells of one setting."""
-    return mean_cell([cell.cell for cell in cells])
-
-
-def _prices(
-    cells: Mapping[str, Sequence[CellTraces]], chosen: Cell | None, baselines: Sequence[CellTraces]
-) -> list[Price]:
-    """Return what a right answer of the chosen setting costs beside the full cache's."""
-    return [] if chosen is None else prices_of_setting(cells[chosen.setting.id], baselines)
-
-
-def _savings(cells: Mapping[str, Sequence[CellTraces]], baselines: Sequence[CellTraces]) -> dict[str, Saving]:
-    """Return what the cells of each setting save, as far as the costs are known."""
-    savings = {id_: _saving(of_setting, baselines) for id_, of_setting in cells.items()}
-    return {id_: saving for id_, saving in savings.items() if saving is not None}
-
-
-def _saving(cells: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Saving | None:
+def _saving_of_cells(cells: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Saving | None:
     """Return what the cells of a setting cost beside the full cache; None where the memory of either is unknown."""
     full_cells = [cell for cell in baselines if cell.setting == FULL and cell.stored]
     if not full_cells:
         return None
-    chosen = _mean(cells)
-    full = _mean(full_cells)
+    chosen = mean_cell([cell.cell for cell in cells])
+    full = mean_cell([cell.cell for cell in full_cells])
     kept, kept_by_full = kv_costs([chosen, full])
     if kept is None or not kept_by_full:
         return None
@@ -310,18 +285,13 @@ def _saving(cells: Sequence[CellTraces], baselines: Sequence[CellTraces]) -> Sav
     return Saving(memory, work)
 
 
-def _safest(losses: Mapping[str, SettingLoss]) -> str | None:
-    """Return the setting with the smallest joint limit of its loss; of equal ones that with the smallest loss."""
-    return min(losses, key=lambda setting: (losses[setting].joint_limit, losses[setting].value), default=None)
-
-
 def choices_of_maps(
     maps: Sequence[Map],
-    verdicts: Mapping[MapName, Verdict],
+    by_map: Mapping[MapName, MapTests],
     earlier: Sequence[Choice],
     effects: Sequence[PooledEffect] = (),
 ) -> list[Choice]:
-    """Return one choice for each map with a verdict, on a model's mean or only benchmark.
+    """Return one choice from the plateau of each map with tests, on a model's mean or only benchmark.
 
     None for models that have `earlier` ones, and for benchmarks that have no mean. Levels of an axis that an effect
     finds to be worse are not chosen.
@@ -331,14 +301,33 @@ def choices_of_maps(
         # Only effects over maps without traces count maps.
         if effect.maps:
             worse.update((effect.axis, level) for level in effect.worse)
+
     chosen = {choice.model for choice in earlier}
     maps_of_policy = Counter((map_.model, map_.policy) for map_ in maps)
     found = []
     for map_ in maps:
-        verdict = verdicts.get(map_.name)
+        tests = by_map.get(map_.name)
         is_alone = maps_of_policy[map_.model, map_.policy] == 1
-        if verdict is not None and is_alone and map_.model not in chosen:
-            found.append(_choice_of_map(map_, verdict, worse))
+        if tests is None or not is_alone or map_.model in chosen:
+            continue
+        axes = [name for name, _ in map_.axes]
+        reason = None if map_.validity is None else map_.validity.reason
+        members = []
+        if reason is None:
+            good = [coord for coord in tests.plateau if worse.isdisjoint(zip(axes, coord, strict=True))]
+            members = [map_.cells[coord] for coord in good]
+        choice = Choice(
+            map_.model,
+            map_.benchmark,
+            len(map_.cells),
+            len(tests.plateau),
+            by_memory=cheapest(members, kv_costs(members)),
+            by_time=cheapest(members, [cell.seconds_mean for cell in members]),
+            highest=max(cell.estimate.value for cell in map_.cells.values()),
+            may_lose={map_.cells[coord].setting.id: lost for coord, lost in tests.may_lose.items()},
+            vacuous=reason,
+        )
+        found.append(choice)
     return found
 
 
@@ -350,25 +339,6 @@ def with_recommended(maps: Sequence[Map], every_choice: Sequence[Choice]) -> lis
         coords = [coord for coord, cell in map_.cells.items() if cell.setting in settings]
         found.append(replace(map_, recommended=coords[0] if coords else None))
     return found
-
-
-def _choice_of_map(map_: Map, verdict: Verdict, worse: Set[tuple[str, Any]]) -> Choice:
-    """Return the choice from the plateau of a map, without the `worse` levels of the axes."""
-    axes = [name for name, _ in map_.axes]
-    good = [coord for coord in verdict.plateau if worse.isdisjoint(zip(axes, coord, strict=True))]
-    reason = None if map_.validity is None else map_.validity.reason
-    members = [map_.cells[coord] for coord in good] if reason is None else []
-    return Choice(
-        map_.model,
-        map_.benchmark,
-        len(map_.cells),
-        len(verdict.plateau),
-        by_memory=_least_memory(members),
-        by_time=_least_time(members),
-        highest=max(cell.estimate.value for cell in map_.cells.values()),
-        may_lose={map_.cells[coord].setting.id: lost for coord, lost in verdict.may_lose.items()},
-        vacuous=reason,
-    )
 
 
 def kv_tokens_of(cell: Cell) -> float | None:

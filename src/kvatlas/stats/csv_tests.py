@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, grouped
-from kvatlas.policies.memory import Stays
+from kvatlas.core import CellCoord, Map, MapName, Note, NoteKind, Stays, grouped
 from kvatlas.stats.estimates import common
+from kvatlas.stats.map_tests import Basis, Effect, MapTests, Test, TestMethod, levels_of
 from kvatlas.stats.maps import mean_map, with_means
-from kvatlas.stats.numerics.arrays import LEVEL, Contrast, Floats
+from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.numerics.averages import behind_best, chi_square, level_contrasts, permute_benchmarks
 from kvatlas.stats.numerics.multiple import holm
-from kvatlas.stats.verdicts import Basis, Effect, Test, TestMethod, Verdict, levels_of
 from kvatlas.stats.windows_at_memory import level_stays
 
 #: For a CSV map that does not tell its samples.
@@ -38,47 +37,44 @@ def variance(map_: Map) -> float | None:
     return centre * (1 - centre) / (problems * samples)
 
 
-def verdicts_of_maps(maps: Sequence[Map]) -> dict[MapName, Verdict]:
-    """Return the verdict by the bound of each map whose problems are known, and of each model's mean."""
-    by_map: dict[MapName, Verdict] = {}
+def bound_tests_of_maps(maps: Sequence[Map]) -> dict[MapName, MapTests]:
+    """Return the tests by the bound of each map whose problems are known, and of each model's mean."""
+    by_map: dict[MapName, MapTests] = {}
     for name, averaged in with_means({map_.name: map_ for map_ in maps if not map_.is_mean}).items():
-        verdict = _verdict_of_mean(averaged)
-        if verdict is not None:
-            by_map[name] = verdict
+        variances = [largest for largest in map(variance, averaged) if largest is not None]
+        # Nothing is known of means with unknown problems and unlike axes.
+        if len(variances) < len(averaged) or len({map_.axes for map_ in averaged}) > 1:
+            continue
+        map_ = averaged[0] if len(averaged) == 1 else mean_map(averaged)
+        cells = chain.from_iterable(each.cells.values() for each in averaged)
+        samples = common([cell.estimate.samples for cell in cells])
+        by_map[name] = bound_tests(map_, math.fsum(variances) / len(averaged) ** 2, samples)
     return by_map
 
 
-def _verdict_of_mean(averaged: Sequence[Map]) -> Verdict | None:
-    """Return the verdict on the mean of maps, or on a single one; None for unknown problems and unlike axes."""
-    variances = [largest for largest in map(variance, averaged) if largest is not None]
-    if len(variances) < len(averaged) or len({map_.axes for map_ in averaged}) > 1:
-        return None
-    map_ = averaged[0] if len(averaged) == 1 else mean_map(averaged)
-    cells = chain.from_iterable(each.cells.values() for each in averaged)
-    samples = common([cell.estimate.samples for cell in cells])
-    return bound_verdict(map_, math.fsum(variances) / len(averaged) ** 2, samples)
-
-
-def bound_verdict(map_: Map, variance: float, samples: int | None) -> Verdict:
-    """Return the verdict on a map whose cells have at most the `variance` on the same problems.
+def bound_tests(map_: Map, variance: float, samples: int | None) -> MapTests:
+    """Return the tests of a map whose cells have at most the `variance` on the same problems.
 
     Omnibus: the chi-square test of equal values with that variance. Plateau: the largest standardised difference to the
     others against that of as many independent normal values. Both err on the side of "no difference".
     """
     places: list[CellCoord] = list(map_.cells)
     values = np.array([cell.estimate.value for cell in map_.cells.values()])
+
     deviation = math.sqrt(variance) if variance > 1e-18 else 1.0
     statistic, p_equal = chi_square(values, variance)
     p_best, may_lose = behind_best(values, deviation)
     # Where no difference is proven all cells are tied.
     tied = p_best >= (LEVEL if p_equal <= LEVEL else 0)
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
     axes = (map_.axes[0][0], map_.axes[1][0])
     effects = []
     for axis, levels, level_of_cell in levels_of(places, axes):
         contrasts = level_contrasts(values, level_of_cell, deviation)
         effects.append(Effect(axis, tuple(zip(levels, contrasts, strict=True))))
-    return Verdict(
+
+    return MapTests(
         Basis.BOUND,
         Test(statistic, p_equal, TestMethod.CHI_SQUARE),
         tuple(effects),
@@ -133,33 +129,29 @@ class PooledEffect(Effect):
         return tuple(level for level, contrast in self.levels if contrast.p <= LEVEL and contrast.value < 0)
 
 
-def pooled_effects(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
+def pooled_effects(maps: Sequence[Map], by_map: Mapping[MapName, MapTests]) -> list[PooledEffect]:
     """Return the effects of all axes, adjusted together (Holm).
 
     Those of each model and policy with traces, over its benchmarks; and of bare maps with the same axes, over
     benchmarks and models.
     """
-    effects = _effects_of_traces(maps, verdicts)
-    for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
-        effects += [_permuted(group, side) for side in (0, 1)]
-    adjusted = holm([effect.p for effect in effects])
-    return [replace(effect, adjusted_p=p) for effect, p in zip(effects, adjusted, strict=True)]
-
-
-def _effects_of_traces(maps: Sequence[Map], verdicts: Mapping[MapName, Verdict]) -> list[PooledEffect]:
-    """Return the effects of each model and policy whose verdict rests on traces."""
-    names = with_means({map_.name: map_ for map_ in maps if not map_.is_mean})
-    # The last name of a model and policy is that of the mean, which stands for its benchmarks.
-    by_policy = {(name.model, name.policy): name for name in names}
     effects = []
+    averaged = with_means({map_.name: map_ for map_ in maps if not map_.is_mean})
+    # The last name of a model and policy is that of the mean, which stands for its benchmarks.
+    by_policy = {(name.model, name.policy): name for name in averaged}
     for name in by_policy.values():
-        verdict = verdicts.get(name)
-        if verdict is not None and verdict.basis is Basis.TRACES:
+        tests = by_map.get(name)
+        if tests is not None and tests.basis is Basis.TRACES:
             over = f"{name.model} | {name.benchmark} | {name.policy}"
-            for effect in verdict.effects:
-                stays = level_stays(names[name], effect.axis)
+            for effect in tests.effects:
+                stays = level_stays(averaged[name], effect.axis)
                 effects.append(PooledEffect(effect.axis, effect.levels, over, stays=stays))
-    return effects
+
+    for group in grouped(filter(_is_bare, maps), lambda map_: map_.axes).values():
+        effects += _effects_of_bare_maps(group)
+
+    adjusted_p = holm([effect.p for effect in effects])
+    return [replace(effect, adjusted_p=p) for effect, p in zip(effects, adjusted_p, strict=True)]
 
 
 def _is_bare(map_: Map) -> bool:
@@ -168,21 +160,19 @@ def _is_bare(map_: Map) -> bool:
     return not map_.is_mean and map_.validity is None and len(map_.cells) == down * across and min(down, across) > 1
 
 
-def _permuted(group: Sequence[Map], side: int) -> PooledEffect:
-    """Return the effect of the vertical axis (side 0) or of the horizontal one (side 1) over bare maps."""
+def _effects_of_bare_maps(group: Sequence[Map]) -> list[PooledEffect]:
+    """Return the effects of both axes over bare maps with the same axes, by permutation within benchmarks."""
     (_, rows), (_, columns) = group[0].axes
-    values = np.array([_table(map_, rows, columns) for map_ in group])
-    if side == 0:
-        values = values.transpose(0, 2, 1)
-    contrasts, below = permute_benchmarks(values, [map_.benchmark for map_ in group])
-    axis, levels = group[0].axes[side]
     over = " | ".join(filter(None, group[0].name)) if len(group) == 1 else f"{len(group)} maps"
-    by_level = tuple(zip(levels, contrasts, strict=True))
-    stays = level_stays(group, axis)
-    return PooledEffect(axis, by_level, over, len(group), tuple(below), stays=stays)
+    tables = []
+    for map_ in group:
+        values = [map_.cells[coord].estimate.value for coord in product(rows, columns)]
+        tables.append(np.reshape(values, (len(rows), len(columns))))
+    by_column = np.array(tables)
 
-
-def _table(map_: Map, rows: Sequence[Any], columns: Sequence[Any]) -> Floats:
-    """Return the values of a map, [rows, columns]."""
-    values = [map_.cells[coord].estimate.value for coord in product(rows, columns)]
-    return np.reshape(values, (len(rows), len(columns)))
+    effects = []
+    for (axis, levels), by_level in zip(group[0].axes, (by_column.transpose(0, 2, 1), by_column), strict=True):
+        contrasts, below = permute_benchmarks(by_level, [map_.benchmark for map_ in group])
+        of_levels = tuple(zip(levels, contrasts, strict=True))
+        effects.append(PooledEffect(axis, of_levels, over, len(group), tuple(below), stays=level_stays(group, axis)))
+    return effects

@@ -18,11 +18,11 @@ from kvatlas.core import (
     MapName,
     Note,
     NoteKind,
+    ascending,
     differing,
     grouped,
     mean_of,
 )
-from kvatlas.results.csv_maps import ascending
 from kvatlas.stats.estimates import mean_over_benchmarks
 from kvatlas.stats.run_data import RunData, short_names, shown_policies, without
 from kvatlas.stats.table import CellTraces, missing, select
@@ -296,6 +296,9 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
 
     A cost is known if it is known of all of them.
     """
+    more = {}
+    for name in cells[0].more:
+        more[name] = _merge(_mean, [cell.more.get(name) for cell in cells])
     return Cell(
         cells[0].setting,
         mean_over_benchmarks([cell.estimate for cell in cells]),
@@ -310,6 +313,7 @@ def mean_cell(cells: Sequence[Cell]) -> Cell:
         audit=_mean_audit([cell.audit for cell in cells]),
         stays_tokens=_merge(_mean, [cell.stays_tokens for cell in cells]),
         stays_share=_merge(_mean, [cell.stays_share for cell in cells]),
+        more=more,
     )
 
 

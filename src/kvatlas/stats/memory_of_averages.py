@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import Map, grouped
-from kvatlas.policies.memory import windows_apart
+from kvatlas.core import Map, grouped, windows_apart
 from kvatlas.stats.csv_tests import variance
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Z
 from kvatlas.stats.windows_at_memory import WINDOW

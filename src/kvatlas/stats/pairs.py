@@ -10,7 +10,6 @@ from itertools import chain, combinations, product
 import numpy as np
 
 from kvatlas.core import CellCoord, Claim, MapName, grouped
-from kvatlas.policies import CompressingPolicy, parameters
 from kvatlas.stats.maps import with_means
 from kvatlas.stats.numerics.arrays import Contrast
 from kvatlas.stats.numerics.looks import Look
@@ -20,8 +19,6 @@ from kvatlas.stats.paired import CellPair, Difference, paired_values
 from kvatlas.stats.run_data import RunData, short_names, shown_policies
 from kvatlas.stats.table import CellTraces, select
 
-#: The parameters of every policy that compresses.
-SHARED = frozenset(item.name for item in parameters(CompressingPolicy))
 #: A model under the settings of a policy.
 ModelPolicy = tuple[str, str]
 
@@ -137,7 +134,7 @@ def _agree(cell: CellTraces, other: CellTraces, axes: Iterable[str]) -> bool:
 
     A parameter of a method itself, such as the number of queries that it observes, belongs to the policy compared.
     """
-    named = cell.setting.values.keys() & other.setting.values.keys() & SHARED
+    named = set(cell.facts.shared).intersection(other.facts.shared)
     on_axes = cell.all_values.keys() & other.all_values.keys() & set(axes)
     return all(cell.all_values[name] == other.all_values[name] for name in named | on_axes)
 

@@ -1,125 +1,78 @@
-"""The analysis of a run: maps, tests, recommendations and comparisons, for fixed and adaptive sweeps alike."""
+"""The tests and the recommendation of a run, of a fixed or an adaptive sweep, and the maps that stand for all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import chain
+from typing import Any, NamedTuple
 
-from kvatlas.adaptive.decisions import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.core import Map, MapName, grouped
-from kvatlas.stats.choice import Choice, choices, choices_of_maps
-from kvatlas.stats.csv_tests import verdicts_of_maps
+from kvatlas.registry import features
+from kvatlas.stats.choice import Choice, choices
+from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.losses import GridLosses, losses_of
-from kvatlas.stats.maps import maps_of_run, mean_maps
-from kvatlas.stats.pairs import Comparison, Differences, comparisons, differences_of_run
+from kvatlas.stats.map_tests import MapTests, fixed_run_tests
 from kvatlas.stats.run_data import RunData
-from kvatlas.stats.setting_tables import SettingTable, setting_tables
-from kvatlas.stats.table import CellTraces
-from kvatlas.stats.verdicts import Verdict, verdicts
 
 
-@dataclass(frozen=True)
-class RunAnalysis:
-    """Maps, their tests, recommendations, and paired comparisons of one run, each computed on first use.
+def join_runs(runs: Sequence[RunData]) -> list[RunData]:
+    """Return adaptive runs as they are, and the others with those of the same axes as one."""
+    joined = [run for run in runs if run.is_adaptive]
+    fixed = [run for run in runs if not run.is_adaptive]
+    # A run without maps has the parameters that it varies in place of axes.
+    for alike in grouped(fixed, lambda run: run.axes if run.has_maps else ("", *run.varied)).values():
+        first = alike[0]
+        if len(alike) > 1:
+            first = first.with_cells(list(chain.from_iterable(run.cells for run in alike)))
+        joined.append(first)
+    return joined
 
-    An adaptive run has only parts that are valid at any stop. `run_losses` are the losses of the full run, if these
-    cells are a subset of it. A run without maps has tables of settings instead. Raises KvatlasError as `maps_of_run`
-    does.
+
+class Evidence(NamedTuple):
+    """What a run knows of its settings beside the full cache: losses, of an adaptive sweep the last decisions.
+
+    Maps, frames, tables and recommendations look up theirs.
     """
 
-    run: RunData
-    run_losses: GridLosses | None = None
+    losses: GridLosses
+    decisions: Any = None
 
-    @cached_property
-    def untested_maps(self) -> list[Map]:
-        """The run's maps without tests."""
-        return maps_of_run(self.run)
 
-    @cached_property
-    def maps(self) -> list[Map]:
-        """The run's maps, each with its plateau and the cells that keep the margin."""
-        return with_regions(self.untested_maps, self.verdicts, self.run.margin)
+def evidence_of(run: RunData) -> Evidence:
+    """Return the losses of all settings of a run, whatever their policies.
 
-    @cached_property
-    def means(self) -> list[Map]:
-        """Their means over benchmarks, each with its plateau and the cells that keep the margin."""
-        return with_regions(mean_maps(self.maps), self.verdicts, self.run.margin)
+    Raises KvatlasError for a run of an adaptive sweep without the feature adaptive.
+    """
+    if run.is_adaptive:
+        return Evidence({}, features.get("adaptive.decisions")(run.manifest, run.cells, run.margin))
+    return Evidence(losses_of(run))
 
-    @cached_property
-    def verdicts(self) -> Mapping[MapName, Verdict]:
-        """The tests by map, means over benchmarks included; without a full cache with the plateau of the bound."""
-        if not self.run.has_maps:
-            return {}
-        if self.is_adaptive:
-            return adaptive_verdicts(self._standings, self.untested_maps)
-        found = verdicts(self.run, self.losses)
-        tested = [map_ for map_ in self.untested_maps if map_.name in found]
-        without_full = [map_ for map_ in tested if found[map_.name].losses is None]
-        for name, bound in verdicts_of_maps(without_full).items():
+
+def run_tests(run: RunData, evidence: Evidence, maps: Sequence[Map]) -> Mapping[MapName, MapTests]:
+    """Return the tests of each of the run's maps and means; of maps without a full cache with the bound's plateau."""
+    if not run.has_maps:
+        return {}
+    if evidence.decisions is not None:
+        adaptive_tests: Mapping[MapName, MapTests] = evidence.decisions.tests(maps)
+        return adaptive_tests
+
+    found = fixed_run_tests(run, evidence.losses)
+    without_full = [map_ for map_ in maps if map_.name in found and found[map_.name].losses is None]
+    for name, bound in bound_tests_of_maps(without_full).items():
+        if name in found:
             # Where no difference is proven all cells are tied.
             plateau = bound.plateau if found[name].evidence else tuple(bound.may_lose)
             found[name] = replace(found[name], plateau=plateau, p_best=bound.p_best, may_lose=bound.may_lose)
-        return found
+    return found
 
-    @cached_property
-    def losses(self) -> GridLosses:
-        """Losses against the full cache, in which maps, frames, tables and recommendations look up theirs."""
-        return losses_of(self.run) if self.run_losses is None else self.run_losses
 
-    @cached_property
-    def tables(self) -> list[SettingTable]:
-        """The tables of settings of a run without maps, one for each model; empty for others.
-
-        Raises KvatlasError as `setting_tables` does.
-        """
-        if self.run.has_maps:
-            return []
-        losses = {choice.model: choice.losses or {} for choice in self.choices}
-        return setting_tables(self.run, losses)
-
-    @cached_property
-    def choices(self) -> Sequence[Choice]:
-        """The recommendation for each model; without a full cache for each model and policy."""
-        if self.is_adaptive:
-            return adaptive_choices(self._standings, self.run.cells, self.run.margin)
-        by_loss = choices(self.run, self.losses)
-        if not self.run.has_maps:
-            return by_loss
-        return by_loss + choices_of_maps(grids(self.maps, self.means), self.verdicts, by_loss)
-
-    @cached_property
-    def comparisons(self) -> Sequence[Comparison]:
-        """Policies and models in pairs; none of an adaptive sweep."""
-        return comparisons(self.run)
-
-    @cached_property
-    def differences(self) -> Differences:
-        """Cells minus the first baseline of the maps, in pairs; empty without one."""
-        maps = self.maps if self.run.has_maps else []
-        baseline = next(chain.from_iterable(map_.baselines for map_ in maps), None)
-        return differences_of_run(self.run, baseline) if baseline else {}
-
-    def cells_of(self, policy: str | None) -> list[CellTraces]:
-        """Return the cells of a policy with the baselines; all cells for None."""
-        if policy is None:
-            return list(self.run.cells)
-        name = policy.partition("(")[0]
-        return [cell for cell in self.run.cells if cell.baseline or cell.setting.is_of(name)]
-
-    def of_policy(self, policy: str) -> RunAnalysis:
-        """Return the analysis of one policy alone, whose losses are still those of the whole run."""
-        return RunAnalysis(self.run.with_cells(self.cells_of(policy)), self.losses)
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Return whether the sweep chose problems by the outcomes of earlier ones."""
-        return bool(self.run.manifest.allocation)
-
-    @cached_property
-    def _standings(self) -> Standings:
-        return standings(self.run.manifest, self.run.cells, self.run.margin)
+def choices_of_run(run: RunData, evidence: Evidence) -> list[Choice]:
+    """Return the recommendation for each model with a full cache."""
+    if evidence.decisions is not None:
+        adaptive_choices: list[Choice] = evidence.decisions.choices()
+        return adaptive_choices
+    return choices(run, evidence.losses)
 
 
 def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
@@ -128,41 +81,21 @@ def grids(maps: Sequence[Map], means: Sequence[Map]) -> list[Map]:
     return [*means, *(map_ for map_ in maps if not map_.is_mean and (map_.model, map_.policy) not in averaged)]
 
 
-def group_by_axes(runs: Sequence[RunAnalysis]) -> list[RunAnalysis]:
-    """Return adaptive runs as they are, and the others with those of the same axes as one."""
-    groups = [run for run in runs if run.is_adaptive]
-    fixed = [run for run in runs if not run.is_adaptive]
-    for of_axes in grouped(fixed, _axes_of).values():
-        first = of_axes[0]
-        if len(of_axes) == 1:
-            groups.append(first)
-        else:
-            cells = list(chain.from_iterable(run.run.cells for run in of_axes))
-            groups.append(RunAnalysis(first.run.with_cells(cells)))
-    return groups
-
-
-def _axes_of(run: RunAnalysis) -> tuple[str, ...]:
-    """Return the axes of the maps of a run; of a run without maps the parameters that it varies."""
-    return run.run.axes if run.run.has_maps else ("", *run.run.varied)
-
-
-def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, Verdict], margin: float) -> list[Map]:
-    """Return the maps with the regions of their verdicts: the plateau, and the cells shown to keep the margin."""
-    return [_framed(map_, by_map[map_.name], margin) if map_.name in by_map else map_ for map_ in maps]
-
-
-def _framed(map_: Map, verdict: Verdict, margin: float) -> Map:
-    plateau = frozenset(verdict.plateau)
-    if verdict.losses is None:
-        return replace(map_, plateau=plateau, keeps=None, breaks=None, margin=margin)
-    losses = verdict.losses.items()
-    return replace(
-        map_,
-        plateau=plateau,
-        keeps=frozenset(coord for coord, loss in losses if loss.keeps_any),
-        breaks=frozenset(coord for coord, loss in losses if loss.breaks_any),
-        keeps_like=frozenset(coord for coord, loss in losses if loss.keeps_like),
-        breaks_like=frozenset(coord for coord, loss in losses if loss.breaks_like),
-        margin=margin,
-    )
+def with_regions(maps: Iterable[Map], by_map: Mapping[MapName, MapTests], margin: float) -> list[Map]:
+    """Return the maps with the regions of their tests: the plateau, and the cells shown to keep the margin."""
+    framed = []
+    for map_ in maps:
+        tests = by_map.get(map_.name)
+        if tests is not None:
+            map_ = replace(map_, plateau=frozenset(tests.plateau), keeps=None, breaks=None, margin=margin)
+        if tests is not None and tests.losses is not None:
+            losses = tests.losses.items()
+            map_ = replace(
+                map_,
+                keeps=frozenset(coord for coord, loss in losses if loss.keeps_any),
+                breaks=frozenset(coord for coord, loss in losses if loss.breaks_any),
+                keeps_like=frozenset(coord for coord, loss in losses if loss.keeps_like),
+                breaks_like=frozenset(coord for coord, loss in losses if loss.breaks_like),
+            )
+        framed.append(map_)
+    return framed

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvatlas.core import (
+    BITS,
     LOSE_AT_MOST,
     Claim,
     KvatlasError,
@@ -24,9 +25,8 @@ from kvatlas.core import (
     grouped,
     policy_name,
 )
-from kvatlas.policies import BITS, all_values
 from kvatlas.results import Manifest, Store, TraceColumns
-from kvatlas.stats.claims import look_of, refusal, stored_claim
+from kvatlas.stats.claims import look_of, stored_claim, why_not_these
 from kvatlas.stats.metrics import usual_metric
 from kvatlas.stats.numerics.arrays import LEVEL
 from kvatlas.stats.numerics.looks import Look
@@ -154,8 +154,8 @@ class RunData:
     def _values_of(self, axis: str, levels: Iterable[Any]) -> list[Any]:
         """Return the levels of an axis, and the other values that settings fix."""
         cells = self.manifest.expected if self.chosen is None else self.chosen
-        settings = dict.fromkeys(cell.setting for cell in cells)
-        of_settings = map(all_values, settings)
+        by_setting = {cell.setting: cell for cell in cells}
+        of_settings = [cell.all_values for cell in by_setting.values()]
         fixed = [values[axis] for values in of_settings if axis in values]
         return list(dict.fromkeys([*levels, *fixed]))
 
@@ -239,7 +239,7 @@ class RunData:
     @cached_property
     def refused(self) -> str:
         """Why the run cannot speak of its problems sampled anew, as a clause, or ""."""
-        return refusal(self.manifests, self.metric, self.cells)
+        return why_not_these(self.manifests, self.metric, self.cells)
 
     @cached_property
     def claim(self) -> Claim:
@@ -289,6 +289,16 @@ class RunData:
         # A baseline that names no bits stands beside settings of any.
         values = cell.setting.values if cell.baseline else cell.all_values
         return all(values.get(name, value) == value for name, value in self.fix.items())
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Return whether the sweep chose problems by the outcomes of earlier ones."""
+        return bool(self.manifest.allocation)
+
+    def of_policy(self, policy: str) -> RunData:
+        """Return the same of the cells of a policy with the baselines."""
+        name = policy.partition("(")[0]
+        return self.with_cells([cell for cell in self.cells if cell.baseline or cell.setting.is_of(name)])
 
     def with_cells(self, cells: Sequence[CellTraces]) -> RunData:
         """Return the same of these cells alone; they may come from other runs with the same axes."""

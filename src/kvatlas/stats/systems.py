@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvatlas.core import Claim, KvatlasError, Setting, differing, grouped
-from kvatlas.policies import all_values
-from kvatlas.stats.claims import look_of, refusal, stored_claim
+from kvatlas.stats.claims import look_of, stored_claim, why_not_these
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints
 from kvatlas.stats.paired import Difference, Outcomes, difference_of_cells, paired_difference
 from kvatlas.stats.run_data import RunData, shown_policies
@@ -34,6 +33,12 @@ class ModelSetting:
     outcomes: Outcomes = field(default_factory=dict)
     about: Mapping[ProblemKey, Mapping[str, Any]] = field(default_factory=dict)
     cells: tuple[CellTraces, ...] = ()
+
+    @property
+    def all_values(self) -> Mapping[str, Any]:
+        """The parameters of its setting, of stored cells those included that the setting does not name."""
+        stored = self.cells[0].all_values if self.cells else {}
+        return {**stored, **self.setting.values}
 
     @cached_property
     def compared(self) -> Outcomes:
@@ -154,7 +159,7 @@ def _short_names(systems: Sequence[ModelSetting]) -> list[str]:
     names = []
     for system in systems:
         # The full cache has no parameters.
-        own_values = all_values(system.setting) if system.setting.values else {}
+        own_values = system.all_values if system.setting.values else {}
         words = [system.model] if with_model else []
         words += [
             shown[system.setting.policy],
@@ -184,7 +189,7 @@ def _fits(word: str, system: ModelSetting) -> bool:
     """Return whether a word of a name fits: a value of the setting, or the pattern of a policy or model."""
     parameter, equals, value = word.partition("=")
     if equals:
-        values = all_values(system.setting)
+        values = system.all_values
         return parameter in values and str(values[parameter]) == value
     # Models are `embedded:NAME` or `OWNER/NAME` and may be given by the last part alone.
     policy = system.setting.policy
@@ -295,7 +300,7 @@ def compared_systems(
     if not cells:
         return Claim.LIKE, paired_difference(first.outcomes, second.outcomes)
     manifests = list({id(cell.table.manifest): cell.table.manifest for cell in cells}.values())
-    is_refused = bool(refusal(manifests, cells[0].metric, cells))
+    is_refused = bool(why_not_these(manifests, cells[0].metric, cells))
     claims = [Claim.LIKE] if is_refused else list(Claim)
     claim = Claim.LIKE if is_refused else other_claim or stored_claim(manifest.spec for manifest in manifests)
     by_benchmark = {cell.benchmark: cell for cell in second.cells}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvatlas.columns import cost_names
+from kvatlas.columns import cost_names, means_of_traces
 from kvatlas.core import (
     BudgetAudit,
     Cell,
@@ -25,16 +25,15 @@ from kvatlas.core import (
     KvatlasError,
     Outcome,
     Setting,
+    SettingFacts,
     Status,
+    Stays,
     grouped,
+    mean_stays,
 )
-from kvatlas.policies import all_values
-from kvatlas.policies.audit import audit_setting
-from kvatlas.policies.memory import Stays, stays
-from kvatlas.results import Expected, Key, Manifest, TraceColumns
-from kvatlas.results.manifest import changed_problems
+from kvatlas.results.manifest import Expected, Manifest, changed_problems
 from kvatlas.results.records import COSTS as TRACE_COSTS
-from kvatlas.results.records import RECORD, STATUS
+from kvatlas.results.records import RECORD, STATUS, Key, TraceColumns
 from kvatlas.stats.estimates import estimates, pass_at_1
 from kvatlas.stats.metrics import METRICS, RIGHT, SCREENED, Rule, rule, usual_metric
 from kvatlas.stats.numerics.arrays import Flags, Floats, Ints, strata_of_sizes
@@ -272,7 +271,7 @@ class CellTraces:
         return int(np.count_nonzero(self.is_stored & np.isnan(self.grades)))
 
     @cached_property
-    def verdicts(self) -> Counter[Outcome]:
+    def outcomes(self) -> Counter[Outcome]:
         """The number of traces with each outcome."""
         codes, counts = np.unique(2 * self.traces["status"].astype(int) + self.traces["correct"], return_counts=True)
         found = Counter[Outcome]()
@@ -295,9 +294,14 @@ class CellTraces:
         return {problem: int(length) for problem, length in zip(self.place, lengths, strict=True) if length >= 0}
 
     @cached_property
+    def facts(self) -> SettingFacts:
+        """What the run knows of its setting, for the problems that have traces."""
+        return self.expected.facts_with(self.prompts.values())
+
+    @cached_property
     def all_values(self) -> Mapping[str, Any]:
         """The parameters of its setting, those included that the setting does not name."""
-        return all_values(self.setting)
+        return self.expected.all_values
 
     def key(self, problem: str, sample: int) -> Key:
         """Return the key of a trace in the store."""
@@ -337,12 +341,13 @@ class CellTraces:
             mean_kv_bytes=mean_bytes,
             peak_kv_bytes=peak_bytes,
             output_tokens_mean=self._mean("output_tokens"),
-            truncated=self.verdicts[Outcome.TRUNCATED],
+            truncated=self.outcomes[Outcome.TRUNCATED],
             seconds_mean=self._mean("seconds"),
             unmeasured=self.unmeasured,
             audit=self.audit,
             stays_tokens=self.stays.tokens if self.stays else None,
             stays_share=self.stays.share if self.stays else None,
+            more=means_of_traces(self._mean),
         )
 
     def _costs(self, cost: str) -> list[float]:
@@ -357,12 +362,12 @@ class CellTraces:
     @cached_property
     def audit(self) -> BudgetAudit | None:
         """The audit of the setting's budget over the problems that have traces."""
-        return audit_setting(self.setting, self.prompts.values())
+        return BudgetAudit.over(self.facts.compressions, self.prompts.values())
 
     @cached_property
     def stays(self) -> Stays | None:
         """The tokens after a compression by the rule of the setting, over the problems that have traces."""
-        return stays(self.setting, self.prompts.values(), self.expected.kv_bytes)
+        return mean_stays(self.facts.compressions, self.prompts.values())
 
     def values(self) -> Floats:
         """Return the values that comparisons read: the grades [problem, sample], or [problem, 1] by a rule."""

@@ -9,8 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from kvatlas.core import Outcome, Validity, grouped
-from kvatlas.policies.audit import AuditedCell, no_choice_sentence
+from kvatlas.core import AuditedCell, Outcome, Validity, grouped, no_choice_sentence
 from kvatlas.stats.table import CellTraces
 
 
@@ -49,8 +48,8 @@ def validity(cells: Iterable[CellTraces]) -> Validity | None:
         traces=sum(cell.stored for cell in stored),
         bounded=bounded,
         compressed=compressed,
-        no_answer=sum(cell.verdicts[Outcome.NO_ANSWER] for cell in stored),
-        truncated=sum(cell.verdicts[Outcome.TRUNCATED] for cell in stored),
+        no_answer=sum(cell.outcomes[Outcome.NO_ANSWER] for cell in stored),
+        truncated=sum(cell.outcomes[Outcome.TRUNCATED] for cell in stored),
         settings=len(settings),
         identical=identical,
         same=len(settings) > 1 and any(settings <= set(group) for group in identical),

@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.core import CellCoord, Claim, Map
-from kvatlas.policies.memory import Stays, windows_apart
-from kvatlas.results.csv_maps import ascending
+from kvatlas.core import CellCoord, Claim, Map, Stays, ascending, windows_apart
 from kvatlas.stats.numerics.arrays import Contrast, Floats, Ints, weights
 from kvatlas.stats.numerics.equal_memory import (
     PairTest,

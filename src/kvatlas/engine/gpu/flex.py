@@ -7,7 +7,8 @@ al., "Flex Attention", arXiv 2412.05496; splitting: Dao et al., "Flash-Decoding 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,20 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
 from kvatlas import machine
+from kvatlas.core import Sampling
 from kvatlas.engine.batch import ForwardBatch
-from kvatlas.engine.cache import Layer
+from kvatlas.engine.cache import GPU_PAGE, KVCache, Layer
+from kvatlas.engine.gpu.compiled import compiled_layers
+from kvatlas.engine.gpu.graphs import CudaGraphRunner
 from kvatlas.engine.reference import ReferenceBackend
 
-#: Tokens of a page: the block that the kernel reads at a time.
-BLOCK = 128
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: Of torch's compiler: FlexAttention is compiled for each number of sequences of each model, up to so many times, and
+#: numbers of layers are constants.
+COMPILING = {"recompile_limit": 4096, "accumulated_recompile_limit": 4096, "specialize_float": True}
+
 #: Parts of all sequences and KV heads together that keep the processors of a GPU busy: eight for each of an H100's.
 PARTS = 1056
 #: The most parts of one sequence.
@@ -34,11 +43,13 @@ class FlexBackend(ReferenceBackend):
     """
 
     name = "flex"
-    page_size = BLOCK
+    page_size = GPU_PAGE
+
+    captures_steps = True
 
     def __init__(self, compiled: bool) -> None:
         self.kernel: Any = torch.compile(flex.flex_attention) if compiled else flex.flex_attention
-        self.weights: Callable[..., Tensor] = machine.compiled(_weights) if compiled else _weights
+        self.weights: Callable[..., Tensor] = machine.compiled(_watched_weights) if compiled else _watched_weights
 
     def attend(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if not layer.plain or batch.cache.packed:
@@ -49,6 +60,17 @@ class FlexBackend(ReferenceBackend):
             return super().attend(batch, layer, query, key, value)
         return _read_prompts(batch, layer, query, key, value)
 
+    def decoding(self, model: PreTrainedModel) -> AbstractContextManager[Any]:
+        return compiled_layers(model)
+
+    def passing(self) -> AbstractContextManager[Any]:
+        # Of one pass alone: other engines may decode in turns with this one, or in another thread.
+        context: AbstractContextManager[Any] = torch._dynamo.config.patch(COMPILING)
+        return context
+
+    def graph_runner(self, cache: KVCache, sampling: Sampling) -> CudaGraphRunner:
+        return CudaGraphRunner(cache, sampling)
+
     def _decode(self, batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attention of one new token for each sequence."""
         if not batch.derived:
@@ -56,10 +78,21 @@ class FlexBackend(ReferenceBackend):
         entered = batch.derived["entered"]
         keys = batch.cache.keys[layer.place]
         values = batch.cache.values[layer.place]
+
         keys[:, entered] = key.transpose(0, 1)
         values[:, entered] = value.transpose(0, 1)
+
         # The query heads of a KV head take the place of queries of one head, so that any number of them is split.
         grouped = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+        parts = 1
+        while parts < MOST_PARTS and parts * len(grouped) * grouped.shape[1] < PARTS:
+            parts *= 2
+        options = {"SPLIT_KV": parts}
+        is_short = grouped.is_cuda and grouped.element_size() == 2
+        if is_short and torch.cuda.get_device_properties(grouped.device).major == 9:
+            # Loads ahead of their use, as Hopper needs them: torch's own choice for it has a single stage.
+            options |= {"num_stages": 3, "num_warps": 4}
+
         # The kernel that splits sequences supports one number of them; for a dynamic number torch takes another kernel.
         torch._dynamo.mark_static(grouped, 0)
         out: Tensor
@@ -69,27 +102,16 @@ class FlexBackend(ReferenceBackend):
             values[None],
             block_mask=batch.derived["mask"],
             scale=layer.scaling,
-            kernel_options=_kernel_options(grouped),
+            kernel_options=options,
             return_aux=flex.AuxRequest(lse=bool(batch.watched)),
         )
+
         if batch.watched:
             watched = batch.derived["watched"]
             batch.attention[layer.place] = self.weights(
                 grouped[watched], keys, extra.lse[watched], *batch.derived["readable"], layer.scaling
             )
         return out.reshape(*query.shape[:2], -1)
-
-
-def _kernel_options(grouped: Tensor) -> dict[str, int]:
-    """Return the options of the kernel for queries [sequences, KV heads, query heads of each, size]."""
-    parts = 1
-    while parts < MOST_PARTS and parts * len(grouped) * grouped.shape[1] < PARTS:
-        parts *= 2
-    options = {"SPLIT_KV": parts}
-    if grouped.is_cuda and grouped.element_size() == 2 and torch.cuda.get_device_properties(grouped.device).major == 9:
-        # Loads ahead of their use, as Hopper needs them: torch's own choice for it has a single stage.
-        options |= {"num_stages": 3, "num_warps": 4}
-    return options
 
 
 def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -114,6 +136,7 @@ def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor,
             keys = cache.keys[layer.place][:, slots].repeat_interleave(heads_per_kv_head, 0)
             values = cache.values[layer.place][:, slots].repeat_interleave(heads_per_kv_head, 0)
             visible = logical <= logical[cached:, None]
+
         output = F.scaled_dot_product_attention(
             query[new].transpose(0, 1)[None],
             keys[None],
@@ -127,7 +150,9 @@ def _read_prompts(batch: ForwardBatch, layer: Layer, query: Tensor, key: Tensor,
     return out
 
 
-def _weights(query: Tensor, keys: Tensor, log_sums: Tensor, slots: Tensor, readable: Tensor, scaling: float) -> Tensor:
+def _watched_weights(
+    query: Tensor, keys: Tensor, log_sums: Tensor, slots: Tensor, readable: Tensor, scaling: float
+) -> Tensor:
     """Return the attention weights [watched, KV heads, tokens], the mean over the query heads of each KV head.
 
     query [watched, KV heads, query heads of each, size]; keys [KV heads, slots, size]; `log_sums` [watched, KV heads,
@@ -150,11 +175,12 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
     device = batch.length.device
     slots = cache.keys[0].shape[1]
     heads_per_kv_head = cache.shape.heads // cache.shape.kv_heads
-    pages = slots // BLOCK
+    pages = slots // GPU_PAGE
     table = cache.table[batch.row][:, :pages]
     page_index = torch.arange(table.shape[1], dtype=torch.int32, device=device)
-    used = page_index * BLOCK <= batch.length[:, None]
+    used = page_index * GPU_PAGE <= batch.length[:, None]
     used_pages = torch.where(used, table, 0).long()
+
     # The sequence that reads each page, and the page's index in it.
     owner = torch.full((pages,), -1, dtype=torch.int32, device=device)
     members = torch.arange(len(table), dtype=torch.int32, device=device)
@@ -166,15 +192,21 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
     length = batch.length
 
     def seen(row: Tensor, _head: Tensor, _query: Tensor, slot: Tensor) -> Tensor:
-        page = slot // BLOCK
-        visible: Tensor = (owner[page] == row) & (order[page] * BLOCK + slot % BLOCK <= length[row])
+        page = slot // GPU_PAGE
+        visible: Tensor = (owner[page] == row) & (order[page] * GPU_PAGE + slot % GPU_PAGE <= length[row])
         return visible
 
     blocks = used.sum(1, dtype=torch.int32)[:, None, None]
     indices = F.pad(table, (0, pages - table.shape[1]))[:, None, None].contiguous()
     mask = flex.BlockMask.from_kv_blocks(
-        blocks, indices, BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(heads_per_kv_head, slots), compute_q_blocks=False
+        blocks,
+        indices,
+        BLOCK_SIZE=GPU_PAGE,
+        mask_mod=seen,
+        seq_lengths=(heads_per_kv_head, slots),
+        compute_q_blocks=False,
     )
+
     derived = {"entered": batch.entered_slots, "mask": mask}
     if batch.watched:
         # A step for all sequences is captured, one for some of them is not.
@@ -182,7 +214,7 @@ def _paged(batch: ForwardBatch) -> dict[str, Any]:
         watched = slice(None) if whole else torch.tensor(batch.watched, device=device)
         logical = torch.arange(batch.attention.shape[-1], device=device)
         # A table may be wider than all pages that there are.
-        page = (logical // BLOCK).clamp(max=used_pages.shape[1] - 1)
-        token_slots = used_pages[watched][:, page] * BLOCK + logical % BLOCK
+        page = (logical // GPU_PAGE).clamp(max=used_pages.shape[1] - 1)
+        token_slots = used_pages[watched][:, page] * GPU_PAGE + logical % GPU_PAGE
         derived |= {"watched": watched, "readable": (token_slots, logical <= length[watched, None])}
     return derived

@@ -191,9 +191,8 @@ function settingsOf(table) {
     ["limits", "95 %", (row) => row.loss?.[2], (row) => (row.loss ? `${fixed(row.loss[1])} to ${fixed(row.loss[2])}`.replaceAll("-", "−") : "–")],
     ["standing", "Proven", (row) => Number(row.kept) - Number(row.broken), standing],
     ...(several ? table.benchmarks.map((name, index) => [name, name, (row) => row.values[index], (row) => fixed(row.values[index])]) : []),
-    ["kept", "Cached tokens", (row) => cellOf(row).kept, (row) => whole(cellOf(row).kept)],
-    ["output", "New tokens", (row) => cellOf(row).output, (row) => whole(cellOf(row).output)],
-    ["seconds", "Seconds", (row) => cellOf(row).seconds, (row) => (known(cellOf(row).seconds) ? precise(cellOf(row).seconds) : "–")],
+    ...page.columns.filter((column) => column.heading).map(({ name, form, heading }) =>
+      [name, heading, (row) => cellOf(row)[name], (row) => printed(cellOf(row)[name], form)]),
   ].filter(([name]) => table.rows.some((row) => row.loss) || !["loss", "limits", "standing"].includes(name));
   const key = (columns.find(([name]) => name === settingView.sort) ?? columns[1])[2];
   const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0), rank = (row) => key(row) ?? -Infinity;

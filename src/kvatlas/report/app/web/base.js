@@ -57,6 +57,8 @@ const whole = (value) => (known(value) ? Math.round(value).toLocaleString("en") 
 const brief = (value) => (value >= 100 ? whole(value) : Number(value.toPrecision(3)).toString());
 /* Three digits, trailing zeros too: equal numbers of them stand beside each other. */
 const precise = (value) => (value >= 100 ? whole(value) : value.toPrecision(3));
+/* A number in the form that its column declares. */
+const printed = (value, form) => (known(value) ? { whole, fixed, precise, brief }[form](value) : "–");
 const signed = (value, digits = 1) => fixed(value, digits).replace(/^-/, "−").replace(/^(?=.*[1-9])(?!−)/, "+");
 const between = (low, high) => (known(low) ? `${fixed(low)}–${fixed(high)}` : "");
 const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
@@ -107,10 +109,11 @@ function cellFacts(cell) {
     facts.push(gains ? `gains ${fixed(cell.difference[0])} points ${against} (95 %, paired: ${fixed(cell.difference[1]).replace("-", "−")} to ${fixed(cell.difference[2])})`
       : `loses ${value} points ${against} (95 %, paired: ${high} to ${low})`);
   }
-  if (known(cell.kept)) facts.push(`${whole(cell.kept)} tokens cached on average${cell.peak ? `, ${whole(cell.peak)} at the peak` : ""}`);
-  if (known(cell.output)) facts.push(`${whole(cell.output)} tokens per answer`);
-  if (cell.seconds) facts.push(`${precise(cell.seconds)} s per answer`);
-  if (known(cell.truncated)) facts.push(`${fixed(cell.truncated)} % truncated`);
+  for (const { name, form, hover } of page.columns.filter((column) => column.hover && known(cell[column.name]))) {
+    const fact = hover.replace("{}", () => printed(cell[name], form));
+    if (fact.startsWith(",") && facts.length) facts.push(facts.pop() + fact);
+    else facts.push(fact);
+  }
   if (cell.audit) {
     const { median, worst } = cell.audit;
     facts.push(`${whole(median)} places for older thinking tokens in the median problem, ${whole(worst)} in the worst`);

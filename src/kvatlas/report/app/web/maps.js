@@ -5,24 +5,28 @@ const measures = {
     of: (cell) => cell.value,
     text: (cell) => fixed(cell.value),
     small: (cell) => between(cell.low, cell.high),
-    steps: page.colours,
+    steps: page.scales.values,
   },
   loss: {
     get label() { return `Points lost against ${data.against}`; },
     of: (cell) => cell.difference && -cell.difference[0],
     text: (cell) => signed(-cell.difference[0]),
     small: (cell) => `${signed(-cell.difference[2], 0)} to ${signed(-cell.difference[1], 0)}`,
-    steps: [...page.differences].reverse(),
+    steps: [...page.scales.differences].reverse(),
     centred: true,
   },
-  kept: cost("KV memory (mean cached tokens)", "kept", whole),
-  seconds: { ...cost("Time (seconds per answer)", "seconds", precise), least: 1e-6 },
-  output: cost("Tokens per answer", "output", whole),
-  truncated: cost("Truncated (%)", "truncated", fixed),
+  ...Object.fromEntries(page.columns.filter((column) => column.choice).map((column) => [column.name, costMeasure(column)])),
 };
 
-function cost(label, name, text) {
-  return { label, of: (cell) => cell[name], text: (cell) => text(cell[name]), steps: page.costs };
+/* A declared column as a measure of maps; only whole numbers and percent have a least distance of a scale's ends. */
+function costMeasure({ name, form, choice, scale }) {
+  return {
+    label: choice,
+    of: (cell) => cell[name],
+    text: (cell) => printed(cell[name], form),
+    steps: page.scales[scale],
+    least: ["whole", "fixed"].includes(form) ? 1 : 1e-6,
+  };
 }
 
 const openCell = (number) => { hideTip(); lead(to(state.run, "cell", number)); };
@@ -105,7 +109,7 @@ function mosaic(table, problem) {
       const one = letters.length === 1, text = one ? signs[letters] : `${right}/${letters.length}`, name = `${data.cells[number].short}: ${one ? marks[letters] : text}`;
       const node = el("td", { title: name, "aria-label": name }, first < 0 ? text : link(to(state.run, "trace", number, problem, first), text));
       node.firstChild.ariaLabel = first < 0 ? null : name;
-      paint(node, right / letters.length, 0, 1, page.colours);
+      paint(node, right / letters.length, 0, 1, page.scales.values);
       return node;
     })));
     const head = el("tr", {}, el("td", { class: "corner" }), ...map.columns.map((column) => el("th", { scope: "col" }, column)));

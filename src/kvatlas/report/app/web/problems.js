@@ -1,6 +1,5 @@
 /* Problems by settings: the outcomes of a table. */
 const problemView = { table: 0, policy: "", sort: "order", down: false, text: "", split: false };
-const signs = { r: "✓", w: "·", t: "…", n: "?", g: "!", u: "¿", ".": "" };
 
 async function drawProblems() {
   if (!data.outcomes[problemView.table]) problemView.table = 0;
@@ -60,7 +59,7 @@ function fillProblems(table) {
     el("td", {}, row.solved === null ? "–" : `${Math.round(100 * row.solved)} %`),
     ...row.letters.map((letters, index) => outcome(row, letters, cells[index]))));
   const part = documents && state.runs[0].held < data.done, legend = part ? "; underlined: the trace is in this file" : "";
-  const seldom = ["g", "u"].filter((mark) => cells.some((cell) => table.marks[cell].includes(mark))).map((mark) => `, ${signs[mark]} ${marks[mark]}`).join("");
+  const seldom = Object.keys(marks).filter((mark) => !"rwtn.".includes(mark)).filter((mark) => cells.some((cell) => table.marks[cell].includes(mark))).map((mark) => `, ${signs[mark]} ${marks[mark]}`).join("");
   byId("problems-said").textContent = `${rows.length} of ${table.problems.length} problems. ✓ right, · wrong, … truncated, ? no answer${seldom}${legend}.`;
   byId("problems-table").replaceChildren(el("table", { class: "outcomes" }, el("thead", {}, head), el("tbody", {}, ...body)));
 }

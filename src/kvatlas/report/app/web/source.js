@@ -1,6 +1,8 @@
 /* Addresses behind the #, and the source that answers them: a server, files, or documents in this page. */
 const state = { run: null, runs: [], versions: new Map(), turn: 0, trace: null };
-const marks = { r: "right", w: "wrong", t: "truncated", n: "no answer", g: "grader timeout", u: "unknown to this version", ".": "missing" };
+/* The outcomes of traces: a word and a sign for each letter. */
+const marks = Object.fromEntries(Object.entries(page.marks).map(([letter, [word]]) => [letter, word]));
+const signs = Object.fromEntries(Object.entries(page.marks).map(([letter, [, sign]]) => [letter, sign]));
 const filters = {
   "": ["all", () => true],
   lost: ["lost: wrong here, right with the full cache", (mark, full) => mark !== "r" && full === "r"],

@@ -1,4 +1,4 @@
-"""Verdicts on a map: do its settings behave alike, the plateau of the best, effects of the axes, what is missing."""
+"""Tests on a map: do its settings behave alike, the plateau of the best, effects of the axes, what is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ _CELL_DRAWS = 999
 
 
 class Basis(StrEnum):
-    """The data behind a verdict."""
+    """The data behind the tests of a map."""
 
     TRACES = "paired by problem and sample on all traces"
     BOUND = "binomial bound: as if all samples of the same problems were independent draws of equal difficulty"
@@ -80,7 +79,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MapTests:
     """The tests of one map. Shares in [0, 1]; parts that were not tested are None or empty, `basis` if nothing was.
 
     `omnibus` tests "all settings behave alike". Without a full cache `plateau` holds the cells that are statistically
@@ -117,19 +116,22 @@ class Verdict:
         return max((self.may_lose.get(coord, 0.0) for coord in self.plateau), default=None)
 
 
-def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
-    """Return the verdict of each map, and of the mean over benchmarks, with their part of the `losses`.
+def fixed_run_tests(run: RunData, losses: GridLosses) -> dict[MapName, MapTests]:
+    """Return the tests of each map, and of the mean over benchmarks, with their part of the `losses`.
 
     For fixed sweeps. Maps without a problem that all their cells have are missing.
     """
-    by_map: dict[MapName, Verdict] = {}
+    by_map: dict[MapName, MapTests] = {}
+    look, samples = run.look
     for name, groups in with_means(run.groups).items():
-        by_coord = partial(_by_coord, axes=run.axes)
-        cells = matrix(list(map(by_coord, groups)))
+        cells = matrix([_cells_by_place(group, run.axes) for group in groups])
         if cells is None:
             continue
-        memory = memory_of(cells, groups, run.axes, run.claim, *run.look)
-        found = replace(verdict(cells, run.axes, run.claim, *run.look), memory=memory)
+
+        found = map_tests(cells, run.axes, run.claim, look, samples)
+        found = replace(found, memory=memory_of(cells, groups, run.axes, run.claim, look, samples))
+
+        # The losses of a family are by setting, those of a map by place.
         family = losses.get(family_of(groups))
         if family is not None:
             coords = {cell.setting.id: cell.coord(run.axes) for cell in groups[0]}
@@ -139,52 +141,48 @@ def verdicts(run: RunData, losses: GridLosses) -> dict[MapName, Verdict]:
     return by_map
 
 
-def _by_coord(cells: Sequence[CellTraces], axes: Axes) -> dict[Hashable, CellTraces]:
+def _cells_by_place(cells: Sequence[CellTraces], axes: Axes) -> dict[Hashable, CellTraces]:
     return {cell.coord(axes): cell for cell in cells}
 
 
-def verdict(
+def map_tests(
     cells: GradeMatrix,
     axes: Axes,
     claim: Claim = Claim.LIKE,
     look: Look = ONE_LOOK,
     samples: int | None = None,
-) -> Verdict:
-    """Return the verdict on a table whose columns are pairs of values of the two `axes`, at a look at some samples."""
+) -> MapTests:
+    """Return the tests of a table whose columns are pairs of values of the two `axes`, at a look at some samples."""
     places: list[CellCoord] = list(cells.columns)
     grades, promised = cells.first(samples)
+
+    # Each axis: its levels against the mean of the others, and a test of "their order does not matter".
     effects = []
-    p_values = []
-    statistics = []
+    permutations = []
     for axis, levels, level_of_cell in levels_of(places, axes):
-        by_trace = claim is Claim.THESE
-        units = level_units(grades, promised, cells.all_strata, level_of_cell, by_trace=by_trace)
+        units = level_units(grades, promised, cells.all_strata, level_of_cell, by_trace=claim is Claim.THESE)
         effects.append(Effect(axis, tuple(zip(levels, level_contrasts_of(units, look.widening), strict=True))))
-        test = permute_levels(average_levels(cells.means, level_of_cell), cells.strata)
-        p_values.append(test.p)
-        statistics.append(test.statistic)
+        permutations.append(permute_levels(average_levels(cells.means, level_of_cell), cells.strata))
     # With one axis of several levels its levels are the cells.
     if len(places) > 1 and not any(len(effect.levels) == len(places) for effect in effects):
-        every = permute_levels(cells.means, cells.strata, _CELL_DRAWS)
-        p_values.append(every.p)
-        statistics.append(every.statistic)
+        permutations.append(permute_levels(cells.means, cells.strata, _CELL_DRAWS))
     omnibus = Test(0.0, 1.0, TestMethod.PERMUTATION)
-    if p_values:
-        p = min(1.0, len(p_values) * min(p_values))
-        omnibus = Test(max(statistics), p, TestMethod.PERMUTATION)
-    text = f"{cells.left_out} problems that not every cell has are left out of the tests"
-    notes = (Note(NoteKind.LEFT_OUT, text),) if cells.left_out else ()
-    return Verdict(Basis.TRACES, omnibus, tuple(effects), *_spread_and_noise(cells), notes=notes)
+    if permutations:
+        p = min(1.0, len(permutations) * min(test.p for test in permutations))
+        omnibus = Test(max(test.statistic for test in permutations), p, TestMethod.PERMUTATION)
 
-
-def _spread_and_noise(cells: GradeMatrix) -> tuple[float, float]:
-    """Return the standard deviation over cells, and that expected if the cells of each problem were in random order."""
+    # The standard deviation over cells, and that expected if the cells of each problem were in random order.
+    spread = 0.0
+    noise = 0.0
     weight = weights(cells.strata)
     values = weight @ cells.means
-    if len(values) < 2:
-        return 0.0, 0.0
-    noise = math.sqrt(float(weight**2 @ cells.means.var(1, ddof=1)))
-    return float(np.std(values, ddof=1)), noise
+    if len(values) > 1:
+        spread = float(np.std(values, ddof=1))
+        noise = math.sqrt(float(weight**2 @ cells.means.var(1, ddof=1)))
+
+    text = f"{cells.left_out} problems that not every cell has are left out of the tests"
+    notes = (Note(NoteKind.LEFT_OUT, text),) if cells.left_out else ()
+    return MapTests(Basis.TRACES, omnibus, tuple(effects), spread, noise, notes=notes)
 
 
 def levels_of(places: Sequence[CellCoord], axes: Axes) -> list[tuple[str, list[Any], list[int]]]:

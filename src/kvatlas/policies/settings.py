@@ -1,0 +1,196 @@
+"""Policies and settings: a policy is made from the parameters of a setting, and has a setting in canonical form.
+
+The author of a policy need not read this file. In a setting the parameters of a policy's parts, its budget rule and its
+precision, stand beside its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
+
+from kvatlas.core import KvatlasError, Setting, Storage
+from kvatlas.core.settings import UNNAMED
+from kvatlas.policies.budget_rule import RULE_PARAMETERS, BudgetRule, implied_values
+from kvatlas.policies.parameter_types import Scope, check_parameters
+from kvatlas.policies.precision import PRECISION_PARAMETERS, KvPrecision
+from kvatlas.text import did_you_mean, read_value
+
+#: The scopes of each word of `budgets` for unequal ones.
+UNEQUAL_SCOPES: Mapping[str, tuple[Scope, ...]] = {
+    "pyramid": (Scope.HEAD, Scope.LAYER),
+    "ada": (Scope.HEAD,),
+}
+
+
+@dataclass(frozen=True)
+class Parametrized:
+    """The parts and parameters of a policy; `contract.Policy` explains the class variables."""
+
+    name: ClassVar[str]
+    unequal: ClassVar[bool] = False
+    unnamed: ClassVar[Mapping[str, Any]] = {}
+    rule_defaults: ClassVar[Mapping[str, Any]] = {}
+    #: True for policies with a budget rule.
+    compresses: ClassVar[bool] = False
+    scope = Scope.GLOBAL
+    #: The rule of compressions; None for no compression.
+    budget: BudgetRule | None = field(default=None, kw_only=True)
+    #: The bits of cached keys and values.
+    precision: KvPrecision = field(default=KvPrecision(), kw_only=True)
+    #: The name if it is not that of the class: METHOD@PAPER of a preset (presets.json), or FILE.py:CLASS. No parameter.
+    preset: str = field(default="", kw_only=True, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.preset:
+            # The name belongs to the class, except that of a preset or of a class in a file.
+            object.__setattr__(self, "name", self.preset)
+        check_parameters(self)
+        rule = self.budget
+        if rule is None:
+            return
+
+        # A share of a budget in bytes has no tokens before the model is known.
+        has_window = isinstance(rule.local_window, int) or rule.has_tokens
+        residual = self.precision.residual
+        if self.storage.packed and has_window and residual > rule.window:
+            raise KvatlasError(
+                f"residual is {residual}, more than the local_window {rule.window}; expected at most that, since a "
+                "compression keeps every unpacked token."
+            )
+
+        if not rule.is_unequal:
+            return
+        scopes = UNEQUAL_SCOPES[rule.budgets]
+        if self.scope not in scopes:
+            raise KvatlasError(
+                f"budgets is {rule.budgets!r} and scope is {str(self.scope)!r}; expected the scope "
+                f"{' or '.join(map(str, scopes))}."
+            )
+        if not self.unequal:
+            raise KvatlasError(f"budgets is {rule.budgets!r}; expected 'equal', which {self.name!r} needs.")
+        if self.storage.packed:
+            raise KvatlasError(f"budgets is {rule.budgets!r} beside few bits; expected 'equal', or 16 bits.")
+
+    @cached_property
+    def storage(self) -> Storage:
+        """The form of its cached keys and values."""
+        return self.precision.storage
+
+    @property
+    def has_unequal_budgets(self) -> bool:
+        """True if layers or heads may keep unlike numbers of tokens."""
+        return self.budget is not None and self.budget.is_unequal
+
+    @classmethod
+    def from_setting(cls, setting: Setting, preset: str = "") -> Self:
+        """Return the policy with a setting's parameters, in their canonical form.
+
+        Raises KvatlasError for unknown, missing or wrong parameters.
+        """
+        values = setting.values
+        name = preset or cls.name
+        declared = parameters(cls)
+        names = [item.name for item in declared]
+        unknown = next((word for word in values if word not in names), None)
+        if unknown is not None:
+            raise KvatlasError(
+                f"The policy {name!r} has no parameter {unknown!r}; expected: {', '.join(names)}."
+                f"{did_you_mean(unknown, names)}"
+            )
+
+        is_compressing = cls.compresses
+        if is_compressing:
+            values |= implied_values(values)
+        missing = [item.name for item in declared if item.name in RULE_PARAMETERS and item.default is MISSING]
+        missing = [word for word in missing if word not in values]
+        if missing:
+            raise KvatlasError(
+                f"The policy {name!r} needs a value for {', '.join(missing)}. `kvatlas plan --suggest MODEL PROBLEMS` "
+                "proposes values."
+            )
+
+        # The parameters of rule and precision stand beside the policy's own.
+        rule = {**cls.rule_defaults, **{word: values.pop(word) for word in RULE_PARAMETERS if word in values}}
+        bits = {word: values.pop(word) for word in PRECISION_PARAMETERS if word in values}
+        parts: dict[str, Any] = {"precision": KvPrecision(**bits), "preset": preset}
+        if is_compressing:
+            parts["budget"] = BudgetRule(**rule)
+        return cls(**values, **parts).canonical()
+
+    def canonical(self) -> Self:
+        """Return the policy with its parameters in their canonical form: equal settings have equal parameters."""
+        changed: dict[str, Any] = {"precision": self.precision.canonical()}
+        if self.budget is not None:
+            changed["budget"] = self.budget.canonical()
+        if any(item.name == "scope" for item in fields(self)):
+            # A text equals the member of an enumeration, but they are written differently.
+            changed["scope"] = Scope(self.scope)
+        return replace(self, **changed)
+
+    def parameter_values(self) -> dict[str, Any]:
+        """Return the values of all parameters by name, those of rule and precision among them."""
+        values = {}
+        for item in parameters(type(self)):
+            owner: Any = self
+            if item.name in RULE_PARAMETERS:
+                owner = self.budget
+            elif item.name in PRECISION_PARAMETERS:
+                owner = self.precision
+            values[item.name] = getattr(owner, item.name)
+        return values
+
+    @cached_property
+    def setting(self) -> Setting:
+        """The setting of this policy in its canonical form, defaults included.
+
+        Scope, strict budget, contents of the budget and frequency of compressions are named only if they differ from
+        the method's paper and the published rule.
+        """
+        usual = usual_values(type(self))
+        values = self.canonical().parameter_values()
+        named = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
+        if "every" in named:
+            del named["ratio"], named["ratio_over"]
+        return Setting.from_parameters(self.name, **named)
+
+    @cached_property
+    def observer(self) -> tuple[Any, ...]:
+        """The key of equal observations: the loop calls `observe` once for all settings with the same key."""
+        return (self.name, *(getattr(self, item.name) for item in own_parameters(type(self))))
+
+
+def own_parameters(policy: type[Parametrized]) -> list[Field[Any]]:
+    """Return the fields of a policy that are its own parameters."""
+    shared = {item.name for item in fields(Parametrized)}
+    return [item for item in fields(policy) if item.name not in shared]
+
+
+def parameters(policy: Parametrized | type[Parametrized]) -> list[Field[Any]]:
+    """Return the parameters that the user of a policy sets: those of its rule, its own, those of its precision."""
+    kind = policy if isinstance(policy, type) else type(policy)
+    rule = []
+    if kind.compresses:
+        for item in fields(BudgetRule):
+            if item.name in kind.rule_defaults:
+                item = copy.copy(item)
+                item.default = kind.rule_defaults[item.name]
+            if item.name in RULE_PARAMETERS:
+                rule.append(item)
+    return [*rule, *own_parameters(kind), *fields(KvPrecision)]
+
+
+def read_parameter(policy: type[Parametrized], name: str, text: str) -> Any:
+    """Return the value that a text spells for a parameter of a policy, by its declared type."""
+    if name in RULE_PARAMETERS and policy.compresses:
+        return read_value(BudgetRule, name, text)
+    return read_value(KvPrecision if name in PRECISION_PARAMETERS else policy, name, text)
+
+
+def usual_values(policy: type[Parametrized]) -> Mapping[str, Any]:
+    """Return the parameters that a setting of a policy names only if they have other values than these."""
+    usual = {**UNNAMED, **policy.unnamed, "scope": str(policy.scope)}
+    return {item.name: usual[item.name] for item in parameters(policy) if item.name in usual}
