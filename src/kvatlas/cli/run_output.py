@@ -31,7 +31,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
     `setting` selects one of several settings of the run.
     """
     from kvatlas.report.materials import RunMaterials
-    from kvatlas.results.export import record
+    from kvatlas.results.export import trace_record
     from kvatlas.stats.run_data import RunData
 
     run = RunData.open(folder)
@@ -55,7 +55,7 @@ def print_run(folder: Path, show: int, as_json: bool = False, setting: Setting |
             {"benchmark": cell.expected.benchmark, **cell_document(cell.cell), "verdicts": _outcome_counts(cell)}
             for cell in cells
         ],
-        "traces": [record(run_key, trace) for run_key, trace in traces],
+        "traces": [trace_record(run_key, trace) for run_key, trace in traces],
     }
     print(json.dumps(document, indent=2, allow_nan=False))
 

@@ -20,8 +20,7 @@ from kvatlas.gates.outcomes import (
     file_digest,
     fingerprint_of,
 )
-from kvatlas.results.records import STATUS
-from kvatlas.results.records import digest as digest_of_tokens
+from kvatlas.results.records import STATUS, digest_of_tokens
 from kvatlas.stats.metrics import rule
 from kvatlas.stats.run_data import RunData
 from kvatlas.stats.systems import ModelSetting, choose, systems_of
