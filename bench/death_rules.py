@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments, keep
-from kvatlas.autopsy.cell_deaths import lost_traces
 from kvatlas.autopsy.kinds_of_death import Death
+from kvatlas.autopsy.lost_answers import lost_answers
 from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Store
 from kvatlas.stats.estimates import pass_at_1
@@ -233,13 +233,13 @@ def compare(folder: Path, counts: dict[str, Counter[str]], outcomes: dict[str, d
     """Count the pairs of verdicts of a run's lost answers by language."""
     with Store.open(folder) as store:
         materials = RunMaterials.from_manifest(store.manifest())
-        for lost in lost_traces(store, materials.pieces):
+        for lost in lost_answers(store, materials.pieces):
             problem = materials.problem(lost.trace)
             language = next((name for name in WALKS if lost.trace.benchmark.startswith(name)), None)
-            if language is None or problem is None or lost.finding.death in ENDLESS:
+            if language is None or problem is None or lost.death.kind in ENDLESS:
                 continue
             true = WALKS[language](problem.question, problem.answer, lost.trace.text)
-            ours = rule_verdict(lost.finding.death)
+            ours = rule_verdict(lost.death.kind)
             counts.setdefault(language, Counter())[f"{ours}, {true}"] += 1
             of_problem = outcomes.setdefault(language, {}).setdefault(f"{lost.trace.benchmark} {problem.id}", [])
             of_problem.append(float(ours == true))

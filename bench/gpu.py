@@ -45,8 +45,8 @@ from kvatlas.engine.timing import TimedEngine
 from kvatlas.models import ENDLESS, ModelHandle, embedded, find
 from kvatlas.policies import Policy, rkv
 from kvatlas.sweeps import make_plan, parse_spec, sweep
+from kvatlas.sweeps.measured_rate import decoding_rate as planned_rate
 from kvatlas.sweeps.run import Progress
-from kvatlas.sweeps.run import measure as planned_rate
 
 #: Of Llama-3.1-8B, on which DeepSeek-R1-Distill-Llama-8B is built.
 LLAMA = {

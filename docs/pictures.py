@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trace_picture import draw, find_lost
 
-from kvatlas.cli import app
+from kvatlas.cli import command
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -37,7 +37,7 @@ def commands(run: str) -> dict[str, list[str]]:
 def main(folder: str) -> None:
     """Redraw all pictures."""
     for name, words in commands(folder).items():
-        app([*words, "--look", "columns=2", "--out", str(IMAGES / f"{name}.png")], standalone_mode=False)
+        command()([*words, "--look", "columns=2", "--out", str(IMAGES / f"{name}.png")], standalone_mode=False)
         (IMAGES / f"{name}.data.csv").unlink(missing_ok=True)
     draw(find_lost(Path(folder)), IMAGES / "trace.png")
 

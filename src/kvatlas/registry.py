@@ -1,4 +1,4 @@
-"""The registry of policies and benchmarks by name; third parties add theirs by entry points."""
+"""The registry of policies, benchmarks and features by name; third parties add theirs by entry points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from kvatlas.core import KvatlasError, described
 from kvatlas.text import did_you_mean
@@ -19,10 +19,14 @@ class PluginWarning(UserWarning):
     """The entry point of a third party cannot be used and is left out."""
 
 
+class MissingFeatureError(KvatlasError):
+    """The folder of a feature is not part of this installation."""
+
+
 class Registry(Generic[T]):
     """Objects by name, imported at first use from addresses `"package.module:attribute"`.
 
-    `noun` names an entry in error sentences, `group` is the entry-point group of third parties, and
+    `noun` names an entry in error sentences, `group` is the entry-point group of third parties (empty: none), and
     `fault(name, object)` returns what is wrong with their object as a clause, or "".
     """
 
@@ -47,7 +51,7 @@ class Registry(Generic[T]):
     @cached_property
     def _addresses(self) -> dict[str, str]:
         addresses = dict(self.ours)
-        for entry in entry_points(group=self.group):
+        for entry in entry_points(group=self.group) if self.group else ():
             if entry.name in addresses:
                 raise KvatlasError(
                     f"The {self.noun} {entry.name!r} is registered twice: {addresses[entry.name]} and {entry.value}."
@@ -60,10 +64,12 @@ class Registry(Generic[T]):
         return [*self._addresses, *self.added]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Yield names and objects; plug-ins that cannot be used are left out with a warning."""
+        """Yield names and objects of this installation; plug-ins that cannot be used are left out with a warning."""
         for name in self.names():
             try:
                 item = self.get(name)
+            except MissingFeatureError:
+                continue
             except KvatlasError as error:
                 warnings.warn(f"{error} It is left out.", PluginWarning, stacklevel=2)
             else:
@@ -74,7 +80,11 @@ class Registry(Generic[T]):
         return ", ".join(name for name, _ in self.items())  # noqa: PERF102
 
     def get(self, name: str) -> T:
-        """Return the object of a name; KvatlasError for an unknown name or a plug-in that cannot be used."""
+        """Return the object of a name.
+
+        Raises KvatlasError for an unknown name or a plug-in that cannot be used, and MissingFeatureError for one of
+        ours whose folder is not there.
+        """
         if name in self.added:
             return self.added[name]
         address = self._addresses.get(name)
@@ -82,7 +92,14 @@ class Registry(Generic[T]):
             guess = did_you_mean(name, self.names())
             raise KvatlasError(f"Unknown {self.noun} {name!r}; expected: {self.listed()}.{guess}")
         if name in self.ours:
-            return cast(T, resolve_name(address))
+            try:
+                return cast(T, resolve_name(address))
+            except ModuleNotFoundError as error:
+                # Policies and benchmarks are files of a room, which is there; a feature is a room of its own.
+                package, _, feature = (error.name or "").partition(".")
+                if package != "kvatlas" or not address.startswith(f"kvatlas.{feature}."):
+                    raise
+                raise MissingFeatureError(f"The feature {feature} is not part of this installation.") from None
         try:
             loaded = resolve_name(address)
             fault = self._fault(name, loaded)
@@ -94,3 +111,28 @@ class Registry(Generic[T]):
         if fault:
             raise KvatlasError(f"The {self.noun} {name!r} of the plug-in {address} cannot be used ({fault}).")
         return cast(T, loaded)
+
+    def find(self, name: str) -> T | None:
+        """Return the object of a name; None for one of ours whose folder is not there."""
+        try:
+            return self.get(name)
+        except MissingFeatureError:
+            return None
+
+
+#: What features, each in a folder of its own, add to the rest of the package, which works without them.
+features: Registry[Any] = Registry(
+    "part of a feature",
+    "",
+    {
+        "adaptive.sweep": "kvatlas.adaptive.allocation:AdaptiveSweep",
+        "adaptive.decisions": "kvatlas.adaptive.decisions:AdaptiveDecisions",
+        "autopsy.commands": "kvatlas.autopsy.autopsy_command:app",
+        "autopsy.deaths": "kvatlas.autopsy.lost_answers:deaths_of",
+        "autopsy.deaths_table": "kvatlas.autopsy.lost_answers:deaths_table",
+        "autopsy.page": "kvatlas.autopsy.summary:AutopsiesOnPage",
+        "predictor.commands": "kvatlas.predictor.predictor_commands:app",
+        "screen.plan": "kvatlas.screen.grid_screen:screening",
+        "screen.sweep": "kvatlas.screen.grid_screen:screen",
+    },
+)

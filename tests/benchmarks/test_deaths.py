@@ -8,7 +8,15 @@ from itertools import accumulate
 
 import pytest
 
-from kvatlas.autopsy.kinds_of_death import Death, Finding, TraceText, find_death, loop_start, lost_at, read_statements
+from kvatlas.autopsy.kinds_of_death import (
+    Death,
+    LocatedDeath,
+    TraceText,
+    find_death,
+    loop_start,
+    lost_at,
+    read_statements,
+)
 from kvatlas.benchmarks import chain, ledger, words
 from kvatlas.core import EvictionTrace, Status
 
@@ -239,7 +247,7 @@ def test_planted_deaths_are_found(language: str) -> None:
     for death, plant in PLANTS.items():
         for number in range(PLANTED):
             story = Story(language, random.Random(f"{death} {number}"))
-            found[death, find_death(*plant(story)).death] += 1
+            found[death, find_death(*plant(story)).kind] += 1
     for death in PLANTS:
         named = sum(count for (_, kind), count in found.items() if kind is death)
         assert found[death, death] >= 0.9 * PLANTED, (death, found)
@@ -254,9 +262,9 @@ def test_the_token_is_where_it_happened() -> None:
     full = read(right, [0] * len(right))
     lost = [50] * text.index("d = c") + [0] * (len(text + answer) - text.index("d = c"))
     found = find_death(read(text + answer, lost), full)
-    assert found == Finding(Death.FORGOTTEN, text.index("c unknown"), text.index("c unknown"), "c")
+    assert found == LocatedDeath(Death.FORGOTTEN, text.index("c unknown"), text.index("c unknown"), "c")
     # While a statement of the value is in the cache, it was misread.
-    assert find_death(read(text + answer, [0] * len(lost)), full).death is Death.MISREAD
+    assert find_death(read(text + answer, [0] * len(lost)), full).kind is Death.MISREAD
 
 
 def read(text: str, lost: Sequence[int], benchmark: str = "CHAIN9") -> TraceText:
@@ -296,9 +304,9 @@ def test_the_marked_lines_of_a_ledger_are_values(thinking: str, answer: str, nam
             lost[place] = thinking.index("A4 :")
     lost_answer = find_death(read(thinking + answer, lost, "LEDGER8"), full)
     kept_answer = find_death(read(thinking + answer, [0] * len(lost), "LEDGER8"), full)
-    assert (kept_answer.death, kept_answer.name) == (Death.MISREAD, name)
+    assert (kept_answer.kind, kept_answer.name) == (Death.MISREAD, name)
     # The next line restates the balance; the mark stands nowhere else.
-    assert lost_answer.death is (Death.FORGOTTEN if name == "first" else Death.MISREAD)
+    assert lost_answer.kind is (Death.FORGOTTEN if name == "first" else Death.MISREAD)
 
 
 @pytest.mark.parametrize("text", ["", "abc" * 5, "a line that is not repeated, and another one that is not, either"])
@@ -330,4 +338,4 @@ def test_mazes_are_read_from_note_to_note() -> None:
     lost = TraceText(wrong, start, Status.OK, read_statements("SEQBENCH-6x6", wrong, start))
     found = find_death(lost, full)
     # Evictions are unknown.
-    assert (found.death, found.name, found.token) == (Death.MISREAD, "D6 to", None)
+    assert (found.kind, found.name, found.token) == (Death.MISREAD, "D6 to", None)

@@ -17,7 +17,7 @@ from kvatlas import __version__, open_run
 from kvatlas.core import Setting, Status
 from kvatlas.models import ModelHandle
 from kvatlas.policies import PRESETS, policies
-from kvatlas.predictor.labels import query_statistics
+from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.results import Store
 from kvatlas.stats.run_data import RunData
 from tests.command_line import Call
@@ -463,7 +463,7 @@ def test_wrong_policies_are_refused_in_one_sentence(
 ) -> None:
     (tmp_path / "README").write_text("hello")
     model = random_models["llama"]
-    save_file(query_statistics(model, model.load(), [(5, 6, 7)]), tmp_path / "OTHER")
+    save_file(statistics_of_queries(model, model.load(), [(5, 6, 7)]), tmp_path / "OTHER")
     given = [word.replace("FOLDER", str(tmp_path)) for word in words]
     assert sentence in kvatlas.refuse(*RUN, *given, "--workers", "1", "--quiet")
 

@@ -14,12 +14,12 @@ from kvatlas.cpu.native.decoder import DecoderLayer
 from kvatlas.cpu.packing import PackedLinear, pack_model
 from kvatlas.cpu.shared_weights import PackedTables
 from kvatlas.engine import Engine, Request
+from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.forward import own_attention
 from kvatlas.models import ModelHandle
 from kvatlas.models.handle import handle_for
 from kvatlas.models.weights import check_finite
 from kvatlas.policies import from_setting
-from kvatlas.predictor import answer_attention
 from tests.models.every_model import small_config
 
 pytestmark = pytest.mark.newest

@@ -18,7 +18,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Scope, Signal
 from kvatlas.policies.dynts import HEAD_FILE
 from kvatlas.policies.learned import SCORER_FILE
 from kvatlas.policies.query_statistics import STATISTICS_FILE
-from kvatlas.predictor.labels import query_statistics
+from kvatlas.predictor.calibration import statistics_of_queries
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, outcome, prompts, requests, run
 
@@ -36,7 +36,7 @@ def _files(random_models: dict[str, ModelHandle]) -> Iterator[None]:
     model = random_models["qwen3"]
     torch.manual_seed(0)
     save_file(new_head(model.shape.hidden).state_dict(), model.folder / HEAD_FILE)
-    save_file(query_statistics(model, model.load(), prompts(model, 3)), model.folder / STATISTICS_FILE)
+    save_file(statistics_of_queries(model, model.load(), prompts(model, 3)), model.folder / STATISTICS_FILE)
     save_file(random_scorer(model), model.folder / SCORER_FILE)
     yield
     for name in (HEAD_FILE, STATISTICS_FILE, SCORER_FILE):

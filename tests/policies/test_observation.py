@@ -15,10 +15,10 @@ from kvatlas import policies
 from kvatlas.core import KvatlasError, Sampling, Setting
 from kvatlas.engine import Engine, Request
 from kvatlas.engine.attention import PassAttention
+from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle, find
 from kvatlas.policies import CacheView, CompressingPolicy, Scope
 from kvatlas.policies.dynts import HeadLayout, importance, load_head
-from kvatlas.predictor.labels import answer_attention
 from kvatlas.predictor.training import new_head
 from tests.decoding import endless, prompts
 from tests.policies import formulas

@@ -11,23 +11,13 @@ import pytest
 import torch
 
 from kvatlas.core import Grade, KvatlasError, Setting, Status, Trace, Usage
+from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
 from kvatlas.policies.dynts import HeadLayout, importance
-from kvatlas.predictor import (
-    REASONS,
-    Examples,
-    HeadLoss,
-    answer_attention,
-    evaluate,
-    hidden_states,
-    label_trace,
-    left_out,
-    provenance_of,
-    save_head,
-    train,
-)
-from kvatlas.predictor.hidden_states import LabelledTrace
-from kvatlas.predictor.labels import query_statistics
+from kvatlas.predictor import labels
+from kvatlas.predictor.calibration import statistics_of_queries
+from kvatlas.predictor.labels import REASONS, Examples, LabelledTrace, label_trace, why_left_out
+from kvatlas.predictor.training import HeadLoss, judge_head, provenance_of, save_head, train_head
 from tests.conftest import ARCHITECTURES
 from tests.decoding import prompts
 
@@ -80,7 +70,9 @@ def test_why_a_trace_is_left_out(random_models: dict[str, ModelHandle], after: s
     end = {"": (), "</think>": (model.think_close,)}.get(after, (model.think_close, 20))
     tokens = end if after == "unthought" else (12, 13, *end)
     usage = Usage(3, len(tokens), 2, 9, 9, 0, 0)
-    assert left_out(model, Trace("m", "b", "p", 0, Setting.from_parameters("full"), tokens, "", grade, usage)) == why
+    assert (
+        why_left_out(model, Trace("m", "b", "p", 0, Setting.from_parameters("full"), tokens, "", grade, usage)) == why
+    )
     assert why in ("", *REASONS)
 
 
@@ -95,26 +87,26 @@ def _synthetic(seed: int, traces: int = 30) -> Examples:
 def test_a_head_learns_in_either_layout_with_each_loss(loss: HeadLoss) -> None:
     data, others = replace(_synthetic(0), thinking=torch.full((30,), 5000)), _synthetic(1)
     for layout in HeadLayout:
-        head = train(data, layout=layout, loss=loss, steps=300, batch=512)
+        head = train_head(data, layout=layout, loss=loss, steps=300, batch=512)
         assert set(head) == set(layout.tensors)
-        assert evaluate(head, others).spearman > 0.5
+        assert judge_head(head, others).spearman > 0.5
 
 
 def test_traces_without_ranks_are_left_out_of_the_quality_and_counted() -> None:
     data = _synthetic(0, traces=6)
-    head = train(data, steps=20, batch=64)
-    expected = evaluate(head, data)
+    head = train_head(data, steps=20, batch=64)
+    expected = judge_head(head, data)
     # A trace of one token, and one with equal labels.
     more = Examples(
         torch.cat([data.hidden, data.hidden[:4]]),
         torch.cat([data.label, torch.tensor([0.3, 0.2, 0.2, 0.2])]),
         torch.cat([data.trace, torch.tensor([6, 7, 7, 7])]),
     )
-    assert evaluate(head, more) == replace(expected, one_label=2)
+    assert judge_head(head, more) == replace(expected, one_label=2)
     constant = {name: torch.zeros_like(value) for name, value in head.items()}
-    assert evaluate(constant, data).spearman == 0
+    assert judge_head(constant, data).spearman == 0
     with pytest.raises(KvatlasError, match="the tokens of each of 1 held-out traces have one label"):
-        evaluate(head, Examples(data.hidden[:1], data.label[:1], torch.zeros(1, dtype=torch.long)))
+        judge_head(head, Examples(data.hidden[:1], data.label[:1], torch.zeros(1, dtype=torch.long)))
 
 
 def test_targets_and_weights_of_the_authors_losses() -> None:
@@ -127,7 +119,7 @@ def test_targets_and_weights_of_the_authors_losses() -> None:
         HeadLoss.POWER.target(data), torch.tensor([10 * a**0.3 / 0.3 for a in attention.tolist()])
     )
     # A head that can say only one number learns the weighted mean: the target in [4, 5) counts five times.
-    head = train(data, layout=HeadLayout.AUTHORS, loss=HeadLoss.SCALED, steps=2000, batch=256)
+    head = train_head(data, layout=HeadLayout.AUTHORS, loss=HeadLoss.SCALED, steps=2000, batch=256)
     head = {name: weights * (name != "0.weight") for name, weights in head.items()}
     constant = float(importance(head, torch.zeros(1, 4)))
     assert constant == pytest.approx((2.0 + 5 * 4.5 + 5.0) / 7, abs=0.1)
@@ -138,7 +130,7 @@ def parts(traces: int = 5, tokens: int = 40) -> list[tuple[torch.Tensor, torch.T
     results = []
     for _ in range(traces):
         hidden = torch.randn(tokens, 8, generator=generator)
-        results.append(hidden_states.sample_tokens(hidden, hidden[:, 0].exp(), 0, 0))
+        results.append(labels.sample_tokens(hidden, hidden[:, 0].exp(), 0, 0))
     return results
 
 
@@ -149,19 +141,19 @@ def counted(traces: int = 5) -> list[LabelledTrace]:
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     file = tmp_path / "states.safetensors"
-    hidden_states.write(file, counted(), {"model": "m"})
-    result = hidden_states.read(file)
+    labels.write_examples(file, counted(), {"model": "m"})
+    result = labels.read_examples(file)
     assert result.hidden.dtype is torch.float16
     for written, wanted in zip((result.hidden, result.label), zip(*parts(), strict=True), strict=True):
         assert torch.equal(written, torch.cat(wanted))
     assert torch.equal(result.trace, torch.arange(5).repeat_interleave(40))
     assert result.thinking.tolist() == [100, 101, 102, 103, 104]
     assert torch.equal(result.attention[40:80], result.label[40:80] / 101)
-    assert hidden_states.has_origin(file, {"model": "m"})
-    assert not hidden_states.has_origin(file, {"model": "other"})
-    hidden_states.write(file, [], {})
+    assert labels.has_origin(file, {"model": "m"})
+    assert not labels.has_origin(file, {"model": "other"})
+    labels.write_examples(file, [], {})
     with pytest.raises(KvatlasError, match="no traces for training"):
-        train(hidden_states.read(file))
+        train_head(labels.read_examples(file))
 
 
 def test_an_unfinished_file_does_not_count(tmp_path: Path) -> None:
@@ -170,34 +162,34 @@ def test_an_unfinished_file_does_not_count(tmp_path: Path) -> None:
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):
-        hidden_states.write(tmp_path / "states.safetensors", broken(), {})
-    assert not hidden_states.has_origin(tmp_path / "states.safetensors", {})
+        labels.write_examples(tmp_path / "states.safetensors", broken(), {})
+    assert not labels.has_origin(tmp_path / "states.safetensors", {})
 
 
 def test_sampling_keeps_pairs_order_and_range() -> None:
     hidden = torch.arange(100.0)[:, None] * torch.tensor([1.0, 1e5])
     label = torch.arange(100.0)
-    few, labels = hidden_states.sample_tokens(hidden, label, 30, 7)
+    few, few_labels = labels.sample_tokens(hidden, label, 30, 7)
     assert few.shape == (30, 2)
-    assert torch.equal(few[:, 0].float(), labels)
-    assert torch.equal(labels, labels.sort().values)
+    assert torch.equal(few[:, 0].float(), few_labels)
+    assert torch.equal(few_labels, few_labels.sort().values)
     assert torch.isfinite(few).all()
-    again, _ = hidden_states.sample_tokens(hidden, label, 30, 7)
+    again, _ = labels.sample_tokens(hidden, label, 30, 7)
     assert torch.equal(few, again)
-    assert len(hidden_states.sample_tokens(hidden, label, 200, 7)[1]) == 100
+    assert len(labels.sample_tokens(hidden, label, 200, 7)[1]) == 100
 
 
 def test_a_head_keeps_its_provenance_and_is_judged_on_its_own_width(tmp_path: Path) -> None:
     data = _synthetic(0, traces=5)
-    head = train(data, steps=20, batch=64)
+    head = train_head(data, steps=20, batch=64)
     path = tmp_path / "deep" / "head.safetensors"
     save_head(path, head, {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}})
     assert provenance_of(path) == {"model": "m", "traces": 5, "held_out": {"spearman": 0.5}}
     assert json.loads(json.dumps(provenance_of(path)))
     with pytest.raises(KvatlasError, match="is for a hidden size of 16, the model has 9"):
-        evaluate(head, replace(data, hidden=torch.zeros(len(data.label), 9)))
+        judge_head(head, replace(data, hidden=torch.zeros(len(data.label), 9)))
     with pytest.raises(KvatlasError, match="nothing to be judged on"):
-        evaluate(head, Examples(torch.zeros(0, 16), torch.zeros(0), torch.zeros(0, dtype=torch.long)))
+        judge_head(head, Examples(torch.zeros(0, 16), torch.zeros(0), torch.zeros(0, dtype=torch.long)))
 
 
 @pytest.mark.parametrize(("kind", "part"), [("llama", "q_proj"), ("qwen2", "q_proj"), ("qwen3", "q_norm")])
@@ -207,7 +199,7 @@ def test_statistics_are_those_of_the_queries_before_rotation(
     handle = random_models[kind]
     model = handle.load()
     texts = [prompt[:20] for prompt in prompts(handle, 3)]
-    result = query_statistics(handle, model, texts)
+    result = statistics_of_queries(handle, model, texts)
 
     shape, planes = handle.shape, handle.shape.head_dim // 2
     recorded: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(shape.layers)}
@@ -236,11 +228,11 @@ def test_what_cannot_be_calibrated_is_said(
     handle = random_models["qwen3"]
     model = handle.load()
     with pytest.raises(KvatlasError, match="There is no text to calibrate on"):
-        query_statistics(handle, model, [])
+        statistics_of_queries(handle, model, [])
     rotary = model.get_decoder().rotary_emb
     monkeypatch.setattr(rotary, "inv_freq", rotary.inv_freq[:4])
     with pytest.raises(KvatlasError, match="it rotates 8 of 16"):
-        query_statistics(handle, model, [(5, 6)])
+        statistics_of_queries(handle, model, [(5, 6)])
     monkeypatch.setattr(rotary, "rope_type", "dynamic")
     with pytest.raises(KvatlasError, match="rotation of positions is not steady"):
-        query_statistics(handle, model, [(5, 6)])
+        statistics_of_queries(handle, model, [(5, 6)])

@@ -18,7 +18,7 @@ from kvatlas.benchmarks import find
 from kvatlas.benchmarks.seqbench import parse_plan, read_maze
 from kvatlas.core import EvictionTrace, Grade, Setting, Status, Trace
 from kvatlas.models import ModelHandle
-from kvatlas.report.app.local_server import Server
+from kvatlas.report.app.local_server import AppServer
 from kvatlas.report.app.page import write_report
 from kvatlas.report.app.run_source import open_runs
 from kvatlas.report.result import open_result
@@ -106,7 +106,7 @@ def served(visit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     ends: list[Callable[[], Any]] = []
 
     def open_(folders: list[Path], address: str = "#/") -> Any:
-        server = Server(open_runs(folders, {}))
+        server = AppServer(open_runs(folders, {}))
         threads = [threading.Thread(target=job, daemon=True) for job in (server.serve_forever, server.follow)]
         for thread in threads:
             thread.start()
@@ -506,10 +506,10 @@ def test_the_tokens_that_would_have_saved_an_answer_are_marked_in_place(
     saving = tuple(SavingToken(position, "", 79 - position, 9.0, 5, 17) for position in (21, 30))
     arms = {"nothing": (True,) * 3 + (False,) * 13, "random": (True,) * 4 + (False,) * 12}
     arms |= {"cause": (True,) * 11 + (False,) * 5, "no_compression": (True,) * 16}
-    with writing(folder) as file:
+    with writing(folder) as add:
         for run_key, trace in keys:
             key = (run_key, trace.setting.id, trace.benchmark, trace.problem, str(trace.sample))
-            file.add(Autopsy(key, "forgotten value", 70, reproduced=True, tokens=saving, held_out=arms))
+            add(Autopsy(key, "forgotten value", 70, reproduced=True, tokens=saving, held_out=arms))
     page = served([folder], "#/examined/trace/1/0/0?beside=none")
     page.wait_for_selector("#trace .autopsy")
     said = page.locator(".autopsy").inner_text()

@@ -6,9 +6,9 @@ import pytest
 from matplotlib.image import imread
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken
+from kvatlas.autopsy.autopsy_command import print_autopsies
 from kvatlas.autopsy.autopsy_figure import autopsy_figure, save_autopsies
 from kvatlas.autopsy.summary import by_size, summarise
-from kvatlas.cli.output import print_autopsies
 from kvatlas.core import KvatlasError
 
 STREAMS = 16

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvatlas.autopsy.cell_deaths import Lost, count_deaths, lost_traces
 from kvatlas.autopsy.kinds_of_death import Death
+from kvatlas.autopsy.lost_answers import LostAnswer, count_deaths, lost_answers
 from kvatlas.benchmarks import find
 from kvatlas.results import Store
 from kvatlas.sweeps import make_plan, parse_spec
@@ -32,10 +32,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return decode_run(SPEC, tmp_path_factory.mktemp("deaths") / "run")
 
 
-def lost_of(run: Path) -> list[Lost]:
+def lost_of(run: Path) -> list[LostAnswer]:
     (model,) = make_plan(parse_spec(SPEC)).models
     with Store.open(run) as store:
-        return list(lost_traces(store, lambda _, tokens: [model.tokenizer.decode([token]) for token in tokens]))
+        return list(lost_answers(store, lambda _, tokens: [model.tokenizer.decode([token]) for token in tokens]))
 
 
 def truth_of(question: str) -> dict[str, int]:
@@ -70,11 +70,11 @@ def test_lost_values_and_missing_steps_agree_with_the_truth(run: Path) -> None:
     agreed = []
     for one in lost_of(run):
         truth = truth_of(questions[one.trace.problem])
-        if one.finding.death in VALUES:
+        if one.death.kind in VALUES:
             agreed.append(a_true_value_was_lost(one.trace.text, truth))
-        elif one.finding.death in MISSING:
+        elif one.death.kind in MISSING:
             computed = set(re.findall(r"^([a-z]) = .*\b\1\d \.$", one.trace.text, re.MULTILINE))
-            agreed.append(one.finding.name not in computed)
+            agreed.append(one.death.name not in computed)
     assert len(agreed) > 20
     assert sum(agreed) >= 0.95 * len(agreed)
 

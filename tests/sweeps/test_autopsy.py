@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvatlas.autopsy.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind, write_labels
+from kvatlas.autopsy.autopsies import FILE, Autopsy, key_of, read_autopsies, token_kind, write_token_labels
 from kvatlas.autopsy.driver import LostCell, Replayer, _setting_named, find_lost, perform
-from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, Fork, Replay, Trunk, shrink
+from kvatlas.autopsy.search import HELD_OUT_STREAMS, Case, Fork, ReplayTask, Trunk, shrink
 from kvatlas.autopsy.summary import summarise
 from kvatlas.core import KvatlasError, Setting
 from kvatlas.engine import Engine, Generation, Request
@@ -47,11 +47,11 @@ def autopsies(run: Path) -> list[Autopsy]:
     return autopsies
 
 
-def decode(replayer: Replayer, trunks: Sequence[Trunk], forks: Sequence[Replay] = ()) -> list[Generation[Any]]:
+def decode(replayer: Replayer, trunks: Sequence[Trunk], forks: Sequence[ReplayTask] = ()) -> list[Generation[Any]]:
     """Return the generations of trunks and of what starts from them, in their order, of one engine."""
     policies = [replayer.policy, *replayer.rivals.values()]
     engine = Engine(replayer.model, replayer.model.load(), policies, replayer.plan.spec.sampling.sampling(), 4)
-    found: dict[Replay, Generation[Any]] = {}
+    found: dict[ReplayTask, Generation[Any]] = {}
 
     def requests() -> Iterator[Request[Any] | None]:
         for trunk in trunks:
@@ -214,7 +214,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_search(
 
 
 def test_labels_are_written_into_a_new_folder(tmp_path: Path) -> None:
-    write_labels([], tmp_path / "new" / "labels.jsonl")
+    write_token_labels([], tmp_path / "new" / "labels.jsonl")
     assert (tmp_path / "new" / "labels.jsonl").read_text() == ""
 
 

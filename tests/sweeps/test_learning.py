@@ -3,14 +3,13 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from kvatlas import policies
-from kvatlas.cli import app
+from kvatlas.cli import command
 from kvatlas.core import Setting
 from kvatlas.models import ModelHandle
-from kvatlas.predictor import provenance_of
 from kvatlas.predictor.learning import left_out_as_text
+from kvatlas.predictor.training import provenance_of
 from kvatlas.results import Store
 from tests.command_line import Call
 
@@ -22,8 +21,7 @@ TRAIN = (*(MODEL, "CHAIN6", "--skip", 300, "--problems", 20), *("--max-new-token
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A head of the embedded model, trained by the command."""
     file = tmp_path_factory.mktemp("predictor") / "head.safetensors"
-    result = CliRunner().invoke(app, ["predictor", "train", str(file), *map(str, TRAIN), "--steps", "80"])
-    assert result.exit_code == 0
+    command()(["predictor", "train", str(file), *map(str, TRAIN), "--steps", "80"], standalone_mode=False)
     return file
 
 

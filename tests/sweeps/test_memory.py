@@ -23,9 +23,8 @@ from kvatlas.predictor.learning import TrainingData, learn
 from kvatlas.screen.grid_screen import screen, screening
 from kvatlas.serve.service import GenerationRequest, Service
 from kvatlas.sweeps import make_plan, parse_spec, sweep
-from kvatlas.sweeps import run as driver
 from kvatlas.sweeps import worker as jobs
-from kvatlas.sweeps.executors import WorkerPool, shares
+from kvatlas.sweeps.executors import WorkerPool, executors, shares
 from kvatlas.sweeps.worker import Job, decode, fitting_batch, worker_needs
 from tests.decoding import endless, grid, requests, run
 from tests.engine.gpu_stand_in import gpu
@@ -291,7 +290,7 @@ def test_workers_that_die_are_followed_by_fewer_with_half_the_batch(
         traces = decode(job, range(len(job.units)))
         yield from (next(traces) for _ in range(3)) if len(halvings) < 3 else traces
 
-    monkeypatch.setattr(driver, "executor_of", lambda _: dying)
+    monkeypatch.setitem(executors.added, "local", dying)
     said: list[str] = []
     sweep(plan, tmp_path / "run", batch_size=64, on_message=said.append)
     assert halvings == [0, 1, 2]

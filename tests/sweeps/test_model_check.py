@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from kvatlas import models
 from kvatlas.answers.reading import PUBLISHED
 from kvatlas.benchmarks import find
-from kvatlas.core import Check, Finding
+from kvatlas.core import Check, CheckResult
 from kvatlas.models import ModelHandle
 from kvatlas.sweeps import doctor
 from kvatlas.sweeps.doctor import check_model
@@ -20,7 +20,7 @@ NAMES += ["one step", "keys in few bits", "generation"]
 CHAIN: Sequence[str] = tuple(problem.question for problem in find("CHAIN8").problems(3))
 
 
-def findings(model: ModelHandle, messages: Sequence[str] = CHAIN, new_tokens: int = 12) -> dict[str, Finding]:
+def findings(model: ModelHandle, messages: Sequence[str] = CHAIN, new_tokens: int = 12) -> dict[str, CheckResult]:
     return {item.name: item for item in check_model(model, messages, new_tokens)}
 
 
@@ -39,13 +39,13 @@ def test_another_scale_and_half_precision_pass(tmp_path: Path, random_models: di
 
 
 def test_a_step_unlike_transformers_own_fails(monkeypatch: pytest.MonkeyPatch, tiny_llama: ModelHandle) -> None:
-    generate = doctor._generate
+    generate = doctor._generate_with_logits
 
     def wrong(*given: Any) -> Any:
         logits, generation = generate(*given)
         return [logit + (logit == logit.max()) for logit in logits], generation
 
-    monkeypatch.setattr(doctor, "_generate", wrong)
+    monkeypatch.setattr(doctor, "_generate_with_logits", wrong)
     assert findings(tiny_llama)["one step"].status is Check.FAILED
 
 
@@ -80,7 +80,7 @@ def test_tags_are_looked_for_in_a_generation(r1_model: Callable[..., ModelHandle
     assert lines["think tags"].message == "'<think>' to '</think>' (one token), opened by the prompt"
     assert "still thinking after 12 tokens" in lines["generation"].message
     # What the model happens to write is the end of its thinking.
-    _, written = doctor._generate(model, model.load(), model.encode(CHAIN[0]), 12)
+    _, written = doctor._generate_with_logits(model, model.load(), model.encode(CHAIN[0]), 12)
     close = model.tokenizer.decode(list(written.tokens)[5:8])
     lines = findings(models.find(model.name, think_close=close))
     assert "(found in the text)" in lines["think tags"].message
@@ -96,13 +96,13 @@ def test_tags_are_looked_for_in_a_generation(r1_model: Callable[..., ModelHandle
 
 @pytest.mark.parametrize("tags", PUBLISHED)
 def test_the_tags_of_published_models_are_found(r1_model: Callable[..., ModelHandle], tags: tuple[str, str]) -> None:
-    line = doctor._tags(r1_model(template=FIRST_TEMPLATE, tags=tags))
+    line = doctor._think_tags(r1_model(template=FIRST_TEMPLATE, tags=tags))
     assert line.message == f"{tags[0]!r} to {tags[1]!r} (one token), to be opened by the model"
 
 
 @pytest.mark.parametrize("token", ["<|begin_reasoning|>", "[THOUGHTS]", "<rethink>"])
 def test_a_token_that_may_be_an_unknown_tag_is_told(r1_model: Callable[..., ModelHandle], token: str) -> None:
-    line = doctor._tags(r1_model(template=FIRST_TEMPLATE, tags=(token,)))
+    line = doctor._think_tags(r1_model(template=FIRST_TEMPLATE, tags=(token,)))
     assert line.status is Check.WARNING
     assert line.message == f"none: the whole output is the answer, although {token!r} is a token of its own"
     assert line.advice == "name the text that ends thinking with think_close"

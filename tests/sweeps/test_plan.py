@@ -19,7 +19,7 @@ from kvatlas.stats.maps import maps_of_run
 from kvatlas.stats.run_data import RunData
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import cores
-from kvatlas.sweeps.run import measure
+from kvatlas.sweeps.measured_rate import decoding_rate
 from tests.counting import calls
 from tests.r1 import AIME, FIRST_TEMPLATE, copied
 from tests.sweeps.conftest import Build
@@ -206,7 +206,7 @@ def test_planned_seconds_hold_those_of_compressions(spec_data: Build, monkeypatc
     data = spec_data(benchmarks=["CHAIN4"], problems=1, samples=1, expected_output_tokens=80)
     plan = make_plan(parse_spec(data))
     monkeypatch.setattr(TimedEngine, "time_compression", lambda *_: (2 * 3600.0, 32))
-    seconds = plan.estimate(tokens_per_second=measure(plan))["seconds"]
+    seconds = plan.estimate(tokens_per_second=decoding_rate(plan))["seconds"]
     tokens = plan.estimate()["decoded_tokens"]["shared"]
     assert seconds * cores() / tokens == pytest.approx(8 / 9 * 2 * 3600 / 32, rel=0.01)
 

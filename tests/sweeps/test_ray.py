@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvatlas.core import KvatlasError
-from kvatlas.ray.cluster import WorkQueue, _connect, difference
+from kvatlas.ray.cluster import WorkQueue, _connect, difference_of_node
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps.executors import WorkerPool
 from tests.sweeps.conftest import Build, contents, job
@@ -97,11 +97,11 @@ def test_a_cluster_that_is_not_there_is_a_sentence(spec_data: Build, tmp_path: P
 
 def test_a_node_unlike_the_drivers_is_refused(spec_data: Build, tmp_path: Path) -> None:
     own = job(spec_data())
-    assert difference(own) is None
-    assert "finds other weights of the model" in str(difference(replace(own, weights="0" * 64)))
-    assert "has torch" in str(difference(replace(own, made_with={**own.made_with, "torch": "1.0"})))
+    assert difference_of_node(own) is None
+    assert "finds other weights of the model" in str(difference_of_node(replace(own, weights="0" * 64)))
+    assert "has torch" in str(difference_of_node(replace(own, made_with={**own.made_with, "torch": "1.0"})))
     gone = replace(own, model=replace(own.model, folder=tmp_path / "gone"))
-    assert "finds no folder" in str(difference(gone))
+    assert "finds no folder" in str(difference_of_node(gone))
 
 
 def test_a_queue_gives_out_every_unit_once() -> None:

@@ -33,7 +33,7 @@ from kvatlas.report.materials import RunMaterials
 from kvatlas.results import Manifest, Store
 from kvatlas.sweeps import Progress, make_plan, parse_spec, sweep
 from kvatlas.sweeps import run as driver
-from kvatlas.sweeps.executors import WorkerPool, take_worker, useful_workers
+from kvatlas.sweeps.executors import WorkerPool, executors, take_worker, useful_workers
 from kvatlas.sweeps.plan import Plan, WorkItem
 from kvatlas.sweeps.worker import Job
 from tests.sweeps.conftest import Build, contents
@@ -62,7 +62,7 @@ def test_a_trace_that_no_store_holds_ends_a_sweep_after_the_others_are_stored(
                 trace = replace(trace, usage=replace(trace.usage, mean_kv_tokens=math.nan))
             yield trace, decoded
 
-    monkeypatch.setattr(driver, "executor_of", lambda _: one_is_damaged)
+    monkeypatch.setitem(executors.added, "local", one_is_damaged)
     with pytest.raises(KvatlasError, match=r"^Sample 0 of \S+ in .* cannot be stored: mean_kv_tokens is nan"):
         sweep(plan, tmp_path / "run", workers=1)
     assert len(contents(tmp_path / "run")) == plan.traces - 1

@@ -16,8 +16,8 @@ from kvatlas import policies
 from kvatlas.benchmarks import find
 from kvatlas.core import KvatlasError, Sampling, Setting, Trace
 from kvatlas.engine import Engine, Likeness, Request
+from kvatlas.engine.whole_texts import answer_attention
 from kvatlas.models import ModelHandle
-from kvatlas.predictor import answer_attention
 from kvatlas.results import Store
 from kvatlas.screen.grid_screen import screen, screening
 from kvatlas.stats.maps import maps_of_run

@@ -1,1 +1,4 @@
-"""Adaptive sweeps: which settings get the next problems, and what their traces decide."""
+"""Adaptive sweeps, which decode as many problems of each setting as the recommendation needs.
+
+Read `decisions` (what traces decide), then `allocation` (which settings get the next problems).
+"""

@@ -19,7 +19,7 @@ from kvatlas.sweeps.plan import Plan
 
 
 @dataclass
-class Adaptive:
+class AdaptiveSweep:
     """An adaptive sweep in progress.
 
     `given[model][setting id]` counts blocks of problems; baselines get every block of any setting. `stopped[model]` is
@@ -35,10 +35,13 @@ class Adaptive:
 
     @cached_property
     def orders(self) -> dict[str, tuple[str, ...]]:
-        """The problems of each benchmark in their random order."""
+        """The problems of each benchmark in a random order of the seed."""
         orders = {}
         for name, problems in self.plan.problems.items():
-            orders[name] = order(self.plan.spec.seed, name, [problem.id for problem in problems])
+            shuffled = sorted(problem.id for problem in problems)
+            # The same on every machine.
+            random.Random(stream_key(self.plan.spec.seed, "order", name)).shuffle(shuffled)
+            orders[name] = tuple(shuffled)
         return orders
 
     @cached_property
@@ -58,6 +61,7 @@ class Adaptive:
         """
         if self.blocks < 2:
             raise KvatlasError("allocate: adaptive needs at least two problems of every benchmark.")
+
         settings = [policy.setting.id for policy, _ in self.plan.policies]
         self.given = {model.name: dict.fromkeys(settings, 1) for model in self.plan.models}
         for model in self.plan.models:
@@ -78,17 +82,20 @@ class Adaptive:
             promise = self.manifest()
             self.store.put_manifest(promise)
             self.decode(model, promise.expected)
+
             table = TraceTable(self.plan.manifest(), self.store.columns())
             cells = select(table.cells(), model=model.name)
             settings, seen = observed_differences(cells, self.orders, self.sizes, self.blocks)
             if not is_complete(state, seen):
                 raise KvatlasError(f"A block of the sweep of {model.name} lacks traces; the same command tries again.")
             state = look(state, seen, margin)
+
             reason = self._reason(state)
             if reason is not None:
                 self.stopped[model.name] = reason
                 self.on_message(f"{model.name}: {reason}.")
                 return
+
             # Baselines get the most blocks of any setting, so that each setting is compared on all its problems.
             given.update(zip(settings, state.goal.tolist(), strict=True))
             given.update(dict.fromkeys(baselines, max(given[setting] for setting in settings)))
@@ -112,10 +119,3 @@ class Adaptive:
             expected.append(replace(cell, problems=self.orders[cell.benchmark][: last.stop]))
         allocation = {"kind": "adaptive", "blocks": self.blocks, "problems": self.sizes, "stopped": dict(self.stopped)}
         return replace(promise, expected=tuple(expected), allocation=allocation)
-
-
-def order(seed: int, benchmark: str, problems: Sequence[str]) -> tuple[str, ...]:
-    """Return the problems of a benchmark in a random order of the seed, the same on every machine."""
-    shuffled = sorted(problems)
-    random.Random(stream_key(seed, "order", benchmark)).shuffle(shuffled)
-    return tuple(shuffled)

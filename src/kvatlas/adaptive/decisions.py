@@ -1,4 +1,4 @@
-"""Adaptive sweeps: what their traces so far decide, as verdicts and choices (`kvatlas.stats.numerics.sequential`)."""
+"""The decisions of an adaptive sweep as tests of maps and choices (the method: `kvatlas.stats.numerics.sequential`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,62 @@ from kvatlas.stats.numerics.arrays import Floats
 from kvatlas.stats.numerics.sequential import Decision, TracesSoFar, block_slice, decisions, in_order
 from kvatlas.stats.table import CellTraces, select
 
-NO_PAIRS = Note(
-    NoteKind.LEFT_OUT,
-    "0 paired comparisons: in an adaptive sweep the problems that two settings share depend on their outcomes",
-)
+
+class AdaptiveDecisions:
+    """The last decision on the grid settings of each model of an adaptive run."""
+
+    def __init__(self, manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> None:
+        self.cells = cells
+        self.margin = margin
+        #: By model the ids of the grid settings, and the decision on them.
+        self.by_model: dict[str, tuple[Sequence[str], Decision]] = {}
+
+        sizes = manifest.allocation["problems"]
+        blocks = manifest.allocation["blocks"]
+        orders: dict[str, Sequence[str]] = {}
+        for cell in cells:
+            # The cells of a benchmark have the first problems of one order; the longest one has them all.
+            orders[cell.benchmark] = max(orders.get(cell.benchmark, ()), cell.expected.problems, key=len)
+        for model, model_cells in grouped(cells, lambda cell: cell.model).items():
+            settings, traces = observed_differences(model_cells, orders, sizes, blocks)
+            *_, last_decision = decisions(traces, margin)
+            self.by_model[model] = settings, last_decision
+
+    def tests(self, maps: Sequence[Map]) -> dict[MapName, MapTests]:
+        """Return the tests of each mean map, or only map: losses against the full cache and nothing else."""
+        # One map for each model and policy: a mean map, which comes last, takes the place of those of its benchmarks.
+        by_policy: dict[tuple[str, str], Map] = {}
+        for map_ in (*maps, *mean_maps(maps)):
+            if map_.model in self.by_model:
+                by_policy[map_.model, map_.policy] = map_
+
+        by_map: dict[MapName, MapTests] = {}
+        for map_ in by_policy.values():
+            settings, decision = self.by_model[map_.model]
+            coords = {cell.setting.id: coord for coord, cell in map_.cells.items()}
+            values = [cell.estimate.value for cell in map_.cells.values()]
+            text = (
+                f"adaptive: of {len(settings)} settings of all policies, {int(decision.kept.sum())} are proven to lose "
+                f"at most the margin and {int(decision.broken.sum())} to lose more"
+            )
+            losses = losses_of_decision(decision, settings)
+            by_map[map_.name] = MapTests(
+                Basis.GROUP_SEQUENTIAL,
+                spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
+                notes=(Note(NoteKind.ADAPTIVE, text),),
+                losses={coords[setting]: loss for setting, loss in losses.items() if setting in coords},
+            )
+        return by_map
+
+    def choices(self) -> list[Choice]:
+        """Return the choice for each model; the costs of the first block decide which setting keeps least."""
+        choices = []
+        for model, (settings, decision) in self.by_model.items():
+            recommended = [] if decision.recommended is None else [settings[decision.recommended]]
+            grid = select(self.cells, model=model, baseline=False)
+            family = LossFamily(self.margin, losses_of_decision(decision, settings))
+            choices.append(choice_of(model, grid, family, among=recommended))
+        return choices
 
 
 def observed_differences(
@@ -37,15 +89,18 @@ def observed_differences(
     for benchmark, order in orders.items():
         # Problems that no cell is promised yet have no name, and so no grades.
         problems[benchmark] = [*order, *repeat("", sizes[benchmark] - len(order))]
+
     cells_by_setting = grouped(select(cells, baseline=False), lambda cell: cell.setting.id)
     full_means = _problem_means([cell for cell in cells if is_full(cell)], problems)
     # With a shape of its own where no setting has a cell.
     means = np.empty((len(cells_by_setting), len(full_means)))
     for row, setting_cells in enumerate(cells_by_setting.values()):
         means[row] = _problem_means(setting_cells, problems)
+
     # Costs are those of the first block, so that a later look does not change an earlier decision.
     first_block = {name: names[block_slice(len(names), blocks, 0)] for name, names in problems.items()}
     costs = np.array([_mean_kv_tokens(setting_cells, first_block) for setting_cells in cells_by_setting.values()])
+
     # The means lie benchmark by benchmark; a sweep takes their problems in blocks.
     ends = np.cumsum([sizes[benchmark] for benchmark in orders])
     benchmark_columns = np.split(np.arange(len(full_means)), ends[:-1])
@@ -89,66 +144,3 @@ def losses_of_decision(decision: Decision, settings: Sequence[str]) -> dict[str,
             )
             losses[setting] = SettingLoss(**vars(loss), claims={Claim.LIKE: loss})
     return losses
-
-
-#: By model the ids of an adaptive sweep's grid settings, and the last decision on them.
-Standings = Mapping[str, tuple[Sequence[str], Decision]]
-
-
-def standings(manifest: Manifest, cells: Sequence[CellTraces], margin: float) -> Standings:
-    """Return the grid settings of each model of an adaptive run, and the last decision on them."""
-    sizes = manifest.allocation["problems"]
-    blocks = manifest.allocation["blocks"]
-    orders: dict[str, Sequence[str]] = {}
-    for cell in cells:
-        # The cells of a benchmark have the first problems of one order; the longest one has them all.
-        orders[cell.benchmark] = max(orders.get(cell.benchmark, ()), cell.expected.problems, key=len)
-    by_model = {}
-    for model, model_cells in grouped(cells, lambda cell: cell.model).items():
-        settings, traces = observed_differences(model_cells, orders, sizes, blocks)
-        *_, last_decision = decisions(traces, margin)
-        by_model[model] = settings, last_decision
-    return by_model
-
-
-def adaptive_verdicts(by_model: Standings, maps: Sequence[Map]) -> dict[MapName, MapTests]:
-    """Return the verdict of each mean map, or only map, of an adaptive run.
-
-    It holds losses against the full cache and nothing else.
-    """
-    # One map for each model and policy: a mean map, which comes last, takes the place of those of its benchmarks.
-    by_policy: dict[tuple[str, str], Map] = {}
-    for map_ in (*maps, *mean_maps(maps)):
-        if map_.model in by_model:
-            by_policy[map_.model, map_.policy] = map_
-    by_map: dict[MapName, MapTests] = {}
-    for map_ in by_policy.values():
-        settings, decision = by_model[map_.model]
-        coords = {cell.setting.id: coord for coord, cell in map_.cells.items()}
-        values = [cell.estimate.value for cell in map_.cells.values()]
-        text = (
-            f"adaptive: of {len(settings)} settings of all policies, {int(decision.kept.sum())} are proven to lose at "
-            f"most the margin and {int(decision.broken.sum())} to lose more"
-        )
-        losses = losses_of_decision(decision, settings)
-        by_map[map_.name] = MapTests(
-            Basis.GROUP_SEQUENTIAL,
-            spread=float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
-            notes=(Note(NoteKind.ADAPTIVE, text),),
-            losses={coords[setting]: loss for setting, loss in losses.items() if setting in coords},
-        )
-    return by_map
-
-
-def adaptive_choices(by_model: Standings, cells: Sequence[CellTraces], margin: float) -> list[Choice]:
-    """Return the choice for each model of an adaptive run.
-
-    The costs of the first block decide which setting keeps least.
-    """
-    choices = []
-    for model, (settings, decision) in by_model.items():
-        recommended = [] if decision.recommended is None else [settings[decision.recommended]]
-        grid = select(cells, model=model, baseline=False)
-        family = LossFamily(margin, losses_of_decision(decision, settings))
-        choices.append(choice_of(model, grid, family, among=recommended))
-    return choices

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from kvatlas.autopsy.cell_deaths import Lost
+from kvatlas.autopsy.lost_answers import LostAnswer
 from kvatlas.results.export import replacing
 from kvatlas.results.store import lock
 
@@ -92,7 +92,7 @@ class Autopsy:
         return cls(**values)
 
 
-def key_of(lost: Lost) -> tuple[str, ...]:
+def key_of(lost: LostAnswer) -> tuple[str, ...]:
     """Return the key of a lost answer as texts."""
     return tuple(map(str, lost.key))
 
@@ -108,7 +108,7 @@ def read_autopsies(folder: Path) -> dict[tuple[str, ...], Autopsy]:
     return found
 
 
-def write_labels(autopsies: Iterable[Autopsy], path: Path) -> None:
+def write_token_labels(autopsies: Iterable[Autopsy], path: Path) -> None:
     """Write training data: a line for each token, with the label 1 if it restores the answer and 0 for a random one."""
     with replacing(path) as partial_file, partial_file.open("w", encoding="utf-8") as file:
         for autopsy in autopsies:
@@ -117,46 +117,29 @@ def write_labels(autopsies: Iterable[Autopsy], path: Path) -> None:
                 file.write(json.dumps({"trace": autopsy.key, "position": position, "label": label}) + "\n")
 
 
-class AutopsyFile:
-    """The file of a run's autopsies, open for more."""
-
-    def __init__(self, folder: Path) -> None:
-        path = folder / FILE
-        _drop_half_line(path)
-        self._file = path.open("a", encoding="utf-8")
-
-    def add(self, autopsy: Autopsy) -> None:
-        """Write an autopsy to the disk."""
-        self._file.write(json.dumps(asdict(autopsy)) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
 @contextmanager
-def writing(folder: Path) -> Iterator[AutopsyFile]:
-    """Open the file of a run that no other process changes meanwhile."""
+def writing(folder: Path) -> Iterator[Callable[[Autopsy], None]]:
+    """Give a function that writes an autopsy to the disk; no other process changes the run meanwhile."""
+    path = folder / FILE
     held = lock(folder)
     try:
-        file = AutopsyFile(folder)
-        try:
-            yield file
-        finally:
-            file.close()
+        # A killed process may have left half a line at the end.
+        content = path.read_bytes() if path.is_file() else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            with path.open("r+b") as damaged_file:
+                damaged_file.truncate(whole)
+
+        with path.open("a", encoding="utf-8") as file:
+
+            def add(autopsy: Autopsy) -> None:
+                file.write(json.dumps(asdict(autopsy)) + "\n")
+                file.flush()
+
+            yield add
     finally:
         if held is not None:
             held.release()
-
-
-def _drop_half_line(path: Path) -> None:
-    """Remove what a killed process wrote behind the last whole line of a file."""
-    content = path.read_bytes() if path.is_file() else b""
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
 
 
 def token_kind(text: str) -> str:

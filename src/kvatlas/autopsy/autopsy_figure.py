@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvatlas.autopsy.autopsies import Autopsy
-from kvatlas.autopsy.summary import ARMS, SizeGroup, by_size, tested_causes, whole_group
-from kvatlas.core import Estimate, KvatlasError
+from kvatlas.autopsy.summary import ARMS, by_size, tested_causes, whole_group
+from kvatlas.core import KvatlasError
 from kvatlas.figures import colours
 from kvatlas.figures.curves import LineEnd, line_panels, write_names
 from kvatlas.figures.style import FigureOptions, finish_texts, line_axes, rows_csv, save
@@ -43,15 +43,23 @@ def autopsy_figure(cells: Mapping[str, Sequence[Autopsy]], options: FigureOption
         raise KvatlasError("No lost answer has a cause that was tested, so there is nothing to draw.")
     if options is None:
         options = FigureOptions(width=4.6 if len(tested) == 1 else None)
+
     every = list(chain.from_iterable(tested.values()))
+    shares = whole_group(every).arms
+    streams = len(tested_causes(every)[0].held_out["nothing"])
+    remarks = [f"right answers in % under {streams} random streams that the search did not use"]
+    if options.intervals is not False:
+        remarks.append("bars: 95 % intervals")
+
     with options.applied():
         figure, panels, room = line_panels(
             options,
             [options.named(name) for name in tested],
             [options.named(NAMES[arm]) for arm in ARMS],
             "tokens put back (lost answers)",
-            title=_title(whole_group(every)),
-            about=_about(every, options),
+            title=f"{percent_text(shares['cause'].value, 0)} % of these lost answers are right with saving tokens put "
+            f"back, {percent_text(shares['random'].value, 0)} % with random ones",
+            about=remarks,
             notes=[],
         )
         for panel, autopsies in zip(panels, tested.values(), strict=True):
@@ -63,62 +71,35 @@ def autopsy_figure(cells: Mapping[str, Sequence[Autopsy]], options: FigureOption
 def _draw_cell(panel: Axes, autopsies: Sequence[Autopsy], room: float, options: FigureOptions) -> None:
     """Draw the groups of a cell, then all of it."""
     groups = [*by_size(autopsies), whole_group(autopsies)]
-    for arm in ARMS:
-        _draw_arm(panel, arm, groups, options)
+    arm_colours = {arm: options.colours.lines[place] for arm, place in _COLOURS.items()}
+
+    # The marks of a group stand a little apart.
+    for index, arm in enumerate(ARMS):
+        shift = _STEP * (index - (len(ARMS) - 1) / 2)
+        estimates = [group.arms[arm] for group in groups]
+        below = [estimate.value - (estimate.low or 0.0) for estimate in estimates]
+        above = [(1.0 if estimate.high is None else estimate.high) - estimate.value for estimate in estimates]
+        panel.errorbar(
+            [group_index + shift for group_index in range(len(groups))],
+            [estimate.value for estimate in estimates],
+            yerr=None if options.intervals is False else [below, above],
+            color=arm_colours[arm],
+            marker=colours.MARKERS[index],
+            markersize=4.2 if arm == "cause" else 3.4,
+            linestyle="none",
+            elinewidth=0.8,
+            capsize=1.5,
+            zorder=3,
+        )
+
     panel.axvline(len(groups) - 1.5, color=options.colours.soft, linewidth=0.5, zorder=1)
     line_axes(panel, options, "y")
     panel.set(xlim=(-0.5, len(groups) - 0.5), ylim=(0, 1.03), yticks=(0, 0.25, 0.5, 0.75, 1))
     panel.set_yticklabels(["0", "25", "50", "75", "100"])
     labels = [f"{group.name}\n({group.answers})" for group in groups[:-1]]
     panel.set_xticks(range(len(groups)), [*labels, f"all\n({groups[-1].answers})"])
-    ends = [LineEnd(groups[-1].arms[arm].value, options.named(NAMES[arm]), _colour(arm, options)) for arm in ARMS]
+    ends = [LineEnd(groups[-1].arms[arm].value, options.named(NAMES[arm]), arm_colours[arm]) for arm in ARMS]
     write_names(panel, ends, room)
-
-
-def _title(every: SizeGroup) -> str:
-    cause = every.arms["cause"]
-    others = every.arms["random"]
-    return (
-        f"{percent_text(cause.value, 0)} % of these lost answers are right with saving tokens put back, "
-        f"{percent_text(others.value, 0)} % with random ones"
-    )
-
-
-def _about(autopsies: Sequence[Autopsy], options: FigureOptions) -> list[str]:
-    streams = len(tested_causes(autopsies)[0].held_out["nothing"])
-    about = [f"right answers in % under {streams} random streams that the search did not use"]
-    if options.intervals is not False:
-        about.append("bars: 95 % intervals")
-    return about
-
-
-def _colour(arm: str, options: FigureOptions) -> str:
-    return options.colours.lines[_COLOURS[arm]]
-
-
-def _draw_arm(panel: Axes, arm: str, groups: Sequence[SizeGroup], options: FigureOptions) -> None:
-    """Draw the mark of an arm in each group, a little apart from those of the others."""
-    shift = _STEP * (ARMS.index(arm) - (len(ARMS) - 1) / 2)
-    estimates = [group.arms[arm] for group in groups]
-    panel.errorbar(
-        [index + shift for index in range(len(groups))],
-        [estimate.value for estimate in estimates],
-        yerr=None if options.intervals is False else _reach(estimates),
-        color=_colour(arm, options),
-        marker=colours.MARKERS[ARMS.index(arm)],
-        markersize=4.2 if arm == "cause" else 3.4,
-        linestyle="none",
-        elinewidth=0.8,
-        capsize=1.5,
-        zorder=3,
-    )
-
-
-def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Return the lengths of intervals below and above their values."""
-    below = [estimate.value - (estimate.low or 0.0) for estimate in estimates]
-    above = [(1.0 if estimate.high is None else estimate.high) - estimate.value for estimate in estimates]
-    return [below, above]
 
 
 def save_autopsies(cells: Mapping[str, Sequence[Autopsy]], path: Path) -> list[Path]:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas.answers.reading import read_tokens
 from kvatlas.autopsy.autopsies import Autopsy, key_of, read_autopsies, writing
-from kvatlas.autopsy.cell_deaths import Lost, lost_traces
-from kvatlas.autopsy.search import Case, Replay, Search
+from kvatlas.autopsy.lost_answers import LostAnswer, lost_answers
+from kvatlas.autopsy.search import AutopsySearch, Case, ReplayTask
 from kvatlas.benchmarks import for_model
 from kvatlas.benchmarks.base import grade_reading
 from kvatlas.core import KvatlasError, Setting, Trace, grouped
@@ -26,10 +26,11 @@ from kvatlas.models.token_texts import quick_tokenizer, token_texts
 from kvatlas.noise import stream_key
 from kvatlas.policies import CompressingPolicy, Policy, Signal, from_setting
 from kvatlas.results import Store
+from kvatlas.sweeps.plan import Plan, make_plan
+from kvatlas.sweeps.spec import parse_spec
 
 if TYPE_CHECKING:
     from kvatlas.engine import Generation, Request
-    from kvatlas.sweeps.plan import Plan
 
 #: Sequences in a batch.
 BATCH = 32
@@ -48,10 +49,67 @@ class LostCell:
     model: str
     benchmark: str
     setting: Setting
-    lost: list[Lost]
+    lost: list[LostAnswer]
     right: list[Trace]
     others: list[Setting]
     answers: int
+
+
+def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
+    """Return the answers that one setting of a run lost, for each model and benchmark; none without a lost answer.
+
+    Raises KvatlasError if they cannot be replayed, and for a policy of a file that is not permitted.
+    """
+    with Store.open(folder) as store:
+        manifest = store.manifest()
+        plan = make_plan(parse_spec(dict(manifest.spec)))
+        tokenizers = {model.name: quick_tokenizer(model.folder) or model.tokenizer for model in plan.models}
+
+        def pieces(model: str, tokens: tuple[int, ...]) -> list[str]:
+            return token_texts(tokenizers[model], tokens)
+
+        settings = list(dict.fromkeys(cell.setting for cell in manifest.expected))
+        found = _setting_named(settings, setting)
+        _replayable(found)
+        lost = list(lost_answers(store, pieces, found))
+        of_setting = [trace for _, trace in store.traces() if trace.setting == found]
+
+    keys: Mapping[tuple[str, str, Setting], str] = plan.compute_keys()
+    for answer in lost:
+        if keys.get((answer.trace.model, answer.trace.benchmark, answer.trace.setting)) != answer.key[0]:
+            raise KvatlasError(f"{found} was decoded by other weights, prompts or versions than today's.")
+
+    others = [item for item in settings if item != found]
+    traces_of = grouped(of_setting, lambda trace: (trace.model, trace.benchmark))
+    cells = []
+    for cell, losses in grouped(lost, lambda answer: (answer.trace.model, answer.trace.benchmark)).items():
+        # Right although they were compressed.
+        right = [trace for trace in traces_of[cell] if trace.grade.correct and trace.usage.compressions]
+        cells.append(LostCell(plan, *cell, found, losses, right, others, len(traces_of[cell])))
+    return cells
+
+
+def perform(
+    cells: Sequence[LostCell], folder: Path, most: int, on_autopsy: Callable[[Autopsy, int, int], None]
+) -> list[list[Autopsy]]:
+    """Return for each cell the autopsies of its first `most` lost answers; those that are missing are made and written.
+
+    `on_autopsy` gets each new one, the number of those that are done, and that of all.
+    """
+    done = read_autopsies(folder)
+    keys_by_cell = [list(map(key_of, cell.lost[:most])) for cell in cells]
+    all_keys = set(chain.from_iterable(keys_by_cell))
+    finished = len(all_keys & done.keys())
+
+    with writing(folder) as add:
+        for cell in cells:
+            missing = [item for item in cell.lost[:most] if key_of(item) not in done]
+            for autopsy in Replayer(cell).run(missing) if missing else ():
+                add(autopsy)
+                done[autopsy.key] = autopsy
+                finished += 1
+                on_autopsy(autopsy, finished, len(all_keys))
+    return [list(map(done.__getitem__, keys)) for keys in keys_by_cell]
 
 
 class Replayer:
@@ -67,18 +125,15 @@ class Replayer:
         self.problems = {problem.id: problem for problem in plan.problems[cell.benchmark]}
         self.tokenizer = quick_tokenizer(self.model.folder) or self.model.tokenizer
         self.right = cell.right
-        self.rivals = self._rivals(cell.others)
 
-    def _rivals(self, settings: Sequence[Setting]) -> dict[str, CompressingPolicy]:
-        """Return the policies that can say which tokens they would keep in the same cache, by their settings."""
-        rivals = {}
-        for setting in settings:
+        # The policies that can say which tokens they would keep in the same cache, by their settings.
+        self.rivals: dict[str, CompressingPolicy] = {}
+        for setting in cell.others:
             policy = from_setting(setting).bind(self.model)
             if not isinstance(policy, CompressingPolicy) or _why_not_replayable(policy):
                 continue
             if policy.storage == self.policy.storage and policy.budget == self.policy.budget:
-                rivals[str(setting)] = policy
-        return rivals
+                self.rivals[str(setting)] = policy
 
     def case(self, trace: Trace) -> Case:
         """Return a trace ready to be replayed."""
@@ -97,11 +152,11 @@ class Replayer:
             restored=restored,
         )
 
-    def search(self, lost: Lost) -> Search:
+    def search(self, lost: LostAnswer) -> AutopsySearch:
         """Return the search of a lost answer, with a right one to another problem beside it, if there is one."""
         others = [trace for trace in self.right if trace.problem != lost.trace.problem]
         control = random.Random(repr(key_of(lost))).choice(others) if others else None
-        return Search(
+        return AutopsySearch(
             lost,
             self.case(lost.trace),
             None if control is None else self.case(control),
@@ -109,7 +164,7 @@ class Replayer:
             is_greedy=self.plan.spec.sampling.sampling().temperature == 0,
         )
 
-    def run(self, lost: Sequence[Lost]) -> Iterator[Autopsy]:
+    def run(self, lost: Sequence[LostAnswer]) -> Iterator[Autopsy]:
         """Yield the autopsies as they finish."""
         import torch
 
@@ -119,18 +174,18 @@ class Replayer:
         sampling = self.plan.spec.sampling.sampling()
         policies = [self.policy, *self.rivals.values()]
         engine = Engine(self.model, self.model.load(), policies, sampling, BATCH)
-        board = _Board(map(self.search, lost))
+        board = _ReplayBoard(map(self.search, lost))
         for generation in engine.run(board.requests()):
             yield from board.take(generation)
 
 
-class _Board:
+class _ReplayBoard:
     """The searches that wait for replays, and the replays that wait for a row."""
 
-    def __init__(self, searches: Iterator[Search]) -> None:
+    def __init__(self, searches: Iterator[AutopsySearch]) -> None:
         self.searches = searches
-        self.waiting: list[Replay] = []
-        self.opened: dict[Replay, _Open] = {}
+        self.waiting: list[ReplayTask] = []
+        self.opened: dict[ReplayTask, _OpenSearch] = {}
         self.open_searches = 0
 
     def requests(self) -> Iterator[Request[Any] | None]:
@@ -142,8 +197,8 @@ class _Board:
             search = next(self.searches, None) if self.open_searches < OPEN_SEARCHES else None
             if search is not None:
                 self.open_searches += 1
-                opened = _Open(search)
-                self._ask(opened, next(opened.running))
+                opened = _OpenSearch(search)
+                self._queue(opened, next(opened.running))
             elif self.opened:
                 yield None
             else:
@@ -157,17 +212,19 @@ class _Board:
         opened.results[replay] = replay.result(generation)
         if len(opened.results) < len(opened.replays):
             return
+
         try:
-            replays = opened.running.send(opened.ordered_results())
+            # In the order in which the search asked for them.
+            replays = opened.running.send([opened.results[replay] for replay in opened.replays])
             while not replays:
                 replays = opened.running.send([])
         except StopIteration as finished:
             self.open_searches -= 1
             yield finished.value
             return
-        self._ask(opened, replays)
+        self._queue(opened, replays)
 
-    def _ask(self, opened: _Open, replays: Sequence[Replay]) -> None:
+    def _queue(self, opened: _OpenSearch, replays: Sequence[ReplayTask]) -> None:
         opened.results = {}
         opened.replays = replays
         for replay in replays:
@@ -176,50 +233,32 @@ class _Board:
         self.waiting[:0] = replays
 
 
-class _Open:
+class _OpenSearch:
     """A search that has begun, and the replays that it waits for."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: AutopsySearch) -> None:
         self.search = search
         self.running = search.run()
-        self.replays: Sequence[Replay] = ()
-        self.results: dict[Replay, bool] = {}
-
-    def ordered_results(self) -> list[bool]:
-        """Return the results in the order in which the search asked for them."""
-        return [self.results[replay] for replay in self.replays]
+        self.replays: Sequence[ReplayTask] = ()
+        self.results: dict[ReplayTask, bool] = {}
 
 
-def find_lost(folder: Path, setting: Setting) -> list[LostCell]:
-    """Return the answers that one setting of a run lost, for each model and benchmark; none without a lost answer.
+def _setting_named(settings: Sequence[Setting], setting: Setting) -> Setting:
+    """Return `setting`, or else the one setting with its policy and all its parameters; KvatlasError without it."""
+    if setting in settings:
+        return setting
+    matching = []
+    for item in settings:
+        values = item.values
+        if item.policy == setting.policy and all(values.get(name) == value for name, value in setting.parameters):
+            matching.append(item)
 
-    Raises KvatlasError if they cannot be replayed, and for a policy of a file that is not permitted.
-    """
-    from kvatlas.sweeps.plan import make_plan
-    from kvatlas.sweeps.spec import parse_spec
-
-    with Store.open(folder) as store:
-        manifest = store.manifest()
-        plan = make_plan(parse_spec(dict(manifest.spec)))
-        tokenizers = {model.name: quick_tokenizer(model.folder) or model.tokenizer for model in plan.models}
-
-        def pieces(model: str, tokens: tuple[int, ...]) -> list[str]:
-            return token_texts(tokenizers[model], tokens)
-
-        settings = list(dict.fromkeys(cell.setting for cell in manifest.expected))
-        found = _setting_named(settings, setting)
-        _replayable(found)
-        lost = list(lost_traces(store, pieces, found))
-        of_setting = [trace for _, trace in store.traces() if trace.setting == found]
-    _check_keys(plan, lost, found)
-    others = [item for item in settings if item != found]
-    traces_of = grouped(of_setting, _cell_name)
-    cells = []
-    for (model, benchmark), losses in grouped(lost, lambda item: _cell_name(item.trace)).items():
-        answers = traces_of[model, benchmark]
-        right = list(filter(_is_survivor, answers))
-        cells.append(LostCell(plan, model, benchmark, found, losses, right, others, len(answers)))
-    return cells
+    if len(matching) != 1:
+        listed = "; ".join(map(str, matching or settings))
+        raise KvatlasError(
+            f"The cell {setting} names {len(matching)} settings of the run; expected one. There are: {listed}."
+        )
+    return matching[0]
 
 
 def _replayable(setting: Setting) -> CompressingPolicy:
@@ -238,60 +277,3 @@ def _why_not_replayable(policy: Policy) -> str:
     if policy.budget.is_unequal:
         return f"budgets is {policy.budget.budgets!r}; expected 'equal' where tokens are put back"
     return ""
-
-
-def _cell_name(trace: Trace) -> tuple[str, str]:
-    return trace.model, trace.benchmark
-
-
-def _is_survivor(trace: Trace) -> bool:
-    """Return whether a trace is right although it was compressed."""
-    return trace.grade.correct and bool(trace.usage.compressions)
-
-
-def _setting_named(settings: Sequence[Setting], setting: Setting) -> Setting:
-    """Return `setting`, or else the one setting with its policy and all its parameters; KvatlasError without it."""
-    if setting in settings:
-        return setting
-    matching = [item for item in settings if _is_named(item, setting)]
-    if len(matching) != 1:
-        listed = "; ".join(map(str, matching or settings))
-        raise KvatlasError(
-            f"The cell {setting} names {len(matching)} settings of the run; expected one. There are: {listed}."
-        )
-    return matching[0]
-
-
-def _check_keys(plan: Plan, lost: Sequence[Lost], setting: Setting) -> None:
-    keys: Mapping[tuple[str, str, Setting], str] = plan.compute_keys()
-    for item in lost:
-        if keys.get((item.trace.model, item.trace.benchmark, item.trace.setting)) != item.key[0]:
-            raise KvatlasError(f"{setting} was decoded by other weights, prompts or versions than today's.")
-
-
-def _is_named(setting: Setting, named: Setting) -> bool:
-    """Return whether a setting has the policy and all parameters of the `named` one."""
-    values = setting.values
-    return setting.policy == named.policy and all(values.get(name) == value for name, value in named.parameters)
-
-
-def perform(
-    cells: Sequence[LostCell], folder: Path, most: int, on_autopsy: Callable[[Autopsy, int, int], None]
-) -> list[list[Autopsy]]:
-    """Return for each cell the autopsies of its first `most` lost answers; those that are missing are made and written.
-
-    `on_autopsy` gets each new one, the number of those that are done, and that of all.
-    """
-    done = read_autopsies(folder)
-    keys_by_cell = [list(map(key_of, cell.lost[:most])) for cell in cells]
-    wanted = set(chain.from_iterable(keys_by_cell))
-    finished = len(wanted & done.keys())
-    with writing(folder) as file:
-        for cell in cells:
-            missing = [item for item in cell.lost[:most] if key_of(item) not in done]
-            for autopsy in Replayer(cell).run(missing) if missing else ():
-                file.add(autopsy)
-                done[autopsy.key] = autopsy
-                finished += 1
-                on_autopsy(autopsy, finished, len(wanted))
-    return [list(map(done.__getitem__, keys)) for keys in keys_by_cell]

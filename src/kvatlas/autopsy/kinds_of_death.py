@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -48,7 +48,7 @@ class Death(StrEnum):
 
 
 @dataclass(frozen=True)
-class Statement:
+class StatedValue:
     """`name` has `value` (None: said to be unknown), at the characters `start` to `end`.
 
     `step` is the name that the step around it computes, "" outside of steps. `computed` is True for the result of that
@@ -76,7 +76,7 @@ class TraceText:
     text: str
     answer_start: int
     status: Status
-    statements: Sequence[Statement]
+    statements: Sequence[StatedValue]
     token_ends: Sequence[int] = ()
     lost_at: Sequence[int] = ()
 
@@ -86,7 +86,7 @@ class TraceText:
             return None
         return min(bisect_right(self.token_ends, character), len(self.token_ends) - 1)
 
-    def in_cache(self, statement: Statement, character: int) -> bool | None:
+    def in_cache(self, statement: StatedValue, character: int) -> bool | None:
         """Return whether all tokens of a statement are in the cache when a character is written; None if unknown."""
         now = self.token_at(character)
         first = self.token_at(statement.start)
@@ -120,6 +120,7 @@ def lost_at(trace: EvictionTrace, prompt: int, local_window: int) -> list[int]:
     evicted_at = trace.evicted_at[prompt:]
     if trace.holders == 1:
         return list(evicted_at)
+
     compressions = sorted(set(trace.evicted_at) - {0})
     lost = []
     for index, holders in enumerate(trace.kept_by[prompt:]):
@@ -130,47 +131,31 @@ def lost_at(trace: EvictionTrace, prompt: int, local_window: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LocatedDeath:
     """The death of an answer: its kind, the character and the new token where it happened, and the name concerned."""
 
-    death: Death
+    kind: Death
     character: int
     token: int | None = None
     name: str = ""
-
-
-@dataclass
-class _Record:
-    """The statements of a trace so far: the last value of each name, and its statements."""
-
-    values: dict[str, str] = field(default_factory=dict)
-    stated: dict[tuple[str, str], list[Statement]] = field(default_factory=dict)
-
-    def add(self, statement: Statement) -> None:
-        if statement.value is not None:
-            self.values[statement.name] = statement.value
-            self.stated.setdefault((statement.name, statement.value), []).append(statement)
-
-
-def find_death(trace: TraceText, full: TraceText) -> Finding:
-    """Return how the answer of a trace was lost that the full cache solves."""
-    death, character, name = _end(trace) or _fault(trace, full) or _missing_step(trace, full) or _rest(trace, full)
-    return Finding(death, character, trace.token_at(character), name)
 
 
 #: A kind of death, the character where it happened, and the name concerned.
 _Cause = tuple[Death, int, str]
 
 
-def _end(trace: TraceText) -> _Cause | None:
-    """Return the death of a trace without an answer."""
+def find_death(trace: TraceText, full: TraceText) -> LocatedDeath:
+    """Return how the answer of a trace was lost that the full cache solves."""
     if trace.status.answered or trace.status is Status.UNKNOWN:
-        return None
+        kind, character, name = _first_contradiction(trace, full) or _difference_of_steps(trace, full)
+        return LocatedDeath(kind, character, trace.token_at(character), name)
+
     start = loop_start(trace.text)
     if start is not None:
-        return Death.LOOP, start, ""
-    death = Death.TRUNCATED if trace.status is Status.TRUNCATED else Death.NO_ANSWER
-    return death, max(0, len(trace.text) - 1), ""
+        return LocatedDeath(Death.LOOP, start, trace.token_at(start))
+    kind = Death.TRUNCATED if trace.status is Status.TRUNCATED else Death.NO_ANSWER
+    end = max(0, len(trace.text) - 1)
+    return LocatedDeath(kind, end, trace.token_at(end))
 
 
 def loop_start(text: str) -> int | None:
@@ -180,7 +165,13 @@ def loop_start(text: str) -> int | None:
     tail = reversed_text[:8]
     period = reversed_text.find(tail, 1)
     while 0 < period <= longest:
-        length = _common_prefix(reversed_text, period)
+        # The number of characters that equal those a period later.
+        length = 0
+        for character, repeated in zip(reversed_text, reversed_text[period:], strict=False):
+            if character != repeated:
+                break
+            length += 1
+
         if length >= period * (LOOP_TIMES - 1) and length + period >= LOOP_CHARACTERS:
             # The first repetition is no part of the loop: until there the text may be right.
             return len(reversed_text) - length
@@ -188,81 +179,58 @@ def loop_start(text: str) -> int | None:
     return None
 
 
-def _common_prefix(text: str, shift: int) -> int:
-    """Return how many characters of a text equal those `shift` places later."""
-    length = 0
-    for one, other in zip(text, text[shift:], strict=False):
-        if one != other:
-            break
-        length += 1
-    return length
-
-
-def _fault(trace: TraceText, full: TraceText) -> _Cause | None:
+def _first_contradiction(trace: TraceText, full: TraceText) -> _Cause | None:
     """Return the first statement that contradicts an earlier one, or its own line, and that the answer suffers from."""
-    wrong = _wrong_names(trace, full)
-    record = _Record()
-    for statement in trace.statements:
-        death = _contradiction(trace, statement, record)
-        if death is not None and _concerns(statement, wrong):
-            return death, statement.start, statement.name
-        record.add(statement)
-    return None
-
-
-def _wrong_names(trace: TraceText, full: TraceText) -> set[str]:
-    """Return the names whose last values differ from those of the full cache, in the thinking or in the answer."""
+    # The names whose last values differ from those of the full cache, in the thinking or in the answer.
     last = {item.name: item.value for item in trace.statements}
     right = {item.name: item.value for item in full.statements}
     wrong = {name for name, value in right.items() if last.get(name) != value}
     names = trace.final_values | full.final_values
-    return wrong | {name for name in names if trace.final_values.get(name) != full.final_values.get(name)}
+    wrong |= {name for name in names if trace.final_values.get(name) != full.final_values.get(name)}
+
+    last_values: dict[str, str] = {}
+    stated: dict[tuple[str, str], list[StatedValue]] = {}
+    for statement in trace.statements:
+        is_wrong = statement.name in wrong or statement.step in wrong
+        before = last_values.get(statement.name)
+        if is_wrong and statement.computed and not statement.sound:
+            return Death.RECOMPUTED, statement.start, statement.name
+        if is_wrong and before is not None and before != statement.value:
+            if statement.computed:
+                return Death.RECOMPUTED, statement.start, statement.name
+            in_cache = [trace.in_cache(item, statement.start) for item in stated[statement.name, before]]
+            is_forgotten = not any(state is None or state for state in in_cache)
+            return Death.FORGOTTEN if is_forgotten else Death.MISREAD, statement.start, statement.name
+
+        if statement.value is not None:
+            last_values[statement.name] = statement.value
+            stated.setdefault((statement.name, statement.value), []).append(statement)
+    return None
 
 
-def _concerns(statement: Statement, wrong: set[str]) -> bool:
-    return statement.name in wrong or statement.step in wrong
-
-
-def _contradiction(trace: TraceText, statement: Statement, record: _Record) -> Death | None:
-    """Return the fault of a statement; None for one that agrees with what was known."""
-    if statement.computed and not statement.sound:
-        return Death.RECOMPUTED
-    before = record.values.get(statement.name)
-    if before is None or before == statement.value:
-        return None
-    if statement.computed:
-        return Death.RECOMPUTED
-    in_cache = [trace.in_cache(item, statement.start) for item in record.stated[statement.name, before]]
-    return Death.FORGOTTEN if not any(state is None or state for state in in_cache) else Death.MISREAD
-
-
-def _missing_step(trace: TraceText, full: TraceText) -> _Cause | None:
-    """Return the death of a trace that lacks steps of the full cache's."""
+def _difference_of_steps(trace: TraceText, full: TraceText) -> _Cause:
+    """Return the death of a trace without a contradiction, from its steps beside those of the full cache."""
+    end = min(trace.answer_start, max(0, len(trace.text) - 1))
     missing = [name for name in full.steps if name not in trace.steps]
-    if not missing:
-        return None
-    is_tail = full.steps[-len(missing) :] == missing
-    if is_tail:
-        return Death.EARLY_STOP, min(trace.answer_start, max(0, len(trace.text) - 1)), missing[0]
-    # The first step that the full cache takes after the missing one.
-    later = full.steps[full.steps.index(missing[0]) + 1 :]
-    starts = [item.start for item in trace.statements if item.computed and item.name in later]
-    return Death.SKIPPED, min(starts, default=min(trace.answer_start, max(0, len(trace.text) - 1))), missing[0]
+    if missing and full.steps[-len(missing) :] == missing:
+        return Death.EARLY_STOP, end, missing[0]
+    if missing:
+        # The first step that the full cache takes after the missing one.
+        later = full.steps[full.steps.index(missing[0]) + 1 :]
+        starts = [item.start for item in trace.statements if item.computed and item.name in later]
+        return Death.SKIPPED, min(starts, default=end), missing[0]
 
-
-def _rest(trace: TraceText, full: TraceText) -> _Cause:
-    """Return the death of a trace with all steps and without a contradiction."""
     for index, name in enumerate(trace.steps):
         if full.steps[index : index + 1] != [name]:
             start = next(item.start for item in trace.statements if item.computed and item.name == name)
             return Death.CHANGED_PLAN, start, name
-    return Death.UNEXPLAINED, min(trace.answer_start, max(0, len(trace.text) - 1)), ""
+    return Death.UNEXPLAINED, end, ""
 
 
 # -- the languages of benchmarks ---------------------------------------------------------------------------------------
 
 #: Returns the statements of a text whose answer begins at a character.
-Reader = Callable[[str, int], Iterator[Statement]]
+Reader = Callable[[str, int], Iterator[StatedValue]]
 
 _CHAIN_STEP = re.compile(r"([a-z]) = ([a-z]) [+-] ([a-z]) :")
 _CHAIN_GIVEN = re.compile(r"([a-z]) = (\d+) ,")
@@ -271,7 +239,7 @@ _SUM = re.compile(r"(\d+) ([+-]) (\d+) = (\d+)")
 _CHAIN_ANSWER = re.compile(r"\b([a-z]) = (\d+)\b")
 
 
-def _lines(text: str, stop: int) -> Iterator[tuple[int, str]]:
+def _lines_with_starts(text: str, stop: int) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text before a character, each with its start."""
     start = 0
     for line in text[:stop].splitlines(keepends=True):
@@ -279,25 +247,26 @@ def _lines(text: str, stop: int) -> Iterator[tuple[int, str]]:
         start += len(line)
 
 
-def read_chain(text: str, answer_start: int) -> Iterator[Statement]:
+def read_chain(text: str, answer_start: int) -> Iterator[StatedValue]:
     """Yield the statements of a chain: `v = d - q : d6 , q1 , 6 - 1 = 5 , v5 .`, recaps, and `v = 5` in the answer."""
-    for start, line in _lines(text, answer_start):
+    for start, line in _lines_with_starts(text, answer_start):
         step = _CHAIN_STEP.match(line)
         sum_ = _SUM.search(line) if step else None
         given = _CHAIN_GIVEN.match(line)
         if given:
-            yield Statement(given[1], given[2], start, start + given.end(2), given[1], computed=True)
+            yield StatedValue(given[1], given[2], start, start + given.end(2), given[1], computed=True)
         for found in _CHAIN_VALUE.finditer(line, step.end() if step else 0):
             name = step[1] if step else ""
             is_result = sum_ is not None and found[1] == name and found.start() > sum_.end()
-            sound = not is_result or _is_sound(line, sum_, found[2], modulo=10)
+            sound = not is_result or _follows_from_sum(line, sum_, found[2], modulo=10)
             place = start + found.start(), start + found.end()
-            yield Statement(found[1], found[2], *place, step=name, computed=is_result, sound=sound)
+            yield StatedValue(found[1], found[2], *place, step=name, computed=is_result, sound=sound)
+
     for found in _CHAIN_ANSWER.finditer(text, answer_start):
-        yield Statement(found[1], found[2], found.start(), found.end())
+        yield StatedValue(found[1], found[2], found.start(), found.end())
 
 
-def _is_sound(line: str, sum_: re.Match[str] | None, result: str | None, modulo: int = 0) -> bool:
+def _follows_from_sum(line: str, sum_: re.Match[str] | None, result: str | None, modulo: int = 0) -> bool:
     """Return whether a result follows from the sum of its line, and the sum from the operands before it."""
     if sum_ is None:
         return True
@@ -318,26 +287,27 @@ _WORDS_GIVEN = re.compile(r"(?:\d+\. )?([A-Z][a-z]+) has (\d+) (?!more\b|fewer\b
 _WORDS_VALUE = re.compile(r"\b(?!Answer\b)([A-Z][a-z]+):? (\d+)\b")
 
 
-def read_words(text: str, answer_start: int) -> Iterator[Statement]:
+def read_words(text: str, answer_start: int) -> Iterator[StatedValue]:
     """Yield the statements of a word problem: `Rosa has 4 more marbles than Tom: 5 + 4 = 9.`, recaps, the answer."""
-    for start, line in _lines(text, answer_start):
+    for start, line in _lines_with_starts(text, answer_start):
         step = _WORDS_STEP.match(line)
         given = _WORDS_GIVEN.match(line)
         if step:
             sum_ = _SUM.search(line)
-            yield Statement(step[2], step[3], start + step.start(3), start + step.end(3), step[1])
-            sound = _is_sound(line, sum_, step[6])
-            yield Statement(step[1], step[6], start + step.start(6), start + step.end(6), step[1], True, sound)
+            yield StatedValue(step[2], step[3], start + step.start(3), start + step.end(3), step[1])
+            sound = _follows_from_sum(line, sum_, step[6])
+            yield StatedValue(step[1], step[6], start + step.start(6), start + step.end(6), step[1], True, sound)
         elif given:
-            yield Statement(given[1], given[2], start + given.start(1), start + given.end(2), given[1], computed=True)
+            yield StatedValue(given[1], given[2], start + given.start(1), start + given.end(2), given[1], computed=True)
         else:
             yield from _named_numbers(line, start)
+
     yield from _named_numbers(text[answer_start:], answer_start)
 
 
-def _named_numbers(text: str, start: int) -> Iterator[Statement]:
+def _named_numbers(text: str, start: int) -> Iterator[StatedValue]:
     for found in _WORDS_VALUE.finditer(text):
-        yield Statement(found[1], found[2], start + found.start(), start + found.end())
+        yield StatedValue(found[1], found[2], start + found.start(), start + found.end())
 
 
 _MAZE_NOTE = re.compile(r"\b([A-Z]+\d+) (?:by key )?(to|then) ([A-Z]+\d+)\b")
@@ -345,29 +315,31 @@ _MAZE_FLAG = re.compile(r"\b[A-Z]+\d+ and ([A-Z]+\d+) (new|done)\b")
 _MAZE_MOVE = re.compile(r"'(?:start|move_to)', '([A-Z]+\d+)'")
 
 
-def read_maze(text: str, answer_start: int) -> Iterator[Statement]:
+def read_maze_search(text: str, answer_start: int) -> Iterator[StatedValue]:
     """Yield the notes of a search, `D6 to C5`, each a step when `, want` follows, its flags, and the moves of the plan.
 
     A room that has a note is done: one that is called new contradicts it. A move goes where the note of its room says.
     """
     searched: set[str] = set()
     ways: set[tuple[str, str]] = set()
-    for start, line in _lines(text, answer_start):
+
+    for start, line in _lines_with_starts(text, answer_start):
         for found in _MAZE_NOTE.finditer(line):
             is_step = found.start() == 0 and line.startswith(", want", found.end())
             name = f"{found[1]} {found[2]}"
             place = start + found.start(), start + found.end()
-            yield Statement(name, found[3], *place, step=name if is_step else "", computed=is_step)
+            yield StatedValue(name, found[3], *place, step=name if is_step else "", computed=is_step)
             searched.add(found[1])
             ways.add((name, found[3]))
         for found in _MAZE_FLAG.finditer(line):
             if (found[2] == "new") == (found[1] in searched):
                 place = start + found.start(1), start + found.end()
-                yield Statement(f"{found[1]} to", found[2], *place, step=f"{found[1]} to")
+                yield StatedValue(f"{found[1]} to", found[2], *place, step=f"{found[1]} to")
+
     for move, next_move in pairwise(_MAZE_MOVE.finditer(text, answer_start)):
         # On the way to a key the notes say `then`.
         link = "then" if (f"{move[1]} then", next_move[1]) in ways else "to"
-        yield Statement(f"{move[1]} {link}", next_move[1], move.start(1), next_move.end())
+        yield StatedValue(f"{move[1]} {link}", next_move[1], move.start(1), next_move.end())
 
 
 _LEDGER_STEP = re.compile(r"([A-F][1-6]) : ")
@@ -379,7 +351,7 @@ _LEDGER_ANSWER = re.compile(r"\b([A-F][1-6]) = (\d)\b")
 _FIRST = "first"
 
 
-def read_ledger(text: str, answer_start: int) -> Iterator[Statement]:
+def read_ledger(text: str, answer_start: int) -> Iterator[StatedValue]:
     """Yield the statements of a ledger: `B2 : B13 , b7 , 3 - 7 = 6 , B26 , newB2 .`, and `B2 = 6` in the answer.
 
     The answer states the lines that are marked `key`, and the one that is marked `new`, which is the first with the
@@ -387,43 +359,38 @@ def read_ledger(text: str, answer_start: int) -> Iterator[Statement]:
     """
     keys: set[str] = set()
     first = ""
-    for start, line in _lines(text, answer_start):
+    for start, line in _lines_with_starts(text, answer_start):
         given = _LEDGER_GIVEN.match(line)
         if given:
-            yield Statement(given[1], given[2], start, start + given.end(2), given[1], computed=True)
+            yield StatedValue(given[1], given[2], start, start + given.end(2), given[1], computed=True)
         step = _LEDGER_STEP.match(line)
         if step is None:
             continue
-        yield from _ledger_values(start, line, step)
+
+        # The operands of a line, and behind its sum the result.
+        sum_ = _SUM.search(line)
+        operands: list[str] = []
+        for found in _LEDGER_VALUE.finditer(line, step.end()):
+            is_result = sum_ is not None and found.start() > sum_.end()
+            sound = not is_result or _is_booked(operands, sum_, found[2])
+            place = start + found.start(), start + found.end()
+            yield StatedValue(found[1], found[2], *place, step=step[1], computed=is_result, sound=sound)
+            operands.append(found[2])
+
         if ", key" in line:
             keys.add(step[1])
         for found in _LEDGER_FIRST.finditer(line):
             first = found[1]
-            yield Statement(_FIRST, first, start + found.start(), start + found.end())
+            yield StatedValue(_FIRST, first, start + found.start(), start + found.end())
+
     answered = list(_LEDGER_ANSWER.finditer(text, answer_start))
-    yield from _ledger_answer(answered, keys if first else None)
-
-
-def _ledger_answer(answered: Sequence[re.Match[str]], keys: set[str] | None) -> Iterator[Statement]:
-    """Yield what an answer states, and the line that it takes for the first one; no such line without marked `keys`."""
     for found in answered:
-        yield Statement(found[1], found[2], found.start(), found.end())
-    if keys is not None and answered:
+        yield StatedValue(found[1], found[2], found.start(), found.end())
+    # The line that the answer takes for the first one: one that is not marked.
+    if first and answered:
         others = [found for found in answered if found[1] not in keys]
         last = others[-1] if others else answered[-1]
-        yield Statement(_FIRST, last[1] if others else None, last.start(), last.end())
-
-
-def _ledger_values(start: int, line: str, step: re.Match[str]) -> Iterator[Statement]:
-    """Yield the values that a line of a ledger states after its `step`: its operands, and behind its sum the result."""
-    sum_ = _SUM.search(line)
-    operands: list[str] = []
-    for found in _LEDGER_VALUE.finditer(line, step.end()):
-        is_result = sum_ is not None and found.start() > sum_.end()
-        sound = not is_result or _is_booked(operands, sum_, found[2])
-        place = start + found.start(), start + found.end()
-        yield Statement(found[1], found[2], *place, step=step[1], computed=is_result, sound=sound)
-        operands.append(found[2])
+        yield StatedValue(_FIRST, last[1] if others else None, last.start(), last.end())
 
 
 def _is_booked(operands: Sequence[str], sum_: re.Match[str] | None, result: str | None) -> bool:
@@ -439,25 +406,25 @@ def _is_booked(operands: Sequence[str], sum_: re.Match[str] | None, result: str 
 _EQUATION = re.compile(r"\b([A-Za-z](?:_?\w{1,12})?)\s*=\s*(-?\d+(?:[./]\d+)?)\b(?!\s*[-+*/^=])")
 
 
-def read_equations(text: str, _answer_start: int) -> Iterator[Statement]:
+def read_equations(text: str, _answer_start: int) -> Iterator[StatedValue]:
     """Yield the values of named quantities in any text: `x = 12`, which is a step where it comes first."""
     named: set[str] = set()
     for found in _EQUATION.finditer(text):
         is_step = found[1] not in named
         named.add(found[1])
-        yield Statement(found[1], found[2], found.start(), found.end(), found[1] if is_step else "", is_step)
+        yield StatedValue(found[1], found[2], found.start(), found.end(), found[1] if is_step else "", is_step)
 
 
 #: The readers by the beginning of a benchmark's name.
 READERS: dict[str, Reader] = {
     "CHAIN": read_chain,
     "WORDS": read_words,
-    "SEQBENCH": read_maze,
+    "SEQBENCH": read_maze_search,
     "LEDGER": read_ledger,
 }
 
 
-def read_statements(benchmark: str, text: str, answer_start: int) -> list[Statement]:
+def read_statements(benchmark: str, text: str, answer_start: int) -> list[StatedValue]:
     """Return the statements of a trace's text by the reader of its benchmark, in their order."""
     reader = next((reader for family, reader in READERS.items() if benchmark.startswith(family)), read_equations)
     return sorted(reader(text, answer_start), key=lambda item: item.start)

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvatlas.autopsy.autopsies import Autopsy, SavingToken, key_of, token_kind
-from kvatlas.autopsy.cell_deaths import Lost
+from kvatlas.autopsy.lost_answers import LostAnswer
 from kvatlas.core import Trace
 from kvatlas.noise import stream_key
 from kvatlas.policies.put_back import PutBack
@@ -31,7 +31,7 @@ HELD_OUT_STREAMS = 16
 Tokens = tuple[int, ...]
 
 
-class Replay(Protocol):
+class ReplayTask(Protocol):
     """A decoding that a search asks for, and what it learns from its generation."""
 
     def request(self) -> Request[Any]:
@@ -42,7 +42,7 @@ class Replay(Protocol):
 
 
 #: What searches yield; they get the results in the same order.
-Replays = Sequence[Replay]
+ReplayTasks = Sequence[ReplayTask]
 
 
 @dataclass
@@ -179,7 +179,7 @@ class Eviction:
         return spans[::-1]
 
 
-def evictions_of(case: Case) -> list[Eviction]:
+def evictions_of_case(case: Case) -> list[Eviction]:
     """Return what the compressions of a trace evicted, the latest first."""
     trace = case.trace
     assert trace.eviction_trace is not None
@@ -218,14 +218,15 @@ def similar_tokens(
 
 
 def shrink(
-    tokens: Tokens, beside: Tokens, left: Callable[[], int], fork: Callable[[Tokens], Replay]
-) -> Generator[Replays, list[bool], Tokens]:
+    tokens: Tokens, beside: Tokens, left: Callable[[], int], fork: Callable[[Tokens], ReplayTask]
+) -> Generator[ReplayTasks, list[bool], Tokens]:
     """Return a smallest part of `tokens` that restores the answer together with those `beside`, which all of them do.
 
     It stops halving when fewer than two replays are `left`. `fork` returns the replay with tokens put back.
     """
     if len(tokens) == 1 or left() < 2:
         return tokens
+
     half = len(tokens) // 2
     first = tokens[:half]
     second = tokens[half:]
@@ -240,14 +241,14 @@ def shrink(
 
 
 @dataclass
-class Search:
+class AutopsySearch:
     """The autopsy of a lost answer: its cause, the held-out test of it, and the controls.
 
     `control` is a right answer of the same setting to another problem, `rivals` are the policies whose ranks are asked
     for, by the texts of their settings. An answer that `is_greedy`, decoded at temperature 0, has no held-out test.
     """
 
-    lost: Lost
+    lost: LostAnswer
     case: Case
     control: Case | None = None
     rivals: Mapping[str, Policy] = field(default_factory=dict)
@@ -256,14 +257,14 @@ class Search:
     autopsy: Autopsy = field(init=False)
 
     def __post_init__(self) -> None:
-        finding = self.lost.finding
-        self.autopsy = Autopsy(key_of(self.lost), finding.death.value, finding.token)
+        death = self.lost.death
+        self.autopsy = Autopsy(key_of(self.lost), death.kind.value, death.token)
 
     def left(self) -> int:
         """Return how many replays the search may still take."""
         return MOST_REPLAYS - self.replays
 
-    def run(self) -> Generator[Replays, list[bool], Autopsy]:
+    def run(self) -> Generator[ReplayTasks, list[bool], Autopsy]:
         """Look for the smallest set of evicted tokens that restores the answer, test it, and try the controls."""
         autopsy = self.autopsy
         (autopsy.reproduced,) = yield [Trunk(self.case)]
@@ -272,6 +273,7 @@ class Search:
             autopsy.replays = self.replays
             if found:
                 yield from self._test(*found)
+
         # The searches count their replays while they run.
         autopsy.control_replays = self.replays - autopsy.replays
         self.close()
@@ -285,21 +287,21 @@ class Search:
 
     def _death(self) -> int:
         """Return the number of new tokens at the death."""
-        token = self.lost.finding.token
+        token = self.lost.death.token
         return len(self.lost.trace.tokens) if token is None else token
 
-    def _cause(self) -> Generator[Replays, list[bool], tuple[Tokens, Eviction] | None]:
+    def _cause(self) -> Generator[ReplayTasks, list[bool], tuple[Tokens, Eviction] | None]:
         """Look for a cause; note the spans, and whether the answer is right without compression until the death."""
         # A statement begins with its name at the death: its value comes with the next token.
         last = len(self.case.prompt) + self._death()
-        every = evictions_of(self.case)
         by_span: dict[Tokens, Eviction] = {}
-        for eviction in every:
+        for eviction in evictions_of_case(self.case):
             if eviction.length <= last:
                 by_span |= dict.fromkeys(eviction.spans(), eviction)
         spans = list(by_span)[: self.left()]
         if not spans:
             return None
+
         without = PutBack(until=self._death() + 1)
         forks = [Fork(self.case, PutBack(span), by_span[span].length) for span in spans]
         self.autopsy.full, *results = yield [Fork(self.case, without, min(self.case.checkpoints)), *forks]
@@ -308,36 +310,40 @@ class Search:
         self.autopsy.saving = len(saving)
         if not saving:
             return None
+
         eviction = by_span[saving[0]]
         cause = yield from shrink(
             saving[0], (), self.left, lambda tokens: Fork(self.case, PutBack(tokens), eviction.length)
         )
-        self.autopsy.tokens = tuple(self._saving_token(position, eviction) for position in sorted(cause))
+        saving_tokens = []
+        for position in sorted(cause):
+            text = self.case.text(position)
+            distance = eviction.length - position
+            rank = eviction.ranks[position]
+            saving_tokens.append(SavingToken(position, text, distance, rank, eviction.slots, len(eviction.tokens)))
+        self.autopsy.tokens = tuple(saving_tokens)
         return cause, eviction
 
-    def _saving_token(self, position: int, eviction: Eviction) -> SavingToken:
-        rank = eviction.ranks[position]
-        distance = eviction.length - position
-        return SavingToken(position, self.case.text(position), distance, rank, eviction.slots, len(eviction.tokens))
-
-    def _test(self, cause: Tokens, eviction: Eviction) -> Generator[Replays, list[bool], None]:
+    def _test(self, cause: Tokens, eviction: Eviction) -> Generator[ReplayTasks, list[bool], None]:
         """Try random sets, the cause under held-out random numbers, like tokens in a right answer, and other ranks."""
         rng = random.Random(repr(self.autopsy.key))
         sets = [self._random_set(cause, eviction, rng) for _ in range(RANDOM_SETS)]
         forks = [Fork(self.case, PutBack(tokens), eviction.length) for tokens in sets if len(tokens) == len(cause)]
         self.autopsy.random = tuple((yield forks))
+
         sets = [self._random_set(cause, eviction, rng) for _ in range(HELD_OUT_STREAMS)]
         if all(len(tokens) == len(cause) for tokens in sets):
             self.autopsy.random_positions = tuple(sorted({*chain.from_iterable(sets)}))
             if not self.is_greedy:
                 self.autopsy.held_out = yield from self._held_out(cause, sets, eviction)
             yield from self._rank(cause, sets, eviction)
+
         if self.control is not None:
-            yield from self._harm(self.control, cause, eviction, rng)
+            yield from self._try_right_answer(self.control, cause, eviction, rng)
 
     def _held_out(
         self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction
-    ) -> Generator[Replays, list[bool], dict[str, tuple[bool, ...]]]:
+    ) -> Generator[ReplayTasks, list[bool], dict[str, tuple[bool, ...]]]:
         """Return the outcomes of each arm under the held-out random numbers, a random set for each stream."""
         streams = range(HELD_OUT_STREAMS)
         return (
@@ -355,10 +361,13 @@ class Search:
     def _random_set(self, cause: Tokens, eviction: Eviction, rng: random.Random) -> Tokens:
         return similar_tokens(cause, eviction.length, eviction, rng, lambda _, token: token not in cause)
 
-    def _rank(self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction) -> Generator[Replays, list[bool], None]:
+    def _rank(
+        self, cause: Tokens, sets: Sequence[Tokens], eviction: Eviction
+    ) -> Generator[ReplayTasks, list[bool], None]:
         """Note the shares of the cause and of the random sets that other policies keep at this compression."""
         drawn = list(chain.from_iterable(sets))
         positions = tuple(dict.fromkeys([*cause, *drawn]))
+
         rankings = [Ranking(self.case, policy, eviction.length, positions) for policy in self.rivals.values()]
         compressed = yield rankings
         for name, ranking, is_ranked in zip(self.rivals, rankings, compressed, strict=True):
@@ -367,14 +376,15 @@ class Search:
                 others = sum(ranking.kept[position] for position in drawn) / len(drawn)
                 self.autopsy.kept_by_others[name] = (saving, others)
 
-    def _harm(
+    def _try_right_answer(
         self, control: Case, cause: Tokens, eviction: Eviction, rng: random.Random
-    ) -> Generator[Replays, list[bool], None]:
+    ) -> Generator[ReplayTasks, list[bool], None]:
         """Put tokens of the same kinds and distances back in a right answer, at a compression after as many tokens."""
         (is_reproduced,) = yield [Trunk(control)]
-        evictions = evictions_of(control)
+        evictions = evictions_of_case(control)
         if not is_reproduced or not evictions:
             return
+
         new_tokens = eviction.length - len(self.case.prompt)
         nearest = min(evictions, key=lambda item: abs(item.length - len(control.prompt) - new_tokens))
         kinds = {position: token_kind(self.case.text(position)) for position in cause}
@@ -383,6 +393,7 @@ class Search:
         )
         if len(like) < len(cause):
             return
+
         streams: Sequence[int | None] = (None,) if self.is_greedy else range(HELD_OUT_STREAMS)
         self.autopsy.control = yield from _arms(
             control,
@@ -395,12 +406,13 @@ class Search:
 
 def _arms(
     case: Case, length: int, streams: Sequence[int | None], **arms: Sequence[PutBack]
-) -> Generator[Replays, list[bool], dict[str, tuple[bool, ...]]]:
+) -> Generator[ReplayTasks, list[bool], dict[str, tuple[bool, ...]]]:
     """Return for each arm whether the answer is right under each of the random streams."""
     forks = []
     for put_backs in arms.values():
         forks += [Fork(case, put_back, length, stream) for stream, put_back in zip(streams, put_backs, strict=True)]
     results = yield forks
+
     by_arm: dict[str, tuple[bool, ...]] = {}
     for name, put_backs in arms.items():
         by_arm[name] = tuple(results[: len(put_backs)])

@@ -1,4 +1,7 @@
-"""The summary of the autopsies of a cell: the held-out test, the controls, and the kinds of the saving tokens."""
+"""The summary of the autopsies of a cell: the held-out test, the controls, and the kinds of the saving tokens.
+
+`AutopsiesOnPage` is what the app shows of it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,23 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import special
 
-from kvatlas.autopsy.autopsies import Autopsy, token_kind
+from kvatlas.autopsy.autopsies import Autopsy, read_autopsies, token_kind
 from kvatlas.core import Estimate, percent
+from kvatlas.report.description import say
+from kvatlas.results import Key, Manifest
 from kvatlas.stats.estimates import pass_at_1
 from kvatlas.stats.numerics.arrays import LEVEL, Contrast
 from kvatlas.stats.numerics.bounded import mean_difference
 from kvatlas.stats.numerics.multiple import holm
+from kvatlas.stats.run_data import short_names
+from kvatlas.text import model_name
 
 #: The sizes of causes whose shares a summary gives.
 SIZES = (1, 2, 4, 8)
@@ -57,28 +65,29 @@ def summarise(autopsies: Sequence[Autopsy], lost_share: float | None = None) -> 
     found = [item for item in tried if item.tokens]
     controlled = list(chain.from_iterable([item] * len(item.random) for item in found))
     controls = list(chain.from_iterable(item.random for item in found))
+    tokens = list(chain.from_iterable(item.tokens for item in found))
+
+    by_luck = None
+    if controls:
+        chance = statistics.fmean(controls)
+        by_luck = percent(statistics.fmean(1 - (1 - chance) ** item.spans for item in tried))
+    cause_of_at_most = {}
+    for most in SIZES:
+        cause_of_at_most[most] = _share_or_none(tried, [0 < size <= most for size in sizes])
     return {
         "lost": len(autopsies),
         "reproduced": len(tried),
         "causes": len(found),
-        "cause_of_at_most": {most: _share_of_size(tried, sizes, most) for most in SIZES},
-        "any_cause": _share(tried, [size > 0 for size in sizes]),
-        "random_sets_save": _share(controlled, controls),
-        "by_luck": _luck(tried, controls),
-        "without_compression_until_the_death": _share(tried, [bool(item.full) for item in tried]),
+        "cause_of_at_most": cause_of_at_most,
+        "any_cause": _share_or_none(tried, [size > 0 for size in sizes]),
+        "random_sets_save": _share_or_none(controlled, controls),
+        "by_luck": by_luck,
+        "without_compression_until_the_death": _share_or_none(tried, [bool(item.full) for item in tried]),
         "held_out": _held_out(tried, lost_share),
-        "in_right_answers": _harm(found),
+        "in_right_answers": _in_right_answers(found),
         "kept_by_others": _kept_by_others(found),
         "replays": _median([item.replays for item in tried]),
         "control_replays": _median([item.control_replays for item in tried]),
-        **_about_tokens(found),
-    }
-
-
-def _about_tokens(found: Sequence[Autopsy]) -> dict[str, Any]:
-    """Return the number, the distances, the ranks and the kinds of the saving tokens."""
-    tokens = list(chain.from_iterable(item.tokens for item in found))
-    return {
         "tokens": _median([len(item.tokens) for item in found]),
         "distance": _median([token.distance for token in tokens]),
         # 0 is the first token that the policy evicted, 100 the last one.
@@ -111,7 +120,7 @@ def whole_group(autopsies: Sequence[Autopsy]) -> SizeGroup:
 def _size_group(low: int, high: int, members: Sequence[Autopsy]) -> SizeGroup:
     arms = {}
     for arm in ARMS:
-        arms[arm] = _estimate(members, [_mean(item.held_out[arm]) for item in members])
+        arms[arm] = _share_of_problems(members, [_average(item.held_out[arm]) for item in members])
     return SizeGroup(low, high, len(members), arms)
 
 
@@ -127,14 +136,20 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         return None
 
     def rise(first: str, second: str) -> Values:
-        return _difference(tested, [_mean(item.held_out[first]) - _mean(item.held_out[second]) for item in tested])
+        return _difference_in_points(
+            tested, [_average(item.held_out[first]) - _average(item.held_out[second]) for item in tested]
+        )
 
     tested_keys = {item.key for item in tested}
+    rises = []
+    for item in tried:
+        is_tested = item.key in tested_keys
+        rises.append(_average(item.held_out["cause"]) - _average(item.held_out["random"]) if is_tested else 0.0)
+    of_all = _difference_in_points(tried, rises)
+    room = None
+    if lost_share is not None:
+        room = {name: round((of_all[name] or 0.0) * lost_share, 4) for name in ("value", "low", "high")}
 
-    def rise_of_all(item: Autopsy) -> float:
-        return _mean(item.held_out["cause"]) - _mean(item.held_out["random"]) if item.key in tested_keys else 0.0
-
-    of_all = _difference(tried, list(map(rise_of_all, tried)))
     return {
         "streams": len(tested[0].held_out["nothing"]),
         "most_tokens": MOST_TOKENS,
@@ -146,7 +161,7 @@ def _held_out(tried: Sequence[Autopsy], lost_share: float | None) -> dict[str, A
         "no_compression_over_nothing": rise("no_compression", "nothing"),
         "proven_alone": sum(p <= LEVEL for p in holm(list(map(_sign_test, tested)))),
         "of_all_lost": of_all,
-        "room": None if lost_share is None else _room(of_all, lost_share),
+        "room": room,
         "by_size": {group.name: {"answers": group.answers, **_arms_of(group)} for group in by_size(tried)},
     }
 
@@ -165,19 +180,20 @@ def _arms_of(group: SizeGroup) -> dict[str, Values]:
     return {arm: estimate.to_dict() for arm, estimate in group.arms.items()}
 
 
-def _harm(found: Sequence[Autopsy]) -> dict[str, Any] | None:
+def _in_right_answers(found: Sequence[Autopsy]) -> dict[str, Any] | None:
     """Return what like tokens do in right answers; None without one."""
     tested = [item for item in found if item.control]
     if not tested:
         return None
+
     right = {}
     for arm in ("nothing", "like"):
-        right[arm] = [_mean(item.control[arm]) for item in tested]
+        right[arm] = [_average(item.control[arm]) for item in tested]
     changes = [like - nothing for like, nothing in zip(right["like"], right["nothing"], strict=True)]
     return {
         "answers": len(tested),
-        "right": {arm: _share(tested, shares) for arm, shares in right.items()},
-        "like_over_nothing": _difference(tested, changes),
+        "right": {arm: _share_or_none(tested, shares) for arm, shares in right.items()},
+        "like_over_nothing": _difference_in_points(tested, changes),
     }
 
 
@@ -189,33 +205,24 @@ def _kept_by_others(found: Sequence[Autopsy]) -> dict[str, Any]:
         members = [item for item in found if name in item.kept_by_others]
         saving = [item.kept_by_others[name][0] for item in members]
         others = [item.kept_by_others[name][1] for item in members]
+
         table[name] = {
             "answers": len(members),
-            "saving": _share(members, saving),
-            "random": _share(members, others),
-            "difference": _difference(members, [one - other for one, other in zip(saving, others, strict=True)]),
+            "saving": _share_or_none(members, saving),
+            "random": _share_or_none(members, others),
+            "difference": _difference_in_points(
+                members, [one - other for one, other in zip(saving, others, strict=True)]
+            ),
         }
     return table
 
 
-def _luck(tried: Sequence[Autopsy], controls: Sequence[bool]) -> float | None:
-    """Return the percentage of causes to expect if each span saved as often as a random set; None without these."""
-    if not controls:
-        return None
-    chance = statistics.fmean(controls)
-    return percent(statistics.fmean(1 - (1 - chance) ** item.spans for item in tried))
-
-
-def _share_of_size(items: Sequence[Autopsy], sizes: Sequence[int], most: int) -> Values | None:
-    return _share(items, [0 < size <= most for size in sizes])
-
-
-def _share(items: Sequence[Autopsy], values: Sequence[float]) -> Values | None:
+def _share_or_none(items: Sequence[Autopsy], values: Sequence[float]) -> Values | None:
     """Return the mean of a value for each item, with its interval; None without items."""
-    return _estimate(items, values).to_dict() if items else None
+    return _share_of_problems(items, values).to_dict() if items else None
 
 
-def _by_problem(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, list[float]]:
+def _problem_values(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, list[float]]:
     """Return the values of each problem."""
     grouped: dict[str, list[float]] = {}
     for item, value in zip(items, values, strict=True):
@@ -223,14 +230,14 @@ def _by_problem(items: Sequence[Autopsy], values: Sequence[float]) -> dict[str, 
     return grouped
 
 
-def _estimate(items: Sequence[Autopsy], values: Sequence[float]) -> Estimate:
-    return pass_at_1(_by_problem(items, values))
+def _share_of_problems(items: Sequence[Autopsy], values: Sequence[float]) -> Estimate:
+    return pass_at_1(_problem_values(items, values))
 
 
-def _difference(items: Sequence[Autopsy], differences: Sequence[float]) -> Values:
+def _difference_in_points(items: Sequence[Autopsy], differences: Sequence[float]) -> Values:
     """Return the mean of a difference for each item in points, with its interval and the p-value of 0."""
-    grouped = _by_problem(items, differences)
-    contrast: Contrast = mean_difference(np.array([_mean(values) for values in grouped.values()]))
+    grouped = _problem_values(items, differences)
+    contrast: Contrast = mean_difference(np.array([_average(values) for values in grouped.values()]))
     return {
         "value": percent(contrast.value),
         "low": percent(contrast.low),
@@ -239,14 +246,63 @@ def _difference(items: Sequence[Autopsy], differences: Sequence[float]) -> Value
     }
 
 
-def _room(of_all_lost: Values, lost: float) -> Values:
-    """Return the points of all answers from those of the lost ones, which are the share `lost` of all."""
-    return {name: round((of_all_lost[name] or 0.0) * lost, 4) for name in ("value", "low", "high")}
-
-
-def _mean(values: Sequence[float]) -> float:
+def _average(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
+
+
+class AutopsiesOnPage:
+    """The autopsies of a run as the app shows them, as they are in its folder now."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.autopsies = read_autopsies(folder)
+
+    def sentences(self) -> list[str]:
+        """Return for each cell of the run how many lost answers have a cause, and the held-out test of the causes."""
+        cells = {(cell.run_key, cell.setting.id, cell.benchmark): cell for cell in self.manifest.expected}
+        names = short_names(cell.setting for cell in self.manifest.expected)
+
+        def cell_of(autopsy: Autopsy) -> tuple[str, ...]:
+            return autopsy.key[:3]
+
+        sentences = []
+        for key, group in groupby(sorted(self.autopsies.values(), key=cell_of), cell_of):
+            cell = cells.get((key[0], key[1], key[2]))
+            summary = summarise(list(group))
+            if cell is not None and summary["held_out"] is not None:
+                values = {
+                    **summary["held_out"],
+                    "lost": summary["reproduced"],
+                    "model": model_name(cell.model),
+                    "benchmark": cell.benchmark,
+                    "setting": names[cell.setting.id],
+                }
+                sentences += say("autopsy", values)
+        return sentences
+
+    def trace(self, key: Key, prompt: int) -> dict[str, Any]:
+        """Return what the page of a trace has besides, by names: its autopsy if there is one.
+
+        The saving tokens are numbered from 0 for the first new one; the autopsy is None without any. `after` is the
+        number of new tokens before the compression that evicted them, `right` how many answers of `streams` are right
+        in each arm.
+        """
+        autopsy = self.autopsies.get(tuple(map(str, key)))
+        if autopsy is None:
+            return {}
+        if not autopsy.tokens:
+            return {"autopsy": None}
+
+        first = autopsy.tokens[0]
+        document = {
+            "tokens": [token.position - prompt for token in autopsy.tokens if token.position >= prompt],
+            "of_prompt": sum(token.position < prompt for token in autopsy.tokens),
+            "after": first.position + first.distance - prompt + 1,
+            "streams": len(autopsy.held_out.get("nothing", ())),
+            "right": {arm: sum(autopsy.held_out.get(arm, ())) for arm in ARMS},
+        }
+        return {"autopsy": document}

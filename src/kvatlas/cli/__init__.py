@@ -20,6 +20,7 @@ from typer.exceptions import TyperException
 
 from kvatlas.cli import drawing, gate_command, lists, results, serving, sweeps
 from kvatlas.core import KvatlasError, reason
+from kvatlas.registry import features
 from kvatlas.text import VisibleStream, visible
 
 #: The longest error sentence in characters; sentences may quote values of any length.
@@ -36,8 +37,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (sweeps, drawing, results, serving, gate_command, lists):
-    app.add_typer(_module.app)
 
 
 def _print_version(value: bool) -> None:
@@ -49,7 +48,7 @@ def _print_version(value: bool) -> None:
 
 
 @app.callback()
-def _common(
+def _app_options(
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
     ] = False,
@@ -60,7 +59,26 @@ def _common(
 @functools.cache
 def command() -> Any:
     """Return the command line as one command, which takes a quarter of a second to build."""
+    # In the order of the help.
+    groups = [sweeps.app, _commands_of("autopsy"), _commands_of("predictor")]
+    groups += [module.app for module in (drawing, results, serving, gate_command, lists)]
+    for group in groups:
+        app.add_typer(group)
     return typer.main.get_command(app)
+
+
+def _commands_of(feature: str) -> typer.Typer:
+    """Return the commands of a feature; of one that is not installed a hidden one that says so."""
+    commands: typer.Typer | None = features.find(f"{feature}.commands")
+    if commands is not None:
+        return commands
+    group = typer.Typer()
+
+    @group.command(feature, hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    def refuse() -> None:
+        features.get(f"{feature}.commands")
+
+    return group
 
 
 def main() -> None:
@@ -85,7 +103,7 @@ def main() -> None:
         # Typer ends a command whose reader closed the pipe, as `head` does.
         if isinstance(error.__context__, BrokenPipeError):
             sys.exit(error.code)
-        _end(f"Code outside kvatlas ended this command ({reason(error)}).")
+        _exit_with(f"Code outside kvatlas ended this command ({reason(error)}).")
     except TyperException as error:
         from typer.rich_utils import rich_format_error
 
@@ -94,11 +112,11 @@ def main() -> None:
         rich_format_error(error)  # type: ignore[arg-type]
         sys.exit(error.exit_code)
     except typer.Abort:
-        _end("Aborted.", 130)
+        _exit_with("Aborted.", 130)
     except KvatlasError as error:
-        _end(str(error))
+        _exit_with(str(error))
     except _OUTSIDE as error:
-        _end(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
+        _exit_with(f"This cannot be done: {reason(error)} ({type(error).__name__}).")
     except Exception:
         # A fault of ours keeps its traceback. Its exit code is no verdict: `gate` and `deploy verify` use 1 and 3.
         traceback.print_exc()
@@ -131,7 +149,7 @@ def _no_interrupt_lost() -> Iterator[None]:
         sys.unraisablehook = usual
 
 
-def _end(sentence: str, code: int = 2) -> NoReturn:
+def _exit_with(sentence: str, code: int = 2) -> NoReturn:
     if len(sentence) > _LONGEST:
         sentence = f"{sentence[:_LONGEST]} ... ({len(sentence):,} characters)"
     # Names that are not UTF-8 hold lone surrogates, which terminals may not encode.

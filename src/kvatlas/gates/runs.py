@@ -42,6 +42,7 @@ def side_of_run(folder: Path, cell: str, name: str, options: SideOptions) -> Sid
     metric = options.metric or "pass@1"
     if rule(metric) is not None:
         raise KvatlasError(f"{metric} is no grade of single answers; expected pass@1, progress or one of a benchmark.")
+
     systems = systems_of([run], metric)
     if cell:
         systems = choose(systems, [cell])
@@ -70,6 +71,7 @@ def side_of_system(run: RunData, system: ModelSetting, name: str, options: SideO
     if lacking:
         benchmarks = ", ".join(dict.fromkeys(cell.benchmark for cell in system.cells))
         raise KvatlasError(f"{name!r} has no task {', '.join(lacking)!r}; there are: {benchmarks}.")
+
     check_pairs(cells)
     sampling: Mapping[str, Any] = run.manifest.spec.get("sampling", {})
     temperature = sampling.get("temperature")

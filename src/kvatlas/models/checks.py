@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from kvatlas.core import Check, Finding, KvatlasError, Problem, first_difference, refusal
+from kvatlas.core import Check, CheckResult, KvatlasError, Problem, first_difference, refusal
 from kvatlas.models.handle import ModelHandle
 
 CLAIMS = "kvatlas_claims.json"
@@ -123,7 +123,7 @@ def key_bias_warning(model: ModelHandle) -> str:
     )
 
 
-def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[Finding]:
+def check_tokenizer(model: ModelHandle, prompts: Sequence[str]) -> list[CheckResult]:
     """Check that prompts of the model survive encoding and decoding."""
     tokens = [model.tokens(prompt) for prompt in prompts]
     back = [str(model.tokenizer.decode(list(ids), skip_special_tokens=False)) for ids in tokens]
@@ -147,26 +147,26 @@ def notes_for(model: ModelHandle, prompts: Sequence[str], benchmark: str) -> lis
     return [f"{model.name} on {benchmark}: {finding}." for finding in findings if finding.status is Check.WARNING]
 
 
-def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> Finding:
+def _vocabulary(model: ModelHandle, tokens: Sequence[Sequence[int]]) -> CheckResult:
     last = max(max(ids, default=0) for ids in tokens)
     size = model.vocabulary
     if last >= size:
         message = f"a prompt holds the token {last}, and the model knows those from 0 to {size - 1}"
-        return Finding("vocabulary", Check.FAILED, message, _OTHER)
+        return CheckResult("vocabulary", Check.FAILED, message, _OTHER)
     vocabulary = model.tokenizer.get_vocab()
     message = f"{len(vocabulary):,} tokens, {size:,} in the model"
     beyond = [token for token, token_id in vocabulary.items() if token_id >= size]
     if beyond:
         some = f"{len(beyond)} of them, {min(beyond)!r} for one, are unknown to the model"
-        return Finding("vocabulary", Check.WARNING, f"{message}: {some}", _OTHER)
-    return Finding("vocabulary", Check.OK, message)
+        return CheckResult("vocabulary", Check.WARNING, f"{message}: {some}", _OTHER)
+    return CheckResult("vocabulary", Check.OK, message)
 
 
-def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> Finding:
+def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequence[int]]) -> CheckResult:
     unknown = model.tokenizer.unk_token_id
     total = sum(map(len, tokens))
     if unknown is None:
-        return Finding("unknown tokens", Check.OK, "the tokenizer has no unknown token")
+        return CheckResult("unknown tokens", Check.OK, "the tokenizer has no unknown token")
     # In some tokenizers the end of text is the unknown token, too, and templates write it.
     count = max(0, sum(ids.count(unknown) for ids in tokens) - sum(p.count(model.tokenizer.unk_token) for p in prompts))
     message = f"{count:,} of {total:,} prompt tokens are unknown ({count / max(1, total):.1%})"
@@ -175,17 +175,17 @@ def _unknown(model: ModelHandle, prompts: Sequence[str], tokens: Sequence[Sequen
         advice = f"{_OTHER}, or ask what the model has tokens for"
         if claims.ranges:
             advice = f"it is made for {claims}, so ask other questions of smollm2-135m-think or of a model of your own"
-        return Finding("unknown tokens", Check.FAILED, message, advice)
+        return CheckResult("unknown tokens", Check.FAILED, message, advice)
     if count:
-        return Finding("unknown tokens", Check.WARNING, message, "the model does not see what they stand for")
-    return Finding("unknown tokens", Check.OK, message)
+        return CheckResult("unknown tokens", Check.WARNING, message, "the model does not see what they stand for")
+    return CheckResult("unknown tokens", Check.OK, message)
 
 
-def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> Finding:
+def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
     name = "round trip"
     differing = [(prompt, text) for prompt, text in zip(prompts, back, strict=True) if prompt != text]
     if not differing:
-        return Finding(name, Check.OK, "prompts are the same after encoding and decoding")
+        return CheckResult(name, Check.OK, "prompts are the same after encoding and decoding")
     unknown = str(model.tokenizer.unk_token or "")
     changes = [_changed(_plain(prompt, unknown), _plain(text, unknown)) for prompt, text in differing]
     characters = max(1, sum(len(_plain(prompt, unknown)) for prompt in prompts))
@@ -199,8 +199,8 @@ def _round_trip(model: ModelHandle, prompts: Sequence[str], back: Sequence[str])
         f"which became {text[around]!r} ({letters:.1%} of the characters, {spaces:.1%} in spaces)"
     )
     if letters >= CHANGED or spaces >= SPACES:
-        return Finding(name, Check.FAILED, message, _OTHER)
-    return Finding(name, Check.WARNING, message, "the model reads or writes these characters otherwise")
+        return CheckResult(name, Check.FAILED, message, _OTHER)
+    return CheckResult(name, Check.WARNING, message, "the model reads or writes these characters otherwise")
 
 
 def _plain(text: str, unknown: str) -> str:
@@ -222,7 +222,7 @@ def _changed(before: str, after: str) -> tuple[int, int]:
     return letters, spaces
 
 
-def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
+def _markers(prompts: Sequence[str], back: Sequence[str]) -> CheckResult:
     name = "marker letters"
     left = {}
     for mark in _MARKS:
@@ -230,7 +230,7 @@ def _markers(prompts: Sequence[str], back: Sequence[str]) -> Finding:
         if count > 0:
             left[mark] = count
     if not left:
-        return Finding(name, Check.OK, "decoded text holds no marker letters of the vocabulary")
+        return CheckResult(name, Check.OK, "decoded text holds no marker letters of the vocabulary")
     message = f"decoded text holds {sum(left.values()):,} marker letters ({' '.join(left)})"
     failed = sum(left.values()) >= MARKERS * sum(map(len, back))
-    return Finding(name, Check.FAILED if failed else Check.WARNING, message, _OTHER)
+    return CheckResult(name, Check.FAILED if failed else Check.WARNING, message, _OTHER)

@@ -1,7 +1,6 @@
-"""Training of the DynTS importance head: labels from the answer's attention, the fit, and how good it is."""
+"""Training of the heads that policies score tokens with, and statistics of queries, all from a model's own traces.
 
-from kvatlas.predictor.labels import REASONS, Examples, answer_attention, label_trace, left_out
-from kvatlas.predictor.training import HeadLoss, Quality, evaluate, provenance_of, save_head, train
-
-__all__ = ["REASONS", "Examples", "HeadLoss", "Quality", "answer_attention", "evaluate", "label_trace", "left_out"]
-__all__ += ["provenance_of", "save_head", "train"]
+Read `labels` (what a head learns: the attention of the answer), `training` (the DynTS head), `kv_heads` (the heads of
+`learned`), `learning` (traces, labels, training and evaluation in a work folder), `calibration` (queries, for
+triattention), `predictor_commands`.
+"""

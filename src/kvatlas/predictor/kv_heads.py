@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvatlas.engine.cache import Layer
+from kvatlas.engine.whole_texts import ROWS, run_whole_text
 from kvatlas.models import ModelHandle
 from kvatlas.models.rotation import frequencies, turn_back
 from kvatlas.policies.learned import predict
-from kvatlas.predictor.labels import ROWS, read_text
 from kvatlas.predictor.training import Quality, mean_quality
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def examples_of(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[in
         values = value[:, :count].clone()
         by_layer[handle.shape.place[layer.place]] = HeadExamples(keys.cpu(), values.cpu(), target.cpu())
 
-    read_text(model, tokens, observe)
+    run_whole_text(model, tokens, observe)
     ordered = [by_layer[place] for place in sorted(by_layer)]
     return HeadExamples(*map(torch.stack, zip(*ordered, strict=True)))
 
@@ -71,6 +71,7 @@ def future_attention(layer: Layer, query: Tensor, key: Tensor) -> Tensor:
     keys = key.float().unsqueeze(1).transpose(-1, -2)
     positions = torch.arange(length, device=query.device)
     mass = query.new_zeros(len(key), length, dtype=torch.float32)
+
     for first in range(0, length, ROWS):
         rows = slice(first, first + ROWS)
         back = positions[rows, None] - positions
@@ -98,6 +99,8 @@ def train_heads(
     spread = inputs.std(2, keepdim=True).clamp_min(1e-6)
     target_middle = target.mean(-1, keepdim=True)
     target_spread = target.std(-1, keepdim=True).clamp_min(1e-6)
+
+    # Two layers for each layer and KV head of the model.
     generator = torch.Generator().manual_seed(seed)
     layers, heads, tokens, size = inputs.shape
     first = (torch.randn(layers, heads, size, INNER, generator=generator) * size**-0.5).requires_grad_()
@@ -105,6 +108,7 @@ def train_heads(
     first_bias = torch.zeros(layers, heads, INNER, requires_grad=True)
     second_bias = torch.zeros(layers, heads, requires_grad=True)
     weights = {"first": first, "first_bias": first_bias, "second": second, "second_bias": second_bias}
+
     optimizer = torch.optim.AdamW(weights.values(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
@@ -118,6 +122,7 @@ def train_heads(
         optimizer.step()
         schedule.step()
         on_step(step + 1, steps)
+
     with torch.no_grad():
         # The heads take numbers as they are cached, and give logarithms of attention, alike in all heads.
         scaled = first / spread.transpose(-1, -2)

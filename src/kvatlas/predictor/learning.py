@@ -1,4 +1,4 @@
-"""Training of DynTS predictors and of heads for `learned` on full-cache traces, and query statistics for triattention.
+"""Training of DynTS heads and of heads for `learned` on full-cache traces, and the evaluation of DynTS heads.
 
 A work folder keeps the traces as a resumable run, and the hidden states for the next training.
 """
@@ -6,28 +6,38 @@ A work folder keeps the traces as a resumable run, and the hidden states for the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from kvatlas import __version__, benchmarks, models
-from kvatlas.core import KvatlasError, Problem, Sampling, Trace, digest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kvatlas import __version__, benchmarks
+from kvatlas.core import KvatlasError, Problem, Trace, digest
 from kvatlas.models import ModelHandle
+from kvatlas.policies.dynts import HeadLayout, load_head
+from kvatlas.predictor.kv_heads import HeadExamples, evaluate_heads, examples_of, train_heads
+from kvatlas.predictor.labels import (
+    REASONS,
+    Examples,
+    LabelledTrace,
+    has_origin,
+    label_trace,
+    read_examples,
+    sample_tokens,
+    why_left_out,
+    write_examples,
+)
+from kvatlas.predictor.training import HeadLoss, judge_head, save_head, train_head
 from kvatlas.results import Store
-from kvatlas.results.export import check_target
-from kvatlas.sweeps.plan import FULL, Plan, make_plan
+from kvatlas.sweeps.plan import Plan, make_plan
 from kvatlas.sweeps.run import sweep
 from kvatlas.sweeps.spec import Spec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from kvatlas.predictor import Examples
-    from kvatlas.predictor.hidden_states import LabelledTrace
-    from kvatlas.predictor.kv_heads import HeadExamples
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -59,6 +69,7 @@ class TrainingData:
                     f"{benchmark.name} has {len(all_problems)} problems, and none without the first {self.skip} and "
                     f"the last {self.held_out} (held out)."
                 )
+
         prompts = {key: lengths[self.skip :] for key, lengths in plan.prompts.items()}
         return replace(plan, problems=problems, prompts=prompts)
 
@@ -80,9 +91,6 @@ def learn(
     `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
     traces.
     """
-    from kvatlas.policies.dynts import HeadLayout
-    from kvatlas.predictor import HeadLoss, save_head, train
-
     head_layout = _member_named(HeadLayout, "layout", layout)
     usual_loss = "ranked" if head_layout is HeadLayout.OURS else "scaled"
     head_loss = _member_named(HeadLoss, "loss", loss or usual_loss)
@@ -90,10 +98,11 @@ def learn(
     (model,) = plan.models
     _check_thinks(model)
     sweep(plan, work / "run", replace=True, **options)
-    examples, left_out = _examples(training_data, plan, work, held_out=False)
+
+    examples, left_out = _labelled_examples(training_data, plan, work, held_out=False)
     # Before the training, which takes minutes: this refuses held-out traces that cannot be used.
-    held_out = _examples(training_data, plan, work, held_out=True) if training_data.held_out else None
-    head = train(
+    held_out = _labelled_examples(training_data, plan, work, held_out=True) if training_data.held_out else None
+    head = train_head(
         examples,
         layout=head_layout,
         loss=head_loss,
@@ -102,8 +111,9 @@ def learn(
         device=model.device,
         on_step=on_step,
     )
-    quality = None if held_out is None else _quality(head, *held_out)
-    provenance = _provenance(training_data, plan) | {
+    quality = None if held_out is None else _head_quality(head, *held_out)
+
+    provenance = _origin(training_data, plan) | {
         "layout": head_layout.value,
         "loss": head_loss.value,
         "steps": steps,
@@ -131,13 +141,9 @@ def learn_kv_heads(
     `on_step` is called with the steps of training that are done, and all. `options` are those of the sweep of the
     traces.
     """
-    from safetensors.torch import save_file
-
-    from kvatlas.predictor import REASONS
-    from kvatlas.predictor.kv_heads import evaluate_heads, train_heads
-
     plan = training_data.plan()
     sweep(plan, work / "run", replace=True, **options)
+
     left_out = dict.fromkeys(REASONS, 0)
     tokens = training_data.tokens_per_trace
     seed = training_data.spec.seed
@@ -146,6 +152,7 @@ def learn_kv_heads(
     if not examples:
         count = sum(left_out.values())
         raise KvatlasError(f"The heads have no traces for training: of {count} traces {left_out_as_text(left_out)}.")
+
     scorer = train_heads(examples, steps=steps, seed=seed, on_step=on_step)
     quality = None
     if training_data.held_out:
@@ -153,7 +160,8 @@ def learn_kv_heads(
         left_out_there = dict.fromkeys(REASONS, 0)
         held_out = list(_head_examples(plan, work, judged, 0, seed, left_out_there))
         quality = asdict(evaluate_heads(scorer, held_out)) | {"left_out": left_out_there}
-    provenance = _provenance(training_data, plan) | {
+
+    provenance = _origin(training_data, plan) | {
         "target": "kv_head",
         "steps": steps,
         "traces": len(examples),
@@ -171,22 +179,19 @@ def _head_examples(
 ) -> Iterator[HeadExamples]:
     """Yield the examples of the traces that are not left out, of which it counts the reasons; `tokens` of each, all if
     it is 0."""
-    import torch
-
-    from kvatlas.predictor.kv_heads import examples_of
-
     torch.set_num_threads(1)
     (handle,) = plan.models
     model = handle.load()
     generator = torch.Generator().manual_seed(seed)
-    for prompt, trace, why_left_out in _traces(plan, work, handle, chosen):
+    for prompt, trace, reason in _prompts_and_traces(plan, work, handle, chosen):
         # All tokens of a text are labelled, so one without thinking tells as much.
-        if why_left_out not in ("", "no_thinking"):
-            left_out[why_left_out] += 1
+        if reason not in ("", "no_thinking"):
+            left_out[reason] += 1
             continue
         examples = examples_of(handle, model, [*prompt, *trace.tokens])
         if examples is None:
             continue
+
         count = examples.target.shape[-1]
         if tokens and count > tokens:
             sampled = torch.randperm(count, generator=generator)[:tokens].sort().values
@@ -199,15 +204,14 @@ def evaluate_head(head: Path, training_data: TrainingData, work: Path, **options
 
     `options` are those of the sweep of these traces.
     """
-    from kvatlas.policies.dynts import load_head
-
     weights = load_head(str(head))
     plan = training_data.plan()
     _check_thinks(plan.models[0])
     sweep(plan, work / "run", replace=True, **options)
+
     whole_traces = replace(training_data, tokens_per_trace=0)
-    examples, left_out = _examples(whole_traces, plan, work, held_out=False)
-    return _quality(weights, examples, left_out)
+    examples, left_out = _labelled_examples(whole_traces, plan, work, held_out=False)
+    return _head_quality(weights, examples, left_out)
 
 
 def _check_thinks(model: ModelHandle) -> None:
@@ -219,11 +223,9 @@ def _check_thinks(model: ModelHandle) -> None:
         )
 
 
-def _quality(head: dict[str, Tensor], examples: Examples, left_out: dict[str, int]) -> dict[str, Any]:
+def _head_quality(head: dict[str, Tensor], examples: Examples, left_out: dict[str, int]) -> dict[str, Any]:
     """Return the quality of a head, with the traces that were left out before and in the evaluation."""
-    from kvatlas.predictor import evaluate
-
-    quality = asdict(evaluate(head, examples))
+    quality = asdict(judge_head(head, examples))
     return quality | {"left_out": left_out | {"one_label": quality.pop("one_label")}}
 
 
@@ -239,31 +241,48 @@ def left_out_as_text(left_out: dict[str, int]) -> str:
     return ", ".join(f"{count} {texts[reason]}" for reason, count in left_out.items() if count) or "none"
 
 
-def _examples(
+def _labelled_examples(
     training_data: TrainingData, plan: Plan, work: Path, *, held_out: bool
 ) -> tuple[Examples, dict[str, int]]:
     """Return the labelled tokens of correct traces from a file, which is written if missing, and the traces left out.
 
     Raises KvatlasError if all traces are left out.
     """
-    from kvatlas.predictor import REASONS, hidden_states
-
     tokens = 0 if held_out else training_data.tokens_per_trace
     chosen = _chosen_problems(training_data, plan, held_out=held_out)
-    origin = _provenance(training_data, plan) | {
+    (handle,) = plan.models
+
+    # A file of other traces, or of other tokens of them, is written anew.
+    contents: list[tuple[str, str, str, str]] = []
+    for (model_name, benchmark), digests in plan.contents.items():
+        contents += [(model_name, benchmark, name, content) for name, content in digests.items() if name in chosen]
+    origin = _origin(training_data, plan) | {
         "tokens_per_trace": tokens,
         "run_keys": sorted(plan.compute_keys().values()),
-        "problems": _content_digest(plan, chosen),
+        "problems": digest(sorted(contents)),
     }
-    (model,) = plan.models
+    file = work / ("held-out.safetensors" if held_out else "hidden-states.safetensors")
+    is_stored = has_origin(file, origin)
+    model = None
+    if not is_stored:
+        torch.set_num_threads(1)
+        model = handle.load()
+
     left_out = dict.fromkeys(REASONS, 0)
-    for _, _, reason in _traces(plan, work, model, chosen):
+    labelled_traces = []
+    for prompt, trace, reason in _prompts_and_traces(plan, work, handle, chosen):
         if reason:
             left_out[reason] += 1
-    file = work / ("held-out.safetensors" if held_out else "hidden-states.safetensors")
-    if not hidden_states.has_origin(file, origin):
-        hidden_states.write(file, _labelled(plan, work, chosen, tokens, training_data.spec.seed), origin)
-    stored = hidden_states.read(file)
+            continue
+        labelled = None if model is None else label_trace(handle, model, prompt, trace.tokens)
+        if labelled is not None:
+            hidden, label = labelled
+            sampled_hidden, sampled_label = sample_tokens(hidden, label, tokens, training_data.spec.seed)
+            labelled_traces.append(LabelledTrace(sampled_hidden, sampled_label, thinking_tokens=len(label)))
+    if not is_stored:
+        write_examples(file, labelled_traces, origin)
+
+    stored = read_examples(file)
     if not stored.label.numel():
         purpose = "evaluation" if held_out else "training"
         raise KvatlasError(
@@ -283,59 +302,22 @@ def _chosen_problems(training_data: TrainingData, plan: Plan, *, held_out: bool)
     return chosen
 
 
-def _content_digest(plan: Plan, chosen: set[str]) -> str:
-    """Return one digest of the contents of the chosen problems."""
-    entries: list[tuple[str, str, str, str]] = []
-    for (model, benchmark), contents in plan.contents.items():
-        entries += [(model, benchmark, name, content) for name, content in contents.items() if name in chosen]
-    return digest(sorted(entries))
-
-
-def _member_named(enumeration: type[E], option: str, given: str) -> E:
-    """Return the member of an enumeration that an option names."""
-    names = [member.value for member in enumeration]
-    if given not in names:
-        raise KvatlasError(f"{option} is {given!r}; expected {', '.join(names)}.")
-    return enumeration(given)
-
-
-def _labelled(plan: Plan, work: Path, chosen: set[str], tokens: int, seed: int) -> Iterator[LabelledTrace]:
-    """Yield the hidden states and labels of the traces that are not left out; `tokens` of each, all if it is 0."""
-    import torch
-
-    from kvatlas.predictor import label_trace
-    from kvatlas.predictor.hidden_states import LabelledTrace, sample_tokens
-
-    torch.set_num_threads(1)
-    (handle,) = plan.models
-    model = handle.load()
-    for prompt, trace, why_left_out in _traces(plan, work, handle, chosen):
-        if why_left_out:
-            continue
-        labelled = label_trace(handle, model, prompt, trace.tokens)
-        if labelled is not None:
-            hidden, label = labelled
-            sampled_hidden, sampled_label = sample_tokens(hidden, label, tokens, seed)
-            yield LabelledTrace(sampled_hidden, sampled_label, thinking_tokens=len(label))
-
-
-def _traces(
+def _prompts_and_traces(
     plan: Plan, work: Path, model: ModelHandle, chosen: set[str]
 ) -> Iterator[tuple[tuple[int, ...], Trace, str]]:
     """Yield the tokens of a prompt, its trace, and the reason why it is left out, or ""."""
-    from kvatlas.predictor import left_out
-
     problems = plan.problems_by_id()
     by_name = {benchmark.name: benchmarks.for_model(benchmark, model.reads) for benchmark in plan.benchmarks}
+
     keys = set(plan.compute_keys().values())
     with Store.open(work / "run") as store:
         for key, trace in store.traces():
             problem = problems.get((trace.benchmark, trace.problem))
             if key in keys and problem is not None and trace.problem in chosen:
-                yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, left_out(model, trace)
+                yield model.encode(by_name[trace.benchmark].prompt(problem)), trace, why_left_out(model, trace)
 
 
-def _provenance(training_data: TrainingData, plan: Plan) -> dict[str, Any]:
+def _origin(training_data: TrainingData, plan: Plan) -> dict[str, Any]:
     """Return the origin of traces: versions, model, problems and sampling."""
     (model,) = plan.models
     return {
@@ -356,39 +338,9 @@ def _provenance(training_data: TrainingData, plan: Plan) -> dict[str, Any]:
     }
 
 
-def calibrate(
-    model: str,
-    names: Sequence[str],
-    out: Path,
-    *,
-    problems: int,
-    max_new_tokens: int,
-    model_options: Mapping[str, Any],
-) -> int:
-    """Write the query statistics of the policy triattention and return their number of tokens.
-
-    They are means over the model's own traces on the first `problems` of the named benchmarks. Raises KvatlasError for
-    a file that cannot be written.
-    """
-    import torch
-    from safetensors.torch import save_file
-
-    from kvatlas.engine import Engine, Request
-    from kvatlas.predictor.labels import query_statistics
-
-    torch.set_num_threads(1)
-    check_target(out, ".safetensors")
-    if not out.parent.is_dir():
-        raise KvatlasError(f"{str(out)!r} cannot be written; name a file in an existing folder.")
-    handle = models.find(model, **model_options)
-    prompts: list[tuple[int, ...]] = []
-    for name in names:
-        benchmark = benchmarks.find(name)
-        model_benchmark = benchmarks.for_model(benchmark, handle.reads)
-        prompts += [handle.encode(model_benchmark.prompt(problem)) for problem in benchmark.problems(problems)]
-    loaded = handle.load()
-    engine = Engine(handle, loaded, [FULL], Sampling(max_new_tokens=max_new_tokens), 16)
-    requests = [Request(index, prompt, index, (FULL,)) for index, prompt in enumerate(prompts)]
-    texts = [prompts[generation.key] + generation.tokens for generation in engine.run(requests)]
-    save_file(query_statistics(handle, loaded, texts), out, metadata={"model_weights": handle.weights_digest})
-    return sum(map(len, texts))
+def _member_named(enumeration: type[E], option: str, given: str) -> E:
+    """Return the member of an enumeration that an option names."""
+    names = [member.value for member in enumeration]
+    if given not in names:
+        raise KvatlasError(f"{option} is {given!r}; expected {', '.join(names)}.")
+    return enumeration(given)

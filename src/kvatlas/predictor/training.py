@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -68,7 +71,7 @@ def new_head(hidden: int, layout: HeadLayout = HeadLayout.OURS) -> nn.Sequential
     )
 
 
-def train(
+def train_head(
     data: Examples,
     *,
     layout: HeadLayout = HeadLayout.OURS,
@@ -87,6 +90,7 @@ def train(
     """
     if data.label.numel() == 0:
         raise KvatlasError("The predictor has no traces for training; expected correct ones with thinking tokens.")
+
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     head = new_head(data.hidden.shape[1], layout).to(device)
@@ -95,14 +99,17 @@ def train(
     target = loss.target(data)
     lengths = torch.bincount(data.trace)
     starts = lengths.cumsum(0) - lengths
+
     for step in range(steps):
         index = torch.randint(len(target), (batch,), generator=generator)
         if loss is HeadLoss.RANKED:
             trace = data.trace[index]
             partner = starts[trace] + (torch.rand(batch, generator=generator) * lengths[trace]).long()
             index = torch.cat([index, partner])
+
         scores = F.softplus(head(data.hidden[index].to(device, torch.float32))).squeeze(-1)
         labels = target[index].to(device)
+
         if loss is HeadLoss.RANKED:
             # The second half of the tokens are the partners of the first.
             first, second = scores.chunk(2)
@@ -112,16 +119,18 @@ def train(
         else:
             weights = torch.where((labels >= 4) & (labels < 5), 5.0, 1.0)
             error = (weights * (scores - labels) ** 2).mean()
+
         optimizer.zero_grad()
         error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         on_step(step + 1, steps)
+
     return {name: value.detach().cpu().clone() for name, value in head.state_dict().items()}
 
 
 @torch.inference_mode()
-def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
+def judge_head(head: dict[str, Tensor], data: Examples) -> Quality:
     """Return the quality of a head on held-out traces. Raises KvatlasError without traces that have ranks."""
     if data.label.numel() == 0:
         raise KvatlasError("The predictor has nothing to be judged on: no correct held-out trace with thinking tokens.")
@@ -129,6 +138,7 @@ def evaluate(head: dict[str, Tensor], data: Examples) -> Quality:
         raise KvatlasError(
             f"The predictor is for a hidden size of {head['0.weight'].shape[1]}, the model has {data.hidden.shape[1]}."
         )
+
     predicted = torch.cat([importance(head, chunk) for chunk in torch.split(data.hidden, 65_536)])
     lengths = torch.bincount(data.trace).tolist()
     return mean_quality(list(zip(torch.split(predicted, lengths), torch.split(data.label, lengths), strict=True)))
@@ -139,12 +149,17 @@ def mean_quality(ranked: Sequence[tuple[Tensor, Tensor]]) -> Quality:
     correlations = []
     overlaps = []
     for scores, labels in ranked:
-        if not _differ(labels):
+        if not bool((labels != labels[:1]).any()):
             continue
-        correlations.append(_rank_correlation(scores, labels))
+
+        # Equal scores tell nothing, and have no rank correlation.
+        scores_differ = bool((scores != scores[:1]).any())
+        correlations.append(float(spearmanr(scores, labels).statistic) if scores_differ else 0.0)
+
         top = max(1, len(labels) // 5)
         hits = set(scores.topk(top).indices.tolist()) & set(labels.topk(top).indices.tolist())
         overlaps.append(len(hits) / top)
+
     count = len(overlaps)
     if not count:
         raise KvatlasError(
@@ -154,24 +169,11 @@ def mean_quality(ranked: Sequence[tuple[Tensor, Tensor]]) -> Quality:
     return Quality(count, sum(correlations) / count, sum(overlaps) / count, len(ranked) - count)
 
 
-def _rank_correlation(scores: Tensor, labels: Tensor) -> float:
-    """Return Spearman's correlation with labels that are not all equal; equal scores tell nothing: 0."""
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(scores, labels).statistic) if _differ(scores) else 0.0
-
-
-def _differ(values: Tensor) -> bool:
-    return bool((values != values[:1]).any())
-
-
 def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]) -> None:
     """Write a safetensors file for `dynts`, with the weights and their provenance as metadata.
 
     In the authors' layout the tensors have the names of the authors' checkpoints.
     """
-    from safetensors.torch import save_file
-
     path.parent.mkdir(parents=True, exist_ok=True)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in provenance.items()}
     theirs = layout_of({name: value.shape for name, value in head.items()}) is HeadLayout.AUTHORS
@@ -181,7 +183,6 @@ def save_head(path: Path, head: dict[str, Tensor], provenance: Mapping[str, Any]
 
 def provenance_of(path: Path) -> dict[str, Any]:
     """Return the provenance in the file of a head."""
-    from safetensors import safe_open
 
     def plain(text: str) -> Any:
         try:

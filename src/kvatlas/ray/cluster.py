@@ -40,7 +40,7 @@ def on_ray(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     if not ray.is_initialized():
         pool.kept.callback(ray.shutdown)
         _connect(ray, pool)
-    yield from _Driver(ray, job, pool).traces()
+    yield from RayWorkers(ray, job, pool).traces()
 
 
 def _connect(ray: Any, pool: WorkerPool) -> None:
@@ -52,6 +52,7 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
         # Without "local" Ray would join another cluster on this machine.
         ray.init(address="local", include_dashboard=False, **size, **common)
         return
+
     try:
         # Ray itself would try for minutes to reach a silent host.
         host, _, port = pool.address.removeprefix("ray://").rpartition(":")
@@ -65,7 +66,7 @@ def _connect(ray: Any, pool: WorkerPool) -> None:
         ) from error
 
 
-class _Driver:
+class RayWorkers:
     """The workers of one pass over a job's units, and their messages."""
 
     def __init__(self, ray: Any, job: Job, pool: WorkerPool) -> None:
@@ -76,6 +77,7 @@ class _Driver:
         gpus = int(resources.get("GPU", 0)) if device != "cpu" else 0
         self.needs = {"num_cpus": 1, "num_gpus": 1 if gpus else 0}
         self.workers = max(1, min(pool.workers or gpus or int(resources.get("CPU", 1)), len(job.units)))
+
         # Ray gives each worker a GPU of its own.
         self.job = ray.put(job.shared_by(self.workers, 1 if gpus else self.workers))
         node = ray.get_runtime_context().get_node_id()
@@ -91,10 +93,14 @@ class _Driver:
         try:
             while self.running:
                 ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=TRACE_SECONDS)
-                if not ready and self._is_done():
-                    return
+                if not ready:
+                    left, takers = self.ray.get([self.queue.left.remote(), self.queue.takers.remote()])
+                    # The workers that run may be those that the cluster had no room for.
+                    if not left and takers.isdisjoint(worker_id for worker_id, _ in self.running.values()):
+                        return
+
                 for stream in ready:
-                    message = self._next(stream)
+                    message = self._next_message(stream)
                     if isinstance(message, str):
                         raise KvatlasError(message)
                     if message is not None:
@@ -105,19 +111,13 @@ class _Driver:
                 self.ray.kill(worker)
             self.ray.kill(self.queue)
 
-    def _is_done(self) -> bool:
-        """Return True if no unit is left and no living worker holds one."""
-        left, takers = self.ray.get([self.queue.left.remote(), self.queue.takers.remote()])
-        # The workers that run may be those that the cluster had no room for.
-        return not left and takers.isdisjoint(worker_id for worker_id, _ in self.running.values())
-
     def _hire(self) -> None:
         worker = self.ray.remote(Worker).options(**self.needs).remote()
         stream = worker.decode.options(num_returns="streaming").remote(self.job, self.queue, self.hired)
         self.running[stream] = (self.hired, worker)
         self.hired += 1
 
-    def _next(self, stream: Any) -> Finished | str | None:
+    def _next_message(self, stream: Any) -> Finished | str | None:
         """Return the next message of a worker, or None if it has ended; a dead one is replaced if units are left."""
         errors = self.ray.exceptions
         try:
@@ -172,19 +172,20 @@ class Worker:
         """Yield traces as they finish, or a sentence if this node differs from the driver's."""
         import ray
 
-        unlike = difference(job)
+        unlike = difference_of_node(job)
         if unlike is not None:
             yield f"A worker on the node {ray.util.get_node_ip_address()} {unlike}."
             return
         yield from messages(job, iter(lambda: ray.get(queue.claim.remote(worker_id)), None))
 
 
-def difference(job: Job) -> str | None:
+def difference_of_node(job: Job) -> str | None:
     """Return the difference of this node from the driver's in versions or model as a clause, or None."""
     here = provenance()
     for name in SAME:
         if here[name] != job.made_with[name]:
             return f"has {name} {here[name]}, the driver {job.made_with[name]}; install the same on all nodes"
+
     folder = job.model.folder
     if not folder.is_dir():
         return f"finds no folder {str(folder)!r} of the model {job.model.name!r}; it must be there on all nodes"

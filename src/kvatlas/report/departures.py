@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvatlas.core import KvatlasError, Trace
-from kvatlas.models import ModelHandle
+from kvatlas.core import KvatlasError, Trace, first_difference
 from kvatlas.report.materials import RunMaterials
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ BYTES_LIMIT = 1 << 30
 NAMED = 8
 
 
-def departures(
+def measure_departures(
     pairs: Sequence[tuple[Trace, Trace | None]], materials: RunMaterials, limit: int
 ) -> list[dict[str, Any] | None]:
     """Return what the departing step missed, for the first `limit` traces that depart from the full cache's.
@@ -28,31 +27,29 @@ def departures(
     """
     weights: dict[str, PreTrainedModel | None] = {}
     results: list[dict[str, Any] | None] = []
+
     for trace, full in pairs:
         result = None
         prompt = materials.prompt(trace) if full is not None and limit > 0 else None
         if full is not None and prompt is not None:
             if trace.model not in weights:
-                weights[trace.model] = _load_small(materials.models[trace.model])
+                handle = materials.models[trace.model]
+                try:
+                    size = sum(path.stat().st_size for path in handle.folder.glob("*.safetensors"))
+                    weights[trace.model] = handle.load() if size <= BYTES_LIMIT else None
+                except KvatlasError:
+                    weights[trace.model] = None
             model = weights[trace.model]
             if model is not None:
-                result = measure_departure(model, prompt, trace, full)
+                result = _missed_at_departure(model, prompt, trace, full)
+
         if result is not None:
             limit -= 1
         results.append(result)
     return results
 
 
-def _load_small(handle: ModelHandle) -> PreTrainedModel | None:
-    """Return the model in transformers; None if it is too large or cannot be loaded."""
-    try:
-        size = sum(path.stat().st_size for path in handle.folder.glob("*.safetensors"))
-        return handle.load() if size <= BYTES_LIMIT else None
-    except KvatlasError:
-        return None
-
-
-def measure_departure(
+def _missed_at_departure(
     model: PreTrainedModel, prompt: tuple[int, ...], trace: Trace, full: Trace
 ) -> dict[str, Any] | None:
     """Return the first difference from the full cache's trace, and the evicted tokens that the full cache attends to.
@@ -62,15 +59,17 @@ def measure_departure(
     `missed` lists the new tokens among them with the largest parts as (number, part), `prompt` the part on evicted
     tokens of the prompt.
     """
-    from kvatlas.predictor.labels import answer_attention
+    from kvatlas.engine.whole_texts import answer_attention
 
-    at = _first_difference(trace.tokens, full.tokens)
-    if not at or trace.eviction_trace is None:
+    at = first_difference(trace.tokens, full.tokens)
+    # A trace that is the beginning of the other one does not depart from it.
+    if not at or at == min(len(trace.tokens), len(full.tokens)) or trace.eviction_trace is None:
         return None
     query = len(prompt) + at - 1
     evicted = [position for position, step in enumerate(trace.eviction_trace.evicted_at[:query]) if 0 < step <= at]
     if not evicted:
         return None
+
     attention, _ = answer_attention(model, [*prompt, *trace.tokens[:at]], query)
     shares = {position: float(attention[position]) for position in evicted}
     on_prompt = [share for position, share in shares.items() if position < len(prompt)]
@@ -82,11 +81,3 @@ def measure_departure(
         "prompt": round(sum(on_prompt), 4),
         "missed": [[position - len(prompt), round(shares[position], 4)] for position in largest],
     }
-
-
-def _first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:
-    """Return the first place at which two traces differ; None if one is the beginning of the other."""
-    for place, (token, other) in enumerate(zip(tokens, others, strict=False)):
-        if token != other:
-            return place
-    return None

@@ -10,7 +10,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from kvatlas.adaptive.decisions import NO_PAIRS
 from kvatlas.columns import cell_document
 from kvatlas.core import CellCoord, Claim, KvatlasError, Map, MapName, Note, NoteKind, is_of_policy, percent
 from kvatlas.report.as_data import (
@@ -58,6 +57,10 @@ from kvatlas.text import model_name
 
 #: Values nearer than this are the same peak.
 _TIE = 1e-9
+NO_PAIRS = Note(
+    NoteKind.LEFT_OUT,
+    "0 paired comparisons: in an adaptive sweep the problems that two settings share depend on their outcomes",
+)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from kvatlas.core import KvatlasError
 from kvatlas.policies import CompressingPolicy
-from kvatlas.results import Manifest, Store
+from kvatlas.results import Store
 from kvatlas.results.store import FILE
 from kvatlas.sweeps.plan import FULL, Plan
 from kvatlas.sweeps.run import Progress, promised, sweep
@@ -27,9 +27,11 @@ def screening(plan: Plan) -> Plan:
         raise KvatlasError(
             "The spec has no setting that compresses; a screen compares such settings with the full cache."
         )
+
     packed = next((policy.setting for policy, _ in chosen if policy.storage.packed), None)
     if packed is not None:
         raise KvatlasError(f"A screen compares settings of 16 bits with the full cache; {packed} has fewer.")
+
     spec = plan.spec.model_copy(update={"allocate": Allocation()})
     return replace(plan, spec=spec, policies=chosen, screened=True)
 
@@ -58,6 +60,7 @@ def screen(
                     f"{str(folder)!r} holds a sweep, whose maps a screen would hide; name another folder for the "
                     f"screen and give it the full-cache traces by --from {folder}."
                 )
+
     for sentence in plan.notes:
         on_message(sentence)
     with Store.create(folder) as store:
@@ -66,6 +69,7 @@ def screen(
         if traces is not None:
             _copy_traces(plan.full_cache, traces, store)
         missing = plan.full_cache.missing(store.samples())
+
     if missing:
         on_message(f"{missing} full-cache traces are missing: they are decoded first.")
         sweep(plan.full_cache, folder, promise=promise, **options)
@@ -77,23 +81,20 @@ def _copy_traces(plan: Plan, traces: Path, to: Store) -> None:
     expected = plan.contents_by_key()
     with Store.open(traces) as source:
         manifest = source.manifest()
-        keys = _full_cache_keys(source, manifest)
+        if manifest.screened:
+            # Another screen holds such traces, which are not in its manifest.
+            stored_keys = source.keys()
+            keys = {run_key for run_key, setting, *_ in stored_keys if setting == FULL.setting.id}
+        else:
+            keys = {cell.run_key for cell in manifest.expected if cell.setting == FULL.setting}
         if not keys:
             raise KvatlasError(f"The run {str(traces)!r} has no setting 'full', whose traces a screen reads.")
         if not expected.keys() & keys:
             unlike = plan.manifest().unlike(manifest) or "other weights or prompts than the spec"
             raise KvatlasError(f"The full-cache traces of {str(traces)!r} cannot be read: they have {unlike}.")
+
         contents = {key: source.contents(key) for key in expected}
         for key, trace in source.traces_of_all_sweeps():
             content = contents.get(key, {}).get(trace.problem)
             if trace.setting == FULL.setting and content and content == expected[key].get(trace.problem):
                 to.add(key, trace)
-
-
-def _full_cache_keys(source: Store, manifest: Manifest) -> set[str]:
-    """Return the run keys of the full-cache traces of a run."""
-    if manifest.screened:
-        # Another screen holds such traces, which are not in its manifest.
-        stored = source.keys()
-        return {key for key, setting, *_ in stored if setting == FULL.setting.id}
-    return {cell.run_key for cell in manifest.expected if cell.setting == FULL.setting}

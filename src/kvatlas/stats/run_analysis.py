@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kvatlas.adaptive.decisions import Standings, adaptive_choices, adaptive_verdicts, standings
 from kvatlas.core import Map, MapName, grouped
+from kvatlas.registry import features
 from kvatlas.stats.choice import Choice, choices
 from kvatlas.stats.csv_tests import bound_tests_of_maps
 from kvatlas.stats.losses import GridLosses, losses_of
@@ -36,13 +36,16 @@ class Evidence(NamedTuple):
     """
 
     losses: GridLosses
-    decisions: Standings | None = None
+    decisions: Any = None
 
 
 def evidence_of(run: RunData) -> Evidence:
-    """Return the losses of all settings of a run, whatever their policies."""
+    """Return the losses of all settings of a run, whatever their policies.
+
+    Raises KvatlasError for a run of an adaptive sweep without the feature adaptive.
+    """
     if run.is_adaptive:
-        return Evidence({}, standings(run.manifest, run.cells, run.margin))
+        return Evidence({}, features.get("adaptive.decisions")(run.manifest, run.cells, run.margin))
     return Evidence(losses_of(run))
 
 
@@ -51,7 +54,8 @@ def run_tests(run: RunData, evidence: Evidence, maps: Sequence[Map]) -> Mapping[
     if not run.has_maps:
         return {}
     if evidence.decisions is not None:
-        return adaptive_verdicts(evidence.decisions, maps)
+        adaptive_tests: Mapping[MapName, MapTests] = evidence.decisions.tests(maps)
+        return adaptive_tests
 
     found = fixed_run_tests(run, evidence.losses)
     without_full = [map_ for map_ in maps if map_.name in found and found[map_.name].losses is None]
@@ -66,7 +70,8 @@ def run_tests(run: RunData, evidence: Evidence, maps: Sequence[Map]) -> Mapping[
 def choices_of_run(run: RunData, evidence: Evidence) -> list[Choice]:
     """Return the recommendation for each model with a full cache."""
     if evidence.decisions is not None:
-        return adaptive_choices(evidence.decisions, run.cells, run.margin)
+        adaptive_choices: list[Choice] = evidence.decisions.choices()
+        return adaptive_choices
     return choices(run, evidence.losses)
 
 

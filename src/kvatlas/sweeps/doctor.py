@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvatlas import benchmarks, models, policies
 from kvatlas.answers.reading import HARMONY, NEXT_MESSAGE, PUBLISHED
-from kvatlas.core import Check, Finding, KvatlasError, Sampling, Setting, Storage, first_difference, reason
+from kvatlas.core import Check, CheckResult, KvatlasError, Sampling, Setting, Storage, first_difference, reason
 from kvatlas.cpu import native
 from kvatlas.machine import free_memory
 from kvatlas.models import ModelHandle
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from kvatlas.engine import Engine, Generation
-    from kvatlas.engine.gpu.graphs import CudaGraphRunner
 
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 #: Steps that are decoded with and without kernels.
@@ -55,14 +54,14 @@ PROBE = (
 )
 #: The benchmark of the embedded models, which have a vocabulary of their own.
 EMBEDDED_BENCHMARK = "CHAIN8"
-#: The answer in a test conversation; the template writes the end of a turn after it.
 #: A token that may be a think tag.
 _THINKS = re.compile("think|thought|reason", re.IGNORECASE)
+#: Texts of a test conversation; the template writes the end of a turn after the answer.
 _ANSWER = "the answer of a test conversation"
 _THOUGHT = "the thinking of a test conversation"
 
 
-def check_machine(where: str = "auto") -> Iterator[Finding]:
+def check_machine(where: str = "auto") -> Iterator[CheckResult]:
     """Yield findings about this machine and the device `where` (values of the model option `device`)."""
     import torch
 
@@ -70,37 +69,35 @@ def check_machine(where: str = "auto") -> Iterator[Finding]:
     # Without stop tokens traces go on to the limit.
     model = replace(model, overrides=models.ENDLESS)
     device = torch.device(model.device)
-    yield _versions()
-    yield _device(device)
-    yield _kernels(device)
-    try:
-        yield from _decoding(model, model.load())
-    except (KvatlasError, RuntimeError) as error:
-        yield Finding("tokens", Check.FAILED, reason(error))
-    if device.type != "cpu":
-        yield _bfloat16(device)
 
-
-def _versions() -> Finding:
     versions = [f"kvatlas {version('kvatlas')}", f"Python {platform.python_version()}"]
     for name in PACKAGES:
         try:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             versions.append(f"no {name}")
-    return Finding("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
+    yield CheckResult("versions", Check.OK, f"{', '.join(versions)}; {platform.platform()}")
+    yield _device(device)
+    yield _kernels_in_use(device)
+
+    try:
+        yield from _decoding(model, model.load())
+    except (KvatlasError, RuntimeError) as error:
+        yield CheckResult("tokens", Check.FAILED, reason(error))
+    if device.type != "cpu":
+        yield _bfloat16(device)
 
 
-def _device(device: torch.device) -> Finding:
+def _device(device: torch.device) -> CheckResult:
     import torch
 
     free = free_memory(str(device))
     memory = "memory unknown" if free is None else f"{free / 2**30:.1f} GiB free"
     if device.type == "cpu":
         processor = platform.processor() or platform.machine()
-        return Finding("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
+        return CheckResult("device", Check.OK, f"CPU ({processor}, {os.cpu_count()} cores), {memory}; no GPU in use")
     properties = torch.cuda.get_device_properties(device)
-    return Finding(
+    return CheckResult(
         "device",
         Check.OK,
         f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}, "
@@ -108,84 +105,80 @@ def _device(device: torch.device) -> Finding:
     )
 
 
-def _kernels(device: torch.device) -> Finding:
+def _kernels_in_use(device: torch.device) -> CheckResult:
     if device.type != "cpu":
-        return Finding("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
+        return CheckResult("kernels", Check.OK, "FlexAttention, compiled by Triton for this GPU")
     kernels = native.load()
     if kernels is None:
         reason = (native.why_not() or "").rstrip(".")
-        return Finding("kernels", Check.WARNING, reason, "torch computes instead, slower")
+        return CheckResult("kernels", Check.WARNING, reason, "torch computes instead, slower")
     pays = "; weights=bfloat16 is about twice as fast" if kernels.multiplies_pairs else ""
-    return Finding("kernels", Check.OK, f"native, for {kernels.target}{pays}")
+    return CheckResult("kernels", Check.OK, f"native, for {kernels.target}{pays}")
 
 
-def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[Finding]:
+def _decoding(handle: ModelHandle, model: PreTrainedModel) -> Iterator[CheckResult]:
     """Compare the tokens of the fastest backend with plain torch; on a GPU also report CUDA graphs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        engine, fast = _decode(handle, model, None)
-    _, plain = _decode(handle, model, "reference")
-    if engine.graphs is not None:
-        yield _cuda_graphs(engine.graphs, engine.passes)
+        engine, fast = _decode_greedily(handle, model, None)
+    _, plain = _decode_greedily(handle, model, "reference")
+
+    graphs = engine.graphs
+    if graphs is not None and (graphs.broken or not graphs.steps):
+        why = graphs.broken or "no step could be captured"
+        yield CheckResult("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
+    elif graphs is not None:
+        yield CheckResult("CUDA graphs", Check.OK, f"captured: {graphs.steps} of {engine.passes} passes")
+
     name = f"{engine.backend.name} against reference, {handle.name.removeprefix('embedded:')} in {handle.dtype}"
     first_differences = map(first_difference, fast, plain)
     differ = [index + 1 for index in first_differences if index is not None]
     if differ:
         message = f"{len(differ)} of {len(fast)} sequences differ, the first from new token {min(differ)} on ({name})"
-        yield Finding("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
+        yield CheckResult("tokens", Check.FAILED, message, "do not trust this machine's traces; please report this")
     else:
-        yield Finding("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
+        yield CheckResult("tokens", Check.OK, f"equal in {len(fast)} sequences of {STEPS} steps ({name})")
 
 
-def _bfloat16(device: torch.device) -> Finding:
+def _bfloat16(device: torch.device) -> CheckResult:
     """Decode random models in bfloat16 with the heads of Llama 8B and of Qwen 7B, which compare their own logits."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    options = Options(device=str(device), dtype="bfloat16")
+    overrides = replace(models.ENDLESS, opens_thinking=True)
     passes = 0
     captured = 0
     try:
         for heads_per_kv_head in (4, 7):
-            engine = _decode_random_model(device, heads_per_kv_head)
+            # Two layers with two KV heads each.
+            config = LlamaConfig(
+                vocab_size=512,
+                hidden_size=64 * heads_per_kv_head,
+                intermediate_size=512,
+                num_hidden_layers=2,
+                num_attention_heads=2 * heads_per_kv_head,
+                num_key_value_heads=2,
+                head_dim=128,
+            )
+            torch.manual_seed(0)
+            with tempfile.TemporaryDirectory() as folder:
+                LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+                handle = ModelHandle("random weights", Path(folder), options, overrides=overrides)
+                engine, _ = _decode_greedily(handle, handle.load(), None)
             passes += engine.passes
             captured += engine.graphs.steps if engine.graphs is not None else 0
     except (KvatlasError, RuntimeError) as error:
-        return Finding("bfloat16", Check.FAILED, reason(error))
+        return CheckResult("bfloat16", Check.FAILED, reason(error))
+
     message = f"logits as in transformers, heads of size 128 in groups of 4 and of 7; {captured} of {passes} passes"
-    return Finding("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
+    return CheckResult("bfloat16", Check.OK if captured else Check.WARNING, f"{message} captured")
 
 
-def _decode_random_model(device: torch.device, heads_per_kv_head: int) -> Engine:
-    """Return the engine that decoded with random weights of two layers with two KV heads each."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=512,
-        hidden_size=64 * heads_per_kv_head,
-        intermediate_size=512,
-        num_hidden_layers=2,
-        num_attention_heads=2 * heads_per_kv_head,
-        num_key_value_heads=2,
-        head_dim=128,
-    )
-    torch.manual_seed(0)
-    overrides = replace(models.ENDLESS, opens_thinking=True)
-    with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-        options = Options(device=str(device), dtype="bfloat16")
-        handle = ModelHandle("random weights", Path(folder), options, overrides=overrides)
-        engine, _ = _decode(handle, handle.load(), None)
-    return engine
-
-
-def _cuda_graphs(graphs: CudaGraphRunner, passes: int) -> Finding:
-    """Return the finding about the CUDA graphs of a decoding of so many forward passes."""
-    if graphs.broken or not graphs.steps:
-        why = graphs.broken or "no step could be captured"
-        return Finding("CUDA graphs", Check.WARNING, f"off: {why}", "decoding works without them, slower")
-    return Finding("CUDA graphs", Check.OK, f"captured: {graphs.steps} of {passes} passes")
-
-
-def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) -> tuple[Engine, list[tuple[int, ...]]]:
-    """Decode greedily under the full cache and two policies that compress."""
+def _decode_greedily(
+    handle: ModelHandle, model: PreTrainedModel, backend: str | None
+) -> tuple[Engine, list[tuple[int, ...]]]:
+    """Decode under the full cache and two policies that compress; return the engine and the new tokens."""
     from kvatlas.engine import Engine, Request
 
     values = {"kv_budget": 48, "local_window": 8, "ratio": 0.3, "ratio_over": "thinking"}
@@ -196,18 +189,19 @@ def _decode(handle: ModelHandle, model: PreTrainedModel, backend: str | None) ->
     ]
     chosen = [policies.from_setting(setting) for setting in settings]
     engine = Engine(handle, model, chosen, Sampling(temperature=0, max_new_tokens=STEPS), 16, backend)
-    prompts = [_test_prompt(handle.vocabulary, row) for row in range(3)]
-    work = [Request(row, prompt, row, tuple(chosen)) for row, prompt in enumerate(prompts)]
-    generated = {(generation.key, generation.policy.setting.id): generation.tokens for generation in engine.run(work)}
+
+    # Prompts that differ from row to row, without the first five tokens of the vocabulary.
+    requests = []
+    for row in range(3):
+        prompt = tuple(5 + (7 * row + 3 * position) % (handle.vocabulary - 5) for position in range(8 + row))
+        requests.append(Request(row, prompt, row, tuple(chosen)))
+    generated = {}
+    for generation in engine.run(requests):
+        generated[generation.key, generation.policy.setting.id] = generation.tokens
     return engine, [generated[key] for key in sorted(generated)]
 
 
-def _test_prompt(vocabulary: int, row: int) -> tuple[int, ...]:
-    """Return tokens that differ from row to row, without the first five of the vocabulary."""
-    return tuple(5 + (7 * row + 3 * position) % (vocabulary - 5) for position in range(8 + row))
-
-
-def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str]:
+def messages_for(handle: ModelHandle, names: Sequence[str], count: int) -> list[str]:
     """Return the messages of the first `count` problems of each benchmark, or one that suits the model."""
     if not names and handle.name in models.embedded():
         names = [EMBEDDED_BENCHMARK]
@@ -218,7 +212,7 @@ def questions(handle: ModelHandle, names: Sequence[str], count: int) -> list[str
     return messages or [PROBE]
 
 
-def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[Finding]:
+def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -> Iterator[CheckResult]:
     """Yield findings about a model; the generation answers the first of the `messages` of a user.
 
     A failed check ends before decoding. Raises KvatlasError if the model has no configuration or tokenizer.
@@ -229,54 +223,49 @@ def check_model(handle: ModelHandle, messages: Sequence[str], new_tokens: int) -
     try:
         handle.check()
     except KvatlasError as error:
-        yield Finding("model", Check.FAILED, str(error).rstrip("."))
+        yield CheckResult("model", Check.FAILED, str(error).rstrip("."))
         return
+
+    kinds = ", ".join(handle.config.get("architectures") or [str(handle.config.get("model_type"))])
+    stored = handle.files.stored_dtype or "unknown"
+    short = "" if handle.precision == handle.dtype else f", linear layers in {handle.precision}"
     layers = (
         f"{shape.layers} layers with a KV cache, of {shape.heads} query heads on {shape.kv_heads} KV heads of size "
         f"{shape.head_dim}; {handle.kv_bytes_per_token:,} bytes of keys and values a token"
     )
     findings = [
-        _model(handle),
-        Finding("layers", Check.OK, layers),
+        CheckResult("model", Check.OK, f"{kinds} in {handle.dtype}{short} on {handle.device} (stored in {stored})"),
+        CheckResult("layers", Check.OK, layers),
         *check_tokenizer(handle, prompts),
-        *_template_values(handle),
-        _tags(handle),
-        _stops(handle),
     ]
-    yield from findings
-    if any(finding.status is Check.FAILED for finding in findings):
-        return
-    try:
-        model = handle.load()
-        tokens = handle.tokens(prompts[0])
-        logits, generation = _generate(handle, model, tokens, new_tokens)
-    except KvatlasError as error:
-        yield Finding("weights", Check.FAILED, str(error).rstrip("."))
-        return
-    yield _step(handle, model, tokens, logits, generation)
-    yield _few_bits(handle, model, [*tokens, *generation.tokens])
-    yield _generation(handle, generation, new_tokens)
-
-
-def _model(model: ModelHandle) -> Finding:
-    stored = model.files.stored_dtype or "unknown"
-    kind = ", ".join(model.config.get("architectures") or [str(model.config.get("model_type"))])
-    short = "" if model.precision == model.dtype else f", linear layers in {model.precision}"
-    return Finding("model", Check.OK, f"{kind} in {model.dtype}{short} on {model.device} (stored in {stored})")
-
-
-def _template_values(model: ModelHandle) -> Iterator[Finding]:
-    """Yield the variables of the chat template that the user sets, and those left to the template."""
-    values = dict(model.options.template_values)
-    unset = sorted(model.chat.template_variables - set(values))
+    # The variables of the chat template that the user sets, and those left to the template.
+    values = dict(handle.options.template_values)
+    unset = sorted(handle.chat.template_variables - set(values))
     texts = [f"{name}={value}" for name, value in values.items()]
     if unset:
         texts.append(f"not set, left to the template: {', '.join(unset)}")
     if texts:
-        yield Finding("template values", Check.OK, "; ".join(texts))
+        findings.append(CheckResult("template values", Check.OK, "; ".join(texts)))
+
+    findings += [_think_tags(handle), _stop_tokens(handle)]
+    yield from findings
+    if any(finding.status is Check.FAILED for finding in findings):
+        return
+
+    try:
+        model = handle.load()
+        tokens = handle.tokens(prompts[0])
+        logits, generation = _generate_with_logits(handle, model, tokens, new_tokens)
+    except KvatlasError as error:
+        yield CheckResult("weights", Check.FAILED, str(error).rstrip("."))
+        return
+
+    yield _first_steps(handle, model, tokens, logits, generation)
+    yield _keys_in_few_bits(handle, model, [*tokens, *generation.tokens])
+    yield _end_of_generation(handle, generation, new_tokens)
 
 
-def _tags(model: ModelHandle) -> Finding:
+def _think_tags(model: ModelHandle) -> CheckResult:
     name = "think tags"
     tags = model.thinking
     if not tags.close:
@@ -284,62 +273,55 @@ def _tags(model: ModelHandle) -> Finding:
         added = [token for token in model.tokenizer.added_tokens_encoder if _THINKS.search(token)]
         if added:
             advice = "name the text that ends thinking with think_close"
-            return Finding(name, Check.WARNING, f"{message}, although {added[0]!r} is a token of its own", advice)
-        return Finding(name, Check.OK, message)
+            return CheckResult(name, Check.WARNING, f"{message}, although {added[0]!r} is a token of its own", advice)
+        return CheckResult(name, Check.OK, message)
+
     tokens = model.tokens(f"so{tags.close}7")
     if model.split(tokens) is None:
         message = f"{tags.close!r} is not found in its own tokens, which are {model.text(tokens)!r} when decoded"
-        return Finding(name, Check.FAILED, message, "name the text that ends thinking with think_close")
+        return CheckResult(name, Check.FAILED, message, "name the text that ends thinking with think_close")
+
     how = "one token" if tags.token is not None else "found in the text"
     message = f"{tags.open!r} to {tags.close!r} ({how})"
     if model.prompt("x").rstrip().endswith(tags.close):
         variables = ", ".join(sorted(model.chat.template_variables))
         advice = f"template_values set what the template reads: {variables}" if variables else ""
         status = Check.OK if model.options.template_values else Check.WARNING
-        return Finding(name, status, f"{message}, closed by the prompt: the model does not think", advice)
+        return CheckResult(name, status, f"{message}, closed by the prompt: the model does not think", advice)
     opened = "opened by the prompt" if model.opens_thinking else "to be opened by the model"
-    return Finding(name, Check.OK, f"{message}, {opened}")
+    return CheckResult(name, Check.OK, f"{message}, {opened}")
 
 
-def _stops(model: ModelHandle) -> Finding:
+def _stop_tokens(model: ModelHandle) -> CheckResult:
     name = "stop tokens"
     tokenizer = model.tokenizer
     texts = [str(tokenizer.decode([token])) for token in sorted(model.stops)]
-    turn = _end_of_turn(model)
-    if turn is not None and turn not in model.stops and not _ends_messages(model, turn):
-        message = f"{' '.join(texts)}, but the chat template ends a turn with {tokenizer.decode([turn])}"
-        advice = f"add {turn} to eos_token_id in generation_config.json if answers run on"
-        return Finding(name, Check.WARNING, message, advice)
-    return Finding(name, Check.OK, " ".join(texts))
 
-
-def _end_of_turn(model: ModelHandle) -> int | None:
-    """Return the special token that the template writes after an answer, or None."""
-    after = model.tokens(_test_turn(model).partition(_ANSWER)[2].lstrip())
-    special = set(model.tokenizer.all_special_ids) | set(model.tokenizer.added_tokens_decoder)
-    return after[0] if after and after[0] in special else None
-
-
-def _ends_messages(model: ModelHandle, token: int) -> bool:
-    """Return True if a token also ends a message inside a turn: as a stop token it would end traces after thinking."""
-    between = _test_turn(model).partition(_THOUGHT)[2].partition(_ANSWER)[0]
-    if model.thinking.close == HARMONY[1]:
-        between += NEXT_MESSAGE
-    return str(model.tokenizer.decode([token])) in between
-
-
-def _test_turn(model: ModelHandle) -> str:
-    """Return a conversation with thinking and answer, as the template writes it; empty if it refuses."""
-    # Templates know thinking by several names.
+    # A conversation as the template writes it, unless it refuses. Templates know thinking by several names.
     thought = dict.fromkeys(("thinking", "reasoning", "reasoning_content"), _THOUGHT)
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _ANSWER, **thought}]
     try:
-        return model.chat.render(turns, answering=False)
+        conversation = model.chat.render(turns, answering=False)
     except KvatlasError:
-        return ""
+        conversation = ""
+
+    # The special token that the template writes after an answer.
+    after = model.tokens(conversation.partition(_ANSWER)[2].lstrip())
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    turn = after[0] if after and after[0] in special else None
+
+    # One that also ends a message inside a turn would, as a stop token, end traces after thinking.
+    between = conversation.partition(_THOUGHT)[2].partition(_ANSWER)[0]
+    if model.thinking.close == HARMONY[1]:
+        between += NEXT_MESSAGE
+    if turn is not None and turn not in model.stops and str(tokenizer.decode([turn])) not in between:
+        message = f"{' '.join(texts)}, but the chat template ends a turn with {tokenizer.decode([turn])}"
+        advice = f"add {turn} to eos_token_id in generation_config.json if answers run on"
+        return CheckResult(name, Check.WARNING, message, advice)
+    return CheckResult(name, Check.OK, " ".join(texts))
 
 
-def _generate(
+def _generate_with_logits(
     handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], new_tokens: int
 ) -> tuple[list[Tensor], Generation[int]]:
     """Return the logits [vocabulary] of the first steps of a full-cache generation, and the generation."""
@@ -358,13 +340,13 @@ def _generate(
     return logits, generation
 
 
-def _step(
+def _first_steps(
     handle: ModelHandle,
     model: PreTrainedModel,
     prompt: tuple[int, ...],
     logits: list[Tensor],
     generation: Generation[int],
-) -> Finding:
+) -> CheckResult:
     """Compare the engine's logits with those of transformers over the same tokens."""
     import torch
 
@@ -373,6 +355,7 @@ def _step(
         ids = torch.tensor([tokens], device=model.device)
         output = model(input_ids=ids, use_cache=False, logits_to_keep=len(logits))
     expected = output.logits[0, -len(logits) :].float()
+
     # In standard deviations of a step's logits, which differ from model to model.
     differences = (torch.stack(logits) - expected).abs().amax(-1) / expected.std(-1)
     difference = float(differences.max())
@@ -381,13 +364,13 @@ def _step(
     )
     certain, possible = ROUNDING[handle.precision]
     if difference <= certain:
-        return Finding("one step", Check.OK, message)
+        return CheckResult("one step", Check.OK, message)
     # A difference that is not a number fails, too.
     failed = not difference <= possible
-    return Finding("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
+    return CheckResult("one step", Check.FAILED if failed else Check.WARNING, message, "report this model to kvatlas")
 
 
-def _few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> Finding:
+def _keys_in_few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]) -> CheckResult:
     """Compare attention to packed keys with attention to exact ones, layer by layer."""
     from kvatlas.bits.outliers import key_divergences
 
@@ -397,16 +380,17 @@ def _few_bits(handle: ModelHandle, model: PreTrainedModel, tokens: Sequence[int]
         layer = by_layer.index(max(by_layer))
         layer_number = handle.shape.cached_layers[layer].layer_number
         texts.append(f"{max(by_layer):.3f} nats at {bits} bits (layer {layer_number})")
+
     message = f"keys alone change attention by at most {' and '.join(texts)}"
     lost = [bits for bits, by_layer in losses.items() if not max(by_layer) <= KEY_LOSS]
     if not lost:
-        return Finding("keys in few bits", Check.OK, message)
+        return CheckResult("keys in few bits", Check.OK, message)
     layers = sum(not loss <= KEY_LOSS for loss in losses[max(lost)])
     message += f"; above {KEY_LOSS} in {layers} of {handle.shape.layers} layers at {max(lost)} bits"
-    return Finding("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
+    return CheckResult("keys in few bits", Check.WARNING, message, "give key_bits: 16, and value_bits alone")
 
 
-def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> Finding:
+def _end_of_generation(model: ModelHandle, generation: Generation[Any], new_tokens: int) -> CheckResult:
     name = "generation"
     tags = model.thinking
     text = model.text(generation.tokens)
@@ -415,16 +399,19 @@ def _generation(model: ModelHandle, generation: Generation[Any], new_tokens: int
     foreign_tags = [tag for tag in itertools.chain(*PUBLISHED) if tag in text and tag not in model_tags]
     if foreign_tags:
         advice = f"name the text that ends thinking with think_close, {foreign_tags[-1]!r} perhaps"
-        return Finding(name, Check.WARNING, f"it wrote {foreign_tags[0]!r}, which is not one of its think tags", advice)
+        return CheckResult(
+            name, Check.WARNING, f"it wrote {foreign_tags[0]!r}, which is not one of its think tags", advice
+        )
+
     ended = f"ended after {count} tokens" if generation.finished else f"went on for {count} tokens"
     if not tags.close:
-        return Finding(name, Check.OK, ended)
+        return CheckResult(name, Check.OK, ended)
     if generation.thinking_end is not None:
-        return Finding(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
+        return CheckResult(name, Check.OK, f"{tags.close!r} after {generation.thinking_end} tokens; {ended}")
     if not model.thinking_tokens(generation.tokens, None):
         advice = f"think_open={tags.open!r} opens it in the prompt"
-        return Finding(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
+        return CheckResult(name, Check.WARNING, f"thinking was not opened, so that all is answer; {ended}", advice)
     if generation.finished:
         advice = "such traces have no answer; set think_close to the text that the model writes"
-        return Finding(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
-    return Finding(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")
+        return CheckResult(name, Check.WARNING, f"{ended} without {tags.close!r}", advice)
+    return CheckResult(name, Check.OK, f"still thinking after {new_tokens} tokens (--max-new-tokens waits longer)")

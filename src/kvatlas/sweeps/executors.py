@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvatlas.core import KvatlasError, described
 from kvatlas.machine import free_memory
+from kvatlas.registry import Registry
 from kvatlas.sweeps.worker import Finished, Job, decode, worker_needs
 from kvatlas.text import bytes_text
 
@@ -50,7 +51,7 @@ class WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _end(self.idle)
+        _kill(self.idle)
         self.kept.close()
 
 
@@ -58,6 +59,9 @@ class WorkerPool:
 #: that dies are lost; the sweep requests missing traces again with half the batch and half the workers
 #: (`job.halvings`).
 Executor = Callable[[Job, WorkerPool], Iterator[Finished]]
+executors: Registry[Executor] = Registry(
+    "executor", "", {"local": "kvatlas.sweeps.executors:local", "ray": "kvatlas.ray.cluster:on_ray"}
+)
 
 
 def cores() -> int:
@@ -103,6 +107,7 @@ def shares(job: Job, workers: int) -> list[Job]:
     names = devices(job)
     if len(names) < 2:
         return [job.shared_by(workers, workers)] * workers
+
     jobs = []
     for index in range(workers):
         device = index % len(names)
@@ -122,6 +127,7 @@ def needs_text(job: Job, pool: WorkerPool) -> str:
     workers = local_workers(job, pool)
     share = shares(job, workers)[0]
     rows, size = worker_needs(share)
+
     device = job.model.device
     memory = f"at most {bytes_text(share.workers * size)} of each GPU's memory"
     if device == "cpu":
@@ -141,40 +147,35 @@ def local(job: Job, pool: WorkerPool) -> Iterator[Finished]:
     if workers <= 1 and not job.halvings:
         yield from decode(job, range(len(job.units)))
         return
+
     processes: dict[Connection, BaseProcess] = {}
+    unit_indices = iter(range(len(job.units)))
     try:
         processes.update(take_worker(pool) for _ in range(workers))
         for line, share in zip(processes, shares(job, workers), strict=True):
             with contextlib.suppress(OSError):  # a dead worker, which is handled below
                 line.send(share)
-        yield from _traces(processes, pool, len(job.units))
+
+        # The units are given out one by one, until all workers are done or dead.
+        busy = set(processes)
+        while busy:
+            for line in busy.intersection(multiprocessing.connection.wait(busy)):
+                try:
+                    message = line.recv()
+                    if message is None:
+                        line.send(next(unit_indices, None))
+                except (EOFError, OSError):  # the worker has died
+                    busy.remove(line)
+                    continue
+                if message == _DONE:
+                    busy.remove(line)
+                    pool.idle[line] = processes.pop(line)
+                elif isinstance(message, str):
+                    raise KvatlasError(message)
+                elif message is not None:
+                    yield message
     finally:
-        _end(processes)
-
-
-def _traces(processes: dict[Connection, BaseProcess], pool: WorkerPool, units: int) -> Iterator[Finished]:
-    """Give the units out one by one, and yield traces until all workers are done or dead.
-
-    A worker that is done moves from the `processes` to the idle workers of the pool.
-    """
-    unit_indices = iter(range(units))
-    busy = set(processes)
-    while busy:
-        for line in busy.intersection(multiprocessing.connection.wait(busy)):
-            try:
-                message = line.recv()
-                if message is None:
-                    line.send(next(unit_indices, None))
-            except (EOFError, OSError):  # the worker has died
-                busy.remove(line)
-                continue
-            if message == _DONE:
-                busy.remove(line)
-                pool.idle[line] = processes.pop(line)
-            elif isinstance(message, str):
-                raise KvatlasError(message)
-            elif message is not None:
-                yield message
+        _kill(processes)
 
 
 def take_worker(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
@@ -187,15 +188,16 @@ def take_worker(pool: WorkerPool) -> tuple[Connection, BaseProcess]:
         line, process = pool.idle.popitem()
         if process.is_alive():
             return line, process
+
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    process = context.Process(target=_run_worker, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     return ours, process
 
 
-def _end(processes: dict[Connection, BaseProcess]) -> None:
+def _kill(processes: dict[Connection, BaseProcess]) -> None:
     while processes:
         _, process = processes.popitem()
         # A library that a policy imports may catch other signals.
@@ -203,7 +205,8 @@ def _end(processes: dict[Connection, BaseProcess]) -> None:
         process.join()
 
 
-def _work(driver: Connection) -> None:
+def _run_worker(driver: Connection) -> None:
+    """Decode the jobs that the driver sends, unit by unit, until it ends."""
     import signal
     import threading
 

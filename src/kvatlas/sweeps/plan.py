@@ -33,7 +33,7 @@ from kvatlas.policies import CompressingPolicy, Policy, Signal
 from kvatlas.policies.audit import audit_policy, narrow_sentence, setting_facts, uncompressed_sentence
 from kvatlas.results import Expected, Manifest, ProblemKey
 from kvatlas.results.manifest import contents_of
-from kvatlas.sweeps.plan_notes import byte_notes, device_notes, unequal_notes, window_sentence
+from kvatlas.sweeps.plan_notes import settings_notes, window_sentence
 from kvatlas.sweeps.spec import Spec
 
 if TYPE_CHECKING:
@@ -119,15 +119,16 @@ class Plan:
         if spec.claim != "auto":
             return Claim(spec.claim)
         is_drawn = spec.samples > 1 and spec.sampling.temperature > 0 and not self.screened
-        is_fixed = spec.allocate.kind == "full"
-        return Claim.THESE if is_drawn and is_fixed and all(map(self._is_whole, self.benchmarks)) else Claim.LIKE
+        if not is_drawn or spec.allocate.kind != "full":
+            return Claim.LIKE
 
-    def _is_whole(self, benchmark: Benchmark) -> bool:
-        """Return whether all problems of a benchmark are asked; generated ones are a sample without end."""
-        asked = self.spec.problems
-        if asked is None or len(self.problems[benchmark.name]) < asked:
-            return True
-        return isinstance(benchmark, Questions) and len(benchmark.problems(asked + 1)) == asked
+        for benchmark in self.benchmarks:
+            if spec.problems is None or len(self.problems[benchmark.name]) < spec.problems:
+                continue
+            # Generated problems are a sample without end.
+            if not isinstance(benchmark, Questions) or len(benchmark.problems(spec.problems + 1)) != spec.problems:
+                return Claim.LIKE
+        return Claim.THESE
 
     @property
     def full_cache(self) -> Plan:
@@ -221,6 +222,7 @@ class Plan:
             for problem in cell.problems:
                 stored = done.get((cell.run_key, cell.setting.id, cell.benchmark, problem), ())
                 trees.setdefault((cell.benchmark, problem), []).append((cell.setting, stored))
+
         problems = self.problems_by_id()
         units = []
         for sample in range(self.spec.samples):
@@ -243,26 +245,7 @@ class Plan:
         `peak_bytes` are those of one worker with that batch. Trace lengths are `expected_output_tokens`, else the
         benchmark's typical length, at most `max_new_tokens`; memory is estimated for traces of `max_new_tokens`.
         """
-        separate, shared = self._decoded_tokens()
-        size = self._largest_batch(memory) if memory else batch_size
-        peaks = [self._peak(model, max(1, size)) for model in self.models]
-        return {
-            "settings": len(self.policies),
-            "traces": self.traces,
-            "decoded_tokens": {"separate": separate, "shared": shared},
-            "kv_bytes_per_sequence": max(self._kv_bytes(model) for model in self.models),
-            "batch_size": size if memory else None,
-            "peak_bytes": max(peaks, key=lambda peak: peak.total).to_json(),
-            "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
-            "budget_audit": [
-                {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting), **asdict(cell.audit)}
-                for cell in self.audit
-            ],
-            "warnings": self.warnings,
-        }
-
-    def _decoded_tokens(self) -> tuple[int, int]:
-        """Return the tokens to decode if every setting decodes alone, and if settings share trunks."""
+        # If every setting decodes alone, and if settings share trunks.
         separate = 0
         shared = 0
         for model, benchmark in itertools.product(self.models, self.benchmarks):
@@ -271,13 +254,29 @@ class Plan:
             for prompt in self.prompts[model.name, benchmark.name]:
                 separate += output * len(self.policies) * self.spec.samples
                 shared += _tree_tokens(bound_policies, prompt, output) * self.spec.samples
-        return separate, shared
 
-    def _largest_batch(self, memory: int) -> int:
-        """Return the largest batch that fits into so many bytes with every model; 0 if no sequence does."""
-        from kvatlas.engine.memory_plan import GPU_BATCH, largest_batch
+        size = batch_size
+        if memory:
+            from kvatlas.engine.memory_plan import GPU_BATCH, largest_batch
 
-        return min(largest_batch(memory, GPU_BATCH, partial(self._peak, model)) for model in self.models)
+            size = min(largest_batch(memory, GPU_BATCH, partial(self._peak, model)) for model in self.models)
+        peaks = [self._peak(model, max(1, size)) for model in self.models]
+
+        budget_audit = []
+        for cell in self.audit:
+            names = {"model": cell.model, "benchmark": cell.benchmark, "setting": str(cell.setting)}
+            budget_audit.append({**names, **asdict(cell.audit)})
+        return {
+            "settings": len(self.policies),
+            "traces": self.traces,
+            "decoded_tokens": {"separate": separate, "shared": shared},
+            "kv_bytes_per_sequence": max(self._kv_bytes(model) for model in self.models),
+            "batch_size": size if memory else None,
+            "peak_bytes": max(peaks, key=lambda peak: peak.total).to_json(),
+            "seconds": round(shared / tokens_per_second, 1) if tokens_per_second else None,
+            "budget_audit": budget_audit,
+            "warnings": self.warnings,
+        }
 
     @cached_property
     def audit(self) -> tuple[AuditedCell, ...]:
@@ -296,30 +295,30 @@ class Plan:
             window_sentence(self.spec.axes, self.models, self.policies, self.prompts),
             no_choice_sentence(self.audit),
         ]
+        has_few_bits = any(policy.storage.packed for policy, _ in self.policies)
+        has_packed_keys = any(policy.storage.key_bits < 16 for policy, _ in self.policies)
         for model in self.models:
-            sentences.append(self._outside_claims(model))
+            # Problems that a model is not made for.
+            claims = Claims.read(model.folder)
+            outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
+            counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
+            if counted:
+                sentences.append(
+                    f"{model.name} is made for {claims}. These problems lie outside, so many of them may be wrong with "
+                    f"every setting: {', '.join(counted)}."
+                )
+
             for benchmark in self.benchmarks:
                 prompt = max(self.prompts[model.name, benchmark.name])
                 where = (self.policies_on(model), model.name, benchmark.name, prompt)
                 sentences.append(uncompressed_sentence(*where, prompt + self._output(benchmark)))
                 sentences.append(narrow_sentence(*where))
-            if any(policy.storage.key_bits < 16 for policy, _ in self.policies):
+
+            if has_packed_keys:
                 sentences.append(key_bias_warning(model))
-            if model.device != "cpu" and any(policy.storage.packed for policy, _ in self.policies):
+            if has_few_bits and model.device != "cpu":
                 sentences.append(PACKED_ON_GPU)
         return [sentence for sentence in sentences if sentence]
-
-    def _outside_claims(self, model: ModelHandle) -> str:
-        """Return a sentence on problems that a model is not made for, or ""."""
-        claims = Claims.read(model.folder)
-        outside = {name: claims.outside(name, problems) for name, problems in self.problems.items()}
-        counted = [f"{count} of {len(self.problems[name])} of {name}" for name, count in outside.items() if count]
-        if not counted:
-            return ""
-        return (
-            f"{model.name} is made for {claims}. These problems lie outside, so many of them may be wrong with every "
-            f"setting: {', '.join(counted)}."
-        )
 
     def _output(self, benchmark: Benchmark) -> int:
         expected = self.spec.expected_output_tokens or benchmark.typical_output_tokens
@@ -377,46 +376,53 @@ class Plan:
         return peak(model, decoded, batch_size, trees, self.longest_prompt(model), output)
 
 
-def decoded_policies(chosen: Iterable[Policy], screened: bool) -> tuple[Policy, ...]:
-    """Return the policies that a worker decodes for these: with the full cache if it is read beside one of them.
-
-    It is in a screen, and where a setting waits for the answer of the full-cache trace.
-    """
-    policies_ = dict.fromkeys(chosen)
-    if screened or any(Signal.ANSWER in policy.observes for policy in policies_):
-        policies_[FULL] = None
-    return tuple(policies_)
-
-
 def make_plan(spec: Spec) -> Plan:
     """Return the plan of a spec, checked without loading weights. Raises KvatlasError for the first fault."""
     found_models = tuple(entry.find() for entry in spec.models)
     found_benchmarks = tuple(entry.find() for entry in spec.benchmarks)
-    spec = _with_output_limit(spec, found_models)
-    _check_names("model", [model.name for model in found_models])
-    _check_names("benchmark", [benchmark.name for benchmark in found_benchmarks])
-    cells = _find_policies(spec)
+
+    # The limit of new tokens is one for which every model has room; a quarter of the positions is left for prompts.
+    if not spec.sampling.max_new_tokens:
+        limits = [model.positions // 4 * 3 for model in found_models if model.positions]
+        sampling = spec.sampling.model_copy(update={"max_new_tokens": min([MAX_NEW_TOKENS, *limits])})
+        spec = spec.model_copy(update={"sampling": sampling})
+
+    for kind, found in (("model", found_models), ("benchmark", found_benchmarks)):
+        names = [item.name for item in found]
+        if len(set(names)) < len(names):
+            twice = max(names, key=names.count)
+            raise KvatlasError(f"Two entries of the spec are the {kind} {twice!r}; name it once.")
+
+    cells = _policies_of(spec)
+    chosen = [policy for policy, _ in cells]
     problems = {benchmark.name: benchmark.problems(spec.problems) for benchmark in found_benchmarks}
-    notes = [
-        *device_notes(found_models),
-        *byte_notes(found_models, [policy for policy, _ in cells]),
-        *unequal_notes(found_models, [policy for policy, _ in cells]),
-        *_benchmark_notes(spec, found_benchmarks, problems),
-    ]
+    notes = settings_notes(found_models, chosen)
+    for benchmark in found_benchmarks:
+        notes += _benchmark_notes(spec, benchmark, problems[benchmark.name])
+
     prompts = {}
     contents = {}
     for model in found_models:
         model.check()
         notes += model.notes
-        for policy, _ in cells:
+        for policy in chosen:
             policies.fit_policy(policy, model)
         for benchmark in found_benchmarks:
-            name = (model.name, benchmark.name)
-            texts = _prompt_texts(model, benchmark, problems[benchmark.name])
+            adapted = benchmarks.for_model(benchmark, model.reads)
+            texts = [model.prompt(adapted.prompt(problem)) for problem in problems[benchmark.name]]
             notes += notes_for(model, texts, benchmark.name)
-            prompts[name] = [len(model.tokens(text)) for text in texts]
-            contents[name] = _contents(texts, problems[benchmark.name])
-            _check_longest_prompt(spec, model, benchmark, cells, max(prompts[name]))
+            lengths = [len(model.tokens(text)) for text in texts]
+            prompts[model.name, benchmark.name] = lengths
+            # All that a grade depends on: the prompt, the reference answer, and other data of the grader.
+            digests = {}
+            for text, problem in zip(texts, problems[benchmark.name], strict=True):
+                about = json.dumps(dict(problem.about), sort_keys=True, default=lambda value: type(value).__qualname__)
+                digests[problem.id] = digest([text, problem.answer, about])[:32]
+            contents[model.name, benchmark.name] = digests
+            _check_room(spec, model, benchmark, max(lengths))
+            for policy in chosen:
+                policies.fit_policy(policy, model, max(lengths), f"the longest prompt of {benchmark.name}")
+
     return Plan(
         spec=spec,
         models=found_models,
@@ -429,121 +435,45 @@ def make_plan(spec: Spec) -> Plan:
     )
 
 
-def _with_output_limit(spec: Spec, found_models: Sequence[ModelHandle]) -> Spec:
-    """Return the spec with a limit of new tokens for which every model has room, unless it names one."""
-    if spec.sampling.max_new_tokens:
-        return spec
-    # A quarter of the positions is left for prompts.
-    limits = [model.positions // 4 * 3 for model in found_models if model.positions]
-    sampling = spec.sampling.model_copy(update={"max_new_tokens": min([MAX_NEW_TOKENS, *limits])})
-    return spec.model_copy(update={"sampling": sampling})
+def _policies_of(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
+    """Return the policy of each setting, with True if it is a baseline.
 
-
-def _check_names(kind: str, names: Sequence[str]) -> None:
-    """Raise KvatlasError if two models or two benchmarks have one name."""
-    if len(set(names)) < len(names):
-        raise KvatlasError(f"Two entries of the spec are the {kind} {max(names, key=names.count)!r}; name it once.")
-
-
-def _find_policies(spec: Spec) -> tuple[tuple[Policy, bool], ...]:
-    """Return the policy of each setting, with True if it is a baseline; KvatlasError for a repeated setting."""
+    Raises KvatlasError for a repeated setting, and, with the setting, for parameters that do not fit their policy.
+    """
     cells: dict[Setting, tuple[Policy, bool]] = {}
     for setting, baseline in spec.cells():
-        policy = _policy_of(setting)
+        try:
+            policy = policies.from_setting(setting)
+        except KvatlasError as error:
+            shown = str(setting)
+            if len(shown) > SHOWN:
+                shown = f"{shown[:SHOWN]}..."
+            raise KvatlasError(f"The setting {shown} cannot be used: {error}") from error
+
         if spec.strict_budget and isinstance(policy, CompressingPolicy):
-            policy = policies.from_setting(
-                Setting.from_parameters(setting.policy, **{**setting.values, "strict_budget": True})
-            )
+            values = {**setting.values, "strict_budget": True}
+            policy = policies.from_setting(Setting.from_parameters(setting.policy, **values))
         if policy.setting in cells:
             raise KvatlasError(f"The setting {policy.setting} is repeated; name it once, in settings or in baseline.")
         cells[policy.setting] = (policy, baseline)
     return tuple(cells.values())
 
 
-def _policy_of(setting: Setting) -> Policy:
-    """Return the policy of a setting. Raises KvatlasError, with the setting, for parameters that do not fit it."""
-    try:
-        return policies.from_setting(setting)
-    except KvatlasError as error:
-        shown = str(setting)
-        if len(shown) > SHOWN:
-            shown = f"{shown[:SHOWN]}..."
-        raise KvatlasError(f"The setting {shown} cannot be used: {error}") from error
+def _benchmark_notes(spec: Spec, benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
+    """Return the notes on a benchmark; KvatlasError for one of a third party that cannot be graded, before decoding."""
+    if not type(benchmark).__module__.startswith("kvatlas."):
+        if not problems:
+            raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
+        benchmarks.grade_answer(benchmark, problems[0], problems[0].answer)
 
-
-def _benchmark_notes(
-    spec: Spec, found_benchmarks: Sequence[Benchmark], problems: Mapping[str, Sequence[Problem]]
-) -> list[str]:
-    """Return the notes on the benchmarks; KvatlasError for one that cannot be graded."""
-    notes: list[str] = []
-    for benchmark in found_benchmarks:
-        notes += notes_on(benchmark, spec.problems)
-        count = len(problems[benchmark.name])
-        if spec.problems is not None and count < spec.problems:
-            notes.append(
-                f"Warning: {benchmark.name} has {count:,} problems, fewer than the {spec.problems:,} of the spec."
-            )
-        _check_grading(benchmark, problems[benchmark.name])
-    return notes
-
-
-def _check_grading(benchmark: Benchmark, problems: Sequence[Problem]) -> None:
-    """Refuse a third party's benchmark without problems, or whose grade cannot be stored, before decoding."""
-    if type(benchmark).__module__.startswith("kvatlas."):
-        return
-    if not problems:
-        raise KvatlasError(f"The benchmark {benchmark.name!r} has no problems.")
-    benchmarks.grade_answer(benchmark, problems[0], problems[0].answer)
-
-
-def _prompt_texts(model: ModelHandle, benchmark: Benchmark, problems: Sequence[Problem]) -> list[str]:
-    """Return the prompts of a model as its chat template writes them."""
-    adapted = benchmarks.for_model(benchmark, model.reads)
-    return [model.prompt(adapted.prompt(problem)) for problem in problems]
-
-
-def _check_longest_prompt(
-    spec: Spec, model: ModelHandle, benchmark: Benchmark, cells: Iterable[tuple[Policy, bool]], longest: int
-) -> None:
-    """Raise KvatlasError if the model or the budget of a policy has no room for the longest prompt."""
-    _check_room(spec, model, benchmark, longest)
-    for policy, _ in cells:
-        policies.fit_policy(policy, model, longest, f"the longest prompt of {benchmark.name}")
-
-
-def _contents(prompts: Sequence[str], problems: Sequence[Problem]) -> dict[str, str]:
-    """Return a digest of each rendered prompt, reference answer and other data of the grader, by the problem's id."""
-    contents = {}
-    for prompt, problem in zip(prompts, problems, strict=True):
-        about = json.dumps(dict(problem.about), sort_keys=True, default=lambda value: type(value).__qualname__)
-        contents[problem.id] = digest([prompt, problem.answer, about])[:32]
-    return contents
-
-
-def _tree_tokens(bound_policies: Sequence[Policy], prompt: int, output: int) -> int:
-    """Return the tokens decoded for one problem and sample.
-
-    Settings that need the full-cache answer are a second tree; the first one then includes the full cache.
-    """
-    early: list[int | None] = []
-    late: list[int | None] = []
-    for policy in bound_policies:
-        tree = late if Signal.ANSWER in policy.observes else early
-        tree.append(_first_fires(policy, prompt))
-    if late and None not in early:
-        early.append(None)
-    tokens = 0
-    for budgets in filter(None, (early, late)):
-        # The token count at which each setting leaves the trunk and decodes the rest alone. Compressions come after
-        # a step, so the second token is drawn before the first of them.
-        forks = [min(output, max(2, budget - prompt + 1)) if budget else output for budget in budgets]
-        tokens += max(forks) + sum(output - fork for fork in forks)
-    return tokens
-
-
-def _first_fires(policy: Policy, prompt: int) -> int | None:
-    """Return the cache length of the first compression after a prompt of this length, or None."""
-    return policy.budget.first(prompt) if policy.budget else None
+    notes = notes_on(benchmark, spec.problems)
+    count = len(problems)
+    if spec.problems is not None and count < spec.problems:
+        notes = [
+            *notes,
+            f"Warning: {benchmark.name} has {count:,} problems, fewer than the {spec.problems:,} of the spec.",
+        ]
+    return list(notes)
 
 
 def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: int) -> None:
@@ -561,6 +491,40 @@ def _check_room(spec: Spec, model: ModelHandle, benchmark: Benchmark, prompt: in
         f"sampling.max_new_tokens {most} and the longest prompt of {benchmark.name} ({prompt} tokens) do not fit "
         f"into the {room} positions of the model {model.name!r}; expected at most {room - prompt} new tokens."
     )
+
+
+def _tree_tokens(bound_policies: Sequence[Policy], prompt: int, output: int) -> int:
+    """Return the tokens decoded for one problem and sample.
+
+    Settings that need the full-cache answer are a second tree; the first one then includes the full cache.
+    """
+    early: list[int | None] = []
+    late: list[int | None] = []
+    for policy in bound_policies:
+        tree = late if Signal.ANSWER in policy.observes else early
+        # The cache length of the first compression.
+        tree.append(policy.budget.first(prompt) if policy.budget else None)
+    if late and None not in early:
+        early.append(None)
+
+    tokens = 0
+    for budgets in filter(None, (early, late)):
+        # The token count at which each setting leaves the trunk and decodes the rest alone. Compressions come after
+        # a step, so the second token is drawn before the first of them.
+        forks = [min(output, max(2, budget - prompt + 1)) if budget else output for budget in budgets]
+        tokens += max(forks) + sum(output - fork for fork in forks)
+    return tokens
+
+
+def decoded_policies(chosen: Iterable[Policy], screened: bool) -> tuple[Policy, ...]:
+    """Return the policies that a worker decodes for these: with the full cache if it is read beside one of them.
+
+    It is in a screen, and where a setting waits for the answer of the full-cache trace.
+    """
+    policies_ = dict.fromkeys(chosen)
+    if screened or any(Signal.ANSWER in policy.observes for policy in policies_):
+        policies_[FULL] = None
+    return tuple(policies_)
 
 
 def run_key(spec: Spec, model: ModelHandle, benchmark: Benchmark, policy: Policy) -> str:

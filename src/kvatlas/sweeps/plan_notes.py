@@ -14,39 +14,36 @@ from kvatlas.policies import CompressingPolicy, Policy
 from kvatlas.policies.memory import stays
 
 
-def device_notes(models: Sequence[ModelHandle]) -> list[str]:
-    """Return a sentence on kernels that this machine lacks, if any."""
+def settings_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> list[str]:
+    """Return sentences on what is slow, or not as on a GPU, with these settings of these models on this machine."""
+    notes: list[str] = []
     slow = why_not() if any(model.device == "cpu" for model in models) else None
-    return [f"{slow} Decoding goes on in plain torch, more slowly."] if slow else []
+    if slow:
+        notes.append(f"{slow} Decoding goes on in plain torch, more slowly.")
 
-
-def unequal_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> list[str]:
-    """Return a sentence on each model on a GPU with settings that are decoded there by themselves."""
-    unequal = sum(policy.has_unequal_budgets for policy in policies)
-    if not unequal:
-        return []
-    named = "1 setting" if unequal == 1 else f"{unequal} settings"
-    return [
-        f"The {named} with unequal budgets (ada, pyramid) of {len(policies)} with the model {model.name!r} on "
-        f"{model.device} are decoded by themselves, after the others, in plain torch without captured steps, several "
-        "times slower."
-        for model in models
-        if model.device != "cpu"
-    ]
-
-
-def byte_notes(models: Sequence[ModelHandle], policies: Sequence[Policy]) -> list[str]:
-    """Return a sentence on each model in float32 whose few bits are compared with 16 at equal bytes."""
+    # A number in float32 takes as many bytes as two in the usual types.
     compressing = [policy for policy in policies if isinstance(policy, CompressingPolicy)]
     storages = {policy.storage for policy in compressing if isinstance(policy.budget.kv_budget, str)}
-    if len(storages) < 2 or all(storage.packed for storage in storages):
-        return []
-    return [
-        f"The model {model.name!r} runs in float32: a cached number takes 4 bytes at kv_bits 16, so that a kv_budget "
-        "in bytes holds half as many such tokens as in bfloat16. Give kv_budget in tokens to compare bits as on a GPU."
-        for model in models
-        if model.dtype == "float32"
-    ]
+    if len(storages) > 1 and not all(storage.packed for storage in storages):
+        notes += [
+            f"The model {model.name!r} runs in float32: a cached number takes 4 bytes at kv_bits 16, so that a "
+            "kv_budget in bytes holds half as many such tokens as in bfloat16. Give kv_budget in tokens to compare "
+            "bits as on a GPU."
+            for model in models
+            if model.dtype == "float32"
+        ]
+
+    unequal = sum(policy.has_unequal_budgets for policy in policies)
+    if unequal:
+        named = "1 setting" if unequal == 1 else f"{unequal} settings"
+        notes += [
+            f"The {named} with unequal budgets (ada, pyramid) of {len(policies)} with the model {model.name!r} on "
+            f"{model.device} are decoded by themselves, after the others, in plain torch without captured steps, "
+            "several times slower."
+            for model in models
+            if model.device != "cpu"
+        ]
+    return notes
 
 
 def window_sentence(
@@ -62,25 +59,20 @@ def window_sentence(
     varied = [name for name, values in axes.items() if len(values) > 1]
     if len(varied) != 2 or "local_window" not in varied:
         return ""
+
     of_grid = grouped((policy for policy, is_baseline in policies if not is_baseline), lambda one: one.setting.policy)
     for model, group in product(models, of_grid.values()):
         by_benchmark = [lengths for (name, _), lengths in prompts.items() if name == model.name]
-        tokens = _tokens_by_window(model, group, by_benchmark)
+        # What each local window keeps under its settings, the mean over benchmarks.
+        tokens: dict[Any, list[float]] = {}
+        for policy in group:
+            found = [stays(policy.setting, lengths, model.kv_bytes(policy.storage)) for lengths in by_benchmark]
+            kept_tokens = [one.tokens for one in found if one is not None]
+            if kept_tokens:
+                tokens.setdefault(policy.setting.values.get("local_window"), []).append(fmean(kept_tokens))
+
         windows = sorted(tokens, key=lambda window: fmean(tokens[window]))
         if len(windows) > 1 and windows_apart({end: tokens[end] for end in (windows[0], windows[-1])}):
             sentence = apart_sentence(windows)
             return f"{sentence[0].upper()}{sentence[1:]}."
     return ""
-
-
-def _tokens_by_window(
-    model: ModelHandle, policies: Sequence[Policy], benchmarks: Sequence[Sequence[int]]
-) -> dict[Any, list[float]]:
-    """Return what each local window keeps under its settings, the mean over benchmarks with prompts of such lengths."""
-    tokens: dict[Any, list[float]] = {}
-    for policy in policies:
-        found = [stays(policy.setting, lengths, model.kv_bytes(policy.storage)) for lengths in benchmarks]
-        kept = [one.tokens for one in found if one is not None]
-        if kept:
-            tokens.setdefault(policy.setting.values.get("local_window"), []).append(fmean(kept))
-    return tokens

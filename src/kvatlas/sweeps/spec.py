@@ -42,12 +42,14 @@ Integer = Annotated[int, Field(strict=True), BeforeValidator(_numeral)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(_numeral)]
 
 
-def _parameter(policy_names: Sequence[str], name: str, value: Any) -> Any:
+def _typed_value(policy_names: Sequence[str], name: str, value: Any) -> Any:
     """Return the value of a parameter in a file, by the type that the first policy with this parameter declares."""
     if isinstance(value, list):
-        return [_parameter(policy_names, name, item) for item in value]
-    owners = [owner for owner in map(policies.get, policy_names) if name in {item.name for item in parameters(owner)}]
-    return read_parameter(owners[0], name, value) if owners and isinstance(value, str) else value
+        return [_typed_value(policy_names, name, item) for item in value]
+    for policy in map(policies.get, policy_names):
+        if isinstance(value, str) and name in [parameter.name for parameter in parameters(policy)]:
+            return read_parameter(policy, name, value)
+    return value
 
 
 class SamplingSpec(BaseModel):
@@ -80,7 +82,7 @@ class SettingSpec(BaseModel):
     def _typed(cls, data: Any, info: ValidationInfo) -> Any:
         if info.context != _FILE or not isinstance(data, dict) or not isinstance(data.get("policy"), str):
             return data
-        return {name: _parameter([data["policy"]], name, value) for name, value in data.items()}
+        return {name: _typed_value([data["policy"]], name, value) for name, value in data.items()}
 
     @property
     def fixed_values(self) -> dict[str, Any]:
@@ -194,7 +196,7 @@ class Spec(BaseModel):
             return value
         entries = [*info.data.get("settings", ()), *info.data.get("baseline", ())]
         policy_names = [entry.policy for entry in entries]
-        return {name: _parameter(policy_names, name, values) for name, values in value.items()}
+        return {name: _typed_value(policy_names, name, values) for name, values in value.items()}
 
     @field_validator("models", "benchmarks", "axes")
     @classmethod
@@ -216,6 +218,7 @@ class Spec(BaseModel):
         adaptive = self.allocate.kind == "adaptive"
         greedy = not self.sampling.temperature
         these = self.claim == "these_problems"
+
         for wrong, sentence in (
             (not cells, "neither settings nor baseline name a policy"),
             (self.axes and not self.settings, "axes need settings to vary"),
@@ -276,10 +279,10 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
     try:
         # A folder of that name hides no recipe.
         if not path.is_file() and str(path) in recipes():
-            data = _load(recipes()[str(path)])
+            data = _load_yaml(recipes()[str(path)])
         else:
             with path.open(encoding="utf-8") as file:
-                data = _load(file.read(MAX_CHARACTERS + 1))
+                data = _load_yaml(file.read(MAX_CHARACTERS + 1))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
@@ -294,8 +297,9 @@ def read_spec(path: Path, changes: Mapping[str, str] | None = None) -> Spec:
         raise KvatlasError(f"The spec {str(path)!r} cannot be read ({reason(error).rstrip('.')}).") from error
     if not isinstance(data, dict):
         raise KvatlasError(f"The spec {str(path)!r}: expected a mapping with the keys {', '.join(Spec.model_fields)}.")
+
     for key, text in (changes or {}).items():
-        _change(data, key, text)
+        _set_key(data, key, text)
     # Who names a spec names the files of its policies.
     permit(*named_policies(data))
     return parse_spec(data, str(path), _FILE)
@@ -311,7 +315,7 @@ def named_policies(data: Mapping[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def _change(data: dict[str, Any], key: str, text: str) -> None:
+def _set_key(data: dict[str, Any], key: str, text: str) -> None:
     """Set the value of a key, with dots for inner mappings, to a text in YAML."""
     *outer, last = key.split(".")
     target: Any = data
@@ -319,8 +323,9 @@ def _change(data: dict[str, Any], key: str, text: str) -> None:
         target = target.setdefault(name, {})
         if not isinstance(target, dict):
             raise KvatlasError(f"--set {key}={text}: {name} is {target!r} in the spec, and no mapping.")
+
     try:
-        target[last] = _load(text)
+        target[last] = _load_yaml(text)
     except (yaml.YAMLError, KvatlasError) as error:
         raise KvatlasError(f"--set {key}={text}: expected a value in YAML ({reason(error)}).") from error
 
@@ -333,7 +338,7 @@ def parse_spec(data: dict[str, Any], source: str = "spec", context: str | None =
     try:
         return Spec.model_validate(data, context=context)
     except ValidationError as error:
-        raise KvatlasError(_sentence(error, source)) from error
+        raise KvatlasError(_sentence_on(error, source)) from error
 
 
 def setting_spec(
@@ -364,11 +369,11 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.yaml_implicit_resolvers = {}
 for _first, _resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items():
-    _kept = [(tag, pattern) for tag, pattern in _resolvers if tag.endswith((":null", ":merge"))]
-    _Loader.yaml_implicit_resolvers[_first] = _kept
+    _null_and_merge = [(tag, pattern) for tag, pattern in _resolvers if tag.endswith((":null", ":merge"))]
+    _Loader.yaml_implicit_resolvers[_first] = _null_and_merge
 
 
-def _load(text: str) -> Any:
+def _load_yaml(text: str) -> Any:
     """Return the data of a spec file in texts.
 
     Raises yaml.YAMLError for text that is not YAML, KvatlasError for a repeated key and for a file beyond the limits.
@@ -380,37 +385,38 @@ def _load(text: str) -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        _count(root, {})
+        _count_values(root, {})
         return loader.construct_document(root)
     finally:
         loader.dispose()
 
 
-def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Return the number of values of a node with its aliases written out; `counts` holds those of earlier nodes."""
+def _count_values(node: yaml.Node, counts: dict[int, int]) -> int:
+    """Return the number of values of a node with its aliases written out; `counts` holds those of earlier nodes.
+
+    Raises KvatlasError for a repeated key, and for more than `MAX_VALUES` values.
+    """
     if id(node) not in counts:
         # An alias of a node within itself never ends.
         counts[id(node)] = MAX_VALUES + 1
-        counts[id(node)] = 1 + sum(_count(child, counts) for child in _children(node))
+
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            keys: dict[str, yaml.Node] = {}
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and keys.setdefault(key.value, key) is not key:
+                    raise KvatlasError(f"The key {key.value!r} is repeated in line {key.start_mark.line + 1}.")
+            children = list(itertools.chain(*node.value))
+        elif not isinstance(node, yaml.ScalarNode):
+            children = list(node.value)
+        counts[id(node)] = 1 + sum(_count_values(child, counts) for child in children)
+
     if counts[id(node)] > MAX_VALUES:
         raise KvatlasError(f"It has more than {MAX_VALUES:,} values with its aliases written out.")
     return counts[id(node)]
 
 
-def _children(node: yaml.Node) -> list[yaml.Node]:
-    """Return the nodes directly in a node, keys included; KvatlasError for a repeated key."""
-    if isinstance(node, yaml.ScalarNode):
-        return []
-    if not isinstance(node, yaml.MappingNode):
-        return list(node.value)
-    keys: dict[str, yaml.Node] = {}
-    for key, _ in node.value:
-        if isinstance(key, yaml.ScalarNode) and keys.setdefault(key.value, key) is not key:
-            raise KvatlasError(f"The key {key.value!r} is repeated in line {key.start_mark.line + 1}.")
-    return list(itertools.chain(*node.value))
-
-
-def _sentence(error: ValidationError, source: str) -> str:
+def _sentence_on(error: ValidationError, source: str) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
@@ -421,6 +427,7 @@ def _sentence(error: ValidationError, source: str) -> str:
         return f"Unknown key {where!r} in {source}; expected {', '.join(names)}.{guess}"
     if first["type"] == "missing":
         return f"The key {where!r} is missing in {source}."
+
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "list_type":
         message = f"expected a list, as [{first['input']}]"

@@ -66,7 +66,7 @@ def suggest(
 
     lengths = sorted(thinking_tokens(trace) for trace in traces)
     # At half of the second shortest trace four of five compress, the longer ones several times.
-    budget = _round(lengths[min(1, len(lengths) - 1)] / 2)
+    budget = _multiple_of_4(lengths[min(1, len(lengths) - 1)] / 2)
     if budget * 2 < SHORTEST:
         raise KvatlasError(
             f"The full cache thinks for {lengths[0]} to {lengths[-1]} tokens on these problems; expected at least "
@@ -80,10 +80,16 @@ def suggest(
         "settings": [
             {"policy": policy, "kv_budget": budget, "budget_over": "thinking"} for policy in ("rkv", "random")
         ],
-        "axes": {"local_window": [_round(budget / 8), _round(budget / 3)], "ratio": list(RATIOS)},
+        "axes": {"local_window": [_multiple_of_4(budget / 8), _multiple_of_4(budget / 3)], "ratio": list(RATIOS)},
     }
-    sentences = (_solved_sentence(traces), _length_sentence(lengths, budget))
-    return Suggestion(data, make_plan(parse_spec(data, "the suggested spec")), sentences)
+
+    compressed = sum(length > budget for length in lengths)
+    length_sentence = (
+        f"It thinks for {lengths[0]} to {lengths[-1]} tokens; {compressed} of {len(lengths)} traces are longer than "
+        f"the budget of {budget} tokens beside the prompt."
+    )
+    plan = make_plan(parse_spec(data, "the suggested spec"))
+    return Suggestion(data, plan, (_solved_sentence(traces), length_sentence))
 
 
 def thinking_tokens(trace: Trace) -> int:
@@ -91,8 +97,8 @@ def thinking_tokens(trace: Trace) -> int:
     return trace.usage.thinking_tokens or trace.usage.output_tokens or 0
 
 
-def _round(tokens: float) -> int:
-    """Return a multiple of 4, at least 4."""
+def _multiple_of_4(tokens: float) -> int:
+    """Return the nearest multiple of 4, at least 4."""
     return max(4, round(tokens / 4) * 4)
 
 
@@ -108,11 +114,3 @@ def _solved_sentence(traces: list[Trace]) -> str:
     if share > MOST_SOLVED:
         return f"{sentence}. Harder ones, of which it solves 40 to 90 %, show losses earlier."
     return f"{sentence}, so there is something to lose and something to keep."
-
-
-def _length_sentence(lengths: list[int], budget: int) -> str:
-    compressed = sum(length > budget for length in lengths)
-    return (
-        f"It thinks for {lengths[0]} to {lengths[-1]} tokens; {compressed} of {len(lengths)} traces are longer than "
-        f"the budget of {budget} tokens beside the prompt."
-    )

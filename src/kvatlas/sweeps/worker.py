@@ -130,16 +130,21 @@ def decode(job: Job, claims: Iterable[int]) -> Iterator[Finished]:
     # Those of other forms come later.
     first = [policy for policy in chosen if engine.form_of(policy) == engine.form]
     engine.reserve(peak(job.model, first, size, len(job.units), job.prompt, job.sampling.max_new_tokens))
-    source = _Source(job, model, settings)
+    source = JobRequests(job, model, settings)
+
     if job.screened:
         for generation in engine.run(source.screens(claims, engine.batch_size)):
             if generation.policy.setting in source.settings_of(generation):
                 yield _screening_record(job, generation), 0
         return
+
     for generation in engine.run(source.requests(claims)):
-        source.keep_full(generation)
+        # Settings wait for this trace.
+        if generation.policy == FULL and generation.key in source.late:
+            source.full[generation.key] = generation.tokens
         if generation.policy.setting in source.settings_of(generation):
             yield _graded_trace(job, source.benchmarks, generation), generation.decoded
+
     for generation in engine.run(source.answered()):
         trace = _graded_trace(job, source.benchmarks, generation)
         metrics = {**trace.grade.metrics, **departure(generation.tokens, source.full[generation.key])}
@@ -164,7 +169,7 @@ def worker_needs(job: Job) -> tuple[int, int]:
     return size, taken.total
 
 
-class _Source:
+class JobRequests:
     """The requests of a job, and the full-cache traces on which some of them wait.
 
     `late` are requests for settings that need the answer of the full-cache trace, `full` the tokens of these traces,
@@ -205,11 +210,6 @@ class _Source:
                 policies_ = (*request.policies[start : start + batch_size - 1], FULL)
                 yield replace(request, policies=policies_, reference=trace)
 
-    def keep_full(self, generation: Generation[int]) -> None:
-        """Keep the tokens of a full-cache trace for which settings wait."""
-        if generation.policy == FULL and generation.key in self.late:
-            self.full[generation.key] = generation.tokens
-
     def answered(self) -> list[Request[int]]:
         """Return the late requests with the attention of the answers for which they waited."""
         requests = []
@@ -242,7 +242,7 @@ def reference(
     handle: ModelHandle, model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...]
 ) -> ReferenceTrace | None:
     """Return the attention of a full-cache trace's answer from a second pass over it; None without an answer."""
-    from kvatlas.predictor import answer_attention
+    from kvatlas.engine.whole_texts import answer_attention
 
     span = read_tokens(handle, tokens).span
     if span is None or span[1] >= len(tokens):
@@ -276,6 +276,7 @@ def _screening_record(job: Job, generation: Generation[int]) -> Trace:
     unit = job.units[generation.key]
     full = read_tokens(job.model, unit.script, unit.script[-1] in job.model.stops)
     answered = full.status is Status.OK and full.span is not None
+
     measured = measures(generation.likeness, len(unit.script), answered)
     return Trace(
         model=job.model.name,

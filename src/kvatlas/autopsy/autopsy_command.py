@@ -1,0 +1,180 @@
+"""The command `autopsy`, and its summary as lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvatlas.cli import options
+from kvatlas.cli.output import note
+
+app = options.Commands()
+
+
+@app.command("autopsy")
+def autopsy_command(
+    run: options.Run,
+    policy: Annotated[str, typer.Option("--policy", help="The policy, or the cell as 'dynts ratio=0.3'.")],
+    kv_budget: options.KvBudget = None,
+    local_window: options.LocalWindow = None,
+    ratio: options.Ratio = None,
+    set_: options.Set = None,
+    most: Annotated[int, typer.Option(min=1, help="Lost answers to examine of a cell.")] = 100,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the held-out test: PNG, SVG or PDF.")] = None,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Write the saving (1) and the random tokens (0).")
+    ] = None,
+    allow_code: options.AllowCode = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Find the evicted tokens that, put back within the budget, restore the answers that one cell lost.
+
+    Each lost answer is decoded again some dozen times, and each cause is tested under random numbers that the search
+    did not use. Started again, the command goes on where it stopped.
+    """
+    from kvatlas.autopsy.autopsies import Autopsy, write_token_labels
+    from kvatlas.autopsy.autopsy_figure import save_autopsies
+    from kvatlas.autopsy.driver import find_lost, perform
+    from kvatlas.autopsy.summary import summarise
+    from kvatlas.figures.style import check_figure
+    from kvatlas.policies import permit
+    from kvatlas.results import Store
+    from kvatlas.results.export import check_target
+    from kvatlas.stats.run_data import short_names
+    from kvatlas.sweeps.spec import named_policies
+    from kvatlas.text import model_name
+
+    def tell(examined: Autopsy, done: int, total: int) -> None:
+        if not quiet:
+            note(f"{done}/{total} {examined.key[3]}: {examined.death}, {examined.cause_text}")
+
+    # Before the search, which may take hours.
+    if out is not None:
+        check_figure(out)
+    if export is not None:
+        check_target(export, ".jsonl")
+
+    with Store.open(run) as store:
+        manifest = store.manifest()
+    policies = list(dict.fromkeys(cell.setting.policy for cell in manifest.expected))
+    if allow_code:
+        permit(*policies, *named_policies(manifest.spec))
+    cells = find_lost(run, options.cell(policy, kv_budget, local_window, ratio, set_, policies))
+    autopsies = perform(cells, run, most, tell)
+
+    if export is not None:
+        write_token_labels(chain.from_iterable(autopsies), export)
+    if out is not None:
+        names = [f"{model_name(cell.model)} | {cell.benchmark}" for cell in cells]
+        for path in save_autopsies(dict(zip(names, autopsies, strict=True)), out):
+            note(f"wrote {path}")
+
+    documents = []
+    for cell, of_cell in zip(cells, autopsies, strict=True):
+        document = {
+            "model": cell.model,
+            "benchmark": cell.benchmark,
+            "setting": str(cell.setting),
+            "all_lost": len(cell.lost),
+            "summary": summarise(of_cell, len(cell.lost) / cell.answers),
+            "autopsies": [dataclasses.asdict(item) for item in of_cell],
+        }
+        documents.append(document)
+    if as_json:
+        typer.echo(json.dumps({"cells": documents}, indent=2, allow_nan=False))
+        return
+    settings = list(chain.from_iterable([cell.setting, *cell.others] for cell in cells))
+    short = short_names(settings)
+    print_autopsies(documents, {str(setting): short[setting.id] for setting in settings})
+
+
+def print_autopsies(cells: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> None:
+    """Print what the autopsies of each cell show, one line for each figure; `names` are short ones of settings."""
+    if not cells:
+        typer.echo("No answer was lost that the full cache has.")
+    for cell in cells:
+        typer.echo(f"{cell['model']} | {cell['benchmark']} | {cell['setting']}")
+        summary = cell["summary"]
+        _print_search(summary, cell["all_lost"])
+        if summary["held_out"] is not None:
+            _print_held_out(summary["held_out"])
+        elif summary["causes"]:
+            typer.echo("\nno cause was tested: at temperature 0 there are no other random numbers")
+
+        test = summary["in_right_answers"]
+        if test is not None:
+            typer.echo(f"\nlike tokens in {test['answers']} right answers")
+            rows = [
+                ("nothing put back", _with_limits(test["right"]["nothing"])),
+                ("like tokens put back", _with_limits(test["right"]["like"])),
+                ("difference, points", _with_limits(test["like_over_nothing"], "")),
+            ]
+            _print_figures(rows)
+
+        table = summary["kept_by_others"]
+        if not table:
+            continue
+        typer.echo("\nkept by other settings at that compression: saving tokens, random tokens, difference in points")
+        # The file may have settings that the run no longer has.
+        shown = {name: names.get(name, name) for name in table}
+        width = max(20, 2 + max(map(len, shown.values())))
+        for name, shares in table.items():
+            limits = [_with_limits(shares["saving"]), _with_limits(shares["random"])]
+            limits.append(_with_limits(shares["difference"], ""))
+            typer.echo(f"{shown[name]:<{width}}" + "".join(f"{text:<26}" for text in limits).rstrip())
+
+
+def _print_search(summary: Mapping[str, Any], all_lost: int) -> None:
+    luck = "–" if summary["by_luck"] is None else f"{summary['by_luck']:.1f} %"
+    rows = [
+        ("lost answers", f"{all_lost}"),
+        ("examined", f"{summary['lost']}, of which {summary['reproduced']} were decoded again alike"),
+    ]
+    for size, share in summary["cause_of_at_most"].items():
+        rows.append((f"restored by at most {size} tokens", _with_limits(share)))
+    rows += [
+        ("restored by any one span", _with_limits(summary["any_cause"])),
+        ("restored by random sets", _with_limits(summary["random_sets_save"])),
+        ("restored by any one span, by luck alone", luck),
+        ("right without compression until the death", _with_limits(summary["without_compression_until_the_death"])),
+        ("median of tokens, of replays", f"{summary['tokens']}, {summary['replays']}"),
+    ]
+    kinds = ", ".join(f"{kind} {count}" for kind, count in summary["kinds"].items())
+    rows.append(("kinds of saving tokens", kinds or "–"))
+    _print_figures(rows)
+
+
+def _print_held_out(test: Mapping[str, Any]) -> None:
+    typer.echo(f"\nright under {test['streams']} held-out random streams, {test['answers']} answers with a cause")
+    right = test["right"]
+    rows = [
+        ("nothing put back", _with_limits(right["nothing"])),
+        ("random sets put back", _with_limits(right["random"])),
+        ("the causes put back", _with_limits(right["cause"])),
+        ("no compression until the death", _with_limits(right["no_compression"])),
+        ("causes over random sets, points", _with_limits(test["cause_over_random"], "")),
+        ("causes over nothing, points", _with_limits(test["cause_over_nothing"], "")),
+        ("answers for which the cause is proven alone", f"{test['proven_alone']} of {test['answers']}"),
+        ("causes over random sets, of all lost answers", _with_limits(test["of_all_lost"], "")),
+        ("the same in points of all answers", _with_limits(test["room"], "")),
+    ]
+    _print_figures(rows)
+
+
+def _print_figures(rows: Sequence[tuple[str, str]]) -> None:
+    for name, text in rows:
+        typer.echo(f"{name:<46}{text}")
+
+
+def _with_limits(values: Mapping[str, float | None] | None, unit: str = " %") -> str:
+    """Return a share or a difference with its interval."""
+    if values is None:
+        return "–"
+    return f"{values['value']:.1f}{unit} ({values['low']:.1f}–{values['high']:.1f})"

@@ -1,0 +1,116 @@
+"""Passes of a model over whole texts: the attention that an answer pays to each earlier token, and its like.
+
+A text goes through the model once, with an attention function that computes every layer in blocks of queries and calls
+an observer with its queries and keys. The matrix of all tokens by all tokens never exists, so that memory grows with
+the length of a text and not with its square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvatlas.engine.cache import Layer
+from kvatlas.forward import attention_function, own_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: Queries in a block of attention.
+BLOCK = 256
+#: Answer tokens whose weights are in memory at a time.
+ROWS = 32
+
+#: Gets a layer, its queries [heads, tokens, size], keys and values [KV heads, tokens, size].
+Observer = Callable[[Layer, Tensor, Tensor, Tensor], None]
+
+
+def run_whole_text(model: PreTrainedModel, tokens: Sequence[int], observe: Observer) -> Tensor:
+    """Run the model over a text and return its last hidden states [tokens, hidden size]."""
+    device = model.device
+    with own_attention(model), attention_function(partial(_attend_in_blocks, observe=observe)):
+        output = model.get_decoder()(
+            input_ids=torch.tensor([list(tokens)], device=device),
+            position_ids=torch.arange(len(tokens), device=device)[None],
+            use_cache=False,
+        )
+    return output.last_hidden_state[0]  # type: ignore[no-any-return]
+
+
+def _attend_in_blocks(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Any,
+    scaling: float,
+    observe: Observer,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_others: Any,
+) -> tuple[Tensor, None]:
+    _, heads, length, size = query.shape
+    kv_heads = key.shape[1]
+    width = value.shape[3]
+    groups = heads // kv_heads
+    window = sliding_window or length
+    layer = Layer(module.layer_idx, scaling, window, softcap, s_aux)
+    # The query heads of a KV head stand one after another, so that keys need no copies.
+    grouped = query.view(kv_heads, groups, length, size)
+    positions = torch.arange(length, device=query.device)
+    out = query.new_empty(kv_heads, groups, length, width)
+    for start in range(0, length, BLOCK):
+        stop = min(start + BLOCK, length)
+        back = positions[start:stop, None] - positions[:stop]
+        visible = (back >= 0) & (back < window)
+        if softcap is None and s_aux is None:
+            block = F.scaled_dot_product_attention(
+                grouped[:, :, start:stop].reshape(1, kv_heads, -1, size),
+                key[:, :, :stop],
+                value[:, :, :stop],
+                attn_mask=visible.repeat(groups, 1),
+                scale=scaling,
+            ).view(kv_heads, groups, stop - start, width)
+        else:
+            scores = grouped[:, :, start:stop] @ key[0, :, None, :stop].transpose(-1, -2) * scaling
+            block = layer.weights(scores, visible) @ value[0, :, None, :stop]
+        out[:, :, start:stop] = block
+    observe(layer, query[0], key[0], value[0])
+    return out.view(1, heads, length, width).transpose(1, 2), None
+
+
+@torch.inference_mode()
+def answer_attention(model: PreTrainedModel, tokens: list[int], answer_start: int) -> tuple[Tensor, Tensor]:
+    """Return the mean attention [answer_start] of the tokens from `answer_start` on to each earlier one, and the last
+    hidden states [answer_start, hidden size] of these.
+
+    The mean is over layers, heads and answer tokens (arXiv 2601.18383, section 3), in float32.
+    """
+    total = torch.zeros(answer_start, device=model.device)
+    layers = 0
+
+    def observe(layer: Layer, query: Tensor, key: Tensor, _value: Tensor) -> None:
+        nonlocal layers
+        heads, length, size = query.shape
+        groups = heads // len(key)
+        query = query.view(len(key), groups, length, size)
+        keys = key.float().transpose(-1, -2)
+        positions = torch.arange(length, device=query.device)
+        share = 1.0 / (heads * (length - answer_start))
+        for first in range(answer_start, length, ROWS):
+            rows = slice(first, min(first + ROWS, length))
+            chunk = query[:, :, rows].float().reshape(len(key), -1, size)
+            back = positions[rows, None] - positions
+            visible = (back >= 0) & (back < (layer.window or length))
+            scores = (chunk @ keys * layer.scaling).view(len(key), groups, -1, length)
+            total.add_(layer.weights(scores, visible)[..., :answer_start].sum((0, 1, 2)) * share)
+        layers += 1
+
+    states = run_whole_text(model, tokens, observe)
+    return total / layers, states[:answer_start]

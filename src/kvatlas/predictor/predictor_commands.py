@@ -1,0 +1,145 @@
+"""The commands `predictor train`, `predictor eval` and `predictor calibrate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvatlas.cli import options
+from kvatlas.cli.output import note
+from kvatlas.cli.progress import count_display, progress_display
+from kvatlas.core import KvatlasError, Setting
+
+if TYPE_CHECKING:
+    from kvatlas.sweeps import Spec
+
+app = options.Commands()
+predictor = options.Commands(no_args_is_help=True)
+app.add_typer(predictor, name="predictor", help="What dynts and triattention need to know of a model.")
+
+Head = Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="The head of dynts.")]
+Skip = Annotated[int, typer.Option(min=0, help="Leave out the first problems, which a map is to be drawn from.")]
+Samples = Annotated[int, typer.Option(min=1, help="Traces of each problem.")]
+Work = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for traces and hidden states, to use again.")]
+
+
+@predictor.command("train")
+def train_command(
+    out: Head,
+    model: options.Model,
+    benchmarks: options.Benchmarks,
+    problems: options.FirstProblems = None,
+    skip: Skip = 0,
+    held_out: Annotated[int | None, typer.Option(min=0, help="Last problems, to judge on; default: a fifth.")] = None,
+    samples: Samples = 1,
+    tokens_per_trace: Annotated[int, typer.Option(min=0, help="Thinking tokens sampled of each trace; 0: all.")] = 2048,
+    head: Annotated[str, typer.Option(help="ours (biases, GELU) or authors (no biases, softplus).")] = "ours",
+    loss: Annotated[
+        str, typer.Option(help="ranked (ours), scaled (the authors' for R1-Llama) or power (theirs for R1-Qwen).")
+    ] = "",
+    target: Annotated[
+        str, typer.Option(help="answer: one head for dynts. kv_head: one for each layer and KV head, for learned.")
+    ] = "answer",
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 3000,
+    seed: options.Seed = 0,
+    max_new_tokens: options.MaxNewTokens = None,
+    model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
+    work: Work = None,
+) -> None:
+    """Train a head on later attention in correct full-cache traces; print provenance and quality as JSON.
+
+    The attention is that of the answer, or with --target kv_head that of all later tokens by layer and KV head.
+    """
+    from kvatlas.predictor.learning import TrainingData, learn, learn_kv_heads, left_out_as_text
+
+    if target not in ("answer", "kv_head"):
+        raise KvatlasError(f"--target is {target!r}; expected answer or kv_head.")
+    if target == "kv_head" and (head != "ours" or loss):
+        raise KvatlasError("--target kv_head has its own head and loss; leave out --head and --loss.")
+
+    if out.suffix != ".safetensors":
+        raise KvatlasError(f"Expected the name of a head that ends in .safetensors, got {str(out)!r}.")
+    limits = {"samples": samples, "seed": seed, "max_new_tokens": max_new_tokens}
+    model_options = options.model_options(model_option, template_values)
+    spec = _full_cache_spec(model, benchmarks, model_options, problems, skip, **limits)
+    if held_out is None:
+        # A fifth of the smallest benchmark, at least one problem.
+        held_out = max(1, min(len(entry.find().problems(spec.problems)) - skip for entry in spec.benchmarks) // 5)
+    material = TrainingData(spec, skip, held_out, tokens_per_trace)
+    folder = work or out.with_suffix(".work")
+    shown: dict[str, Any] = {"on_trace": progress_display(), "on_step": count_display("training", "steps")}
+    if target == "kv_head":
+        provenance = learn_kv_heads(material, folder, out, steps=steps, **shown)
+    else:
+        provenance = learn(material, folder, out, steps=steps, layout=head, loss=loss, **shown)
+    note(f"learned from {provenance['traces']} traces; left out: {left_out_as_text(provenance['left_out'])}")
+    typer.echo(json.dumps(provenance, indent=2))
+
+
+@predictor.command("eval")
+def eval_command(
+    head: Head,
+    model: options.Model,
+    benchmarks: options.Benchmarks,
+    problems: options.FirstProblems = None,
+    skip: Skip = 0,
+    seed: options.Seed = 1,
+    max_new_tokens: options.MaxNewTokens = None,
+    model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
+    work: Work = None,
+) -> None:
+    """Judge a head on other traces than those of its training: rank correlation, overlap of the top 20 %, as JSON."""
+    from kvatlas.predictor.learning import TrainingData, evaluate_head
+
+    if not head.is_file():
+        raise KvatlasError(f"The predictor {str(head)!r} does not exist.")
+    model_options = options.model_options(model_option, template_values)
+    spec = _full_cache_spec(model, benchmarks, model_options, problems, skip, seed=seed, max_new_tokens=max_new_tokens)
+    folder = work or head.with_suffix(".eval")
+    quality = evaluate_head(head, TrainingData(spec, skip), folder, on_trace=progress_display())
+    typer.echo(json.dumps(quality, indent=2))
+
+
+@predictor.command("calibrate")
+def calibrate_command(
+    out: Annotated[Path, typer.Argument(metavar="FILE.safetensors", help="File for the statistics.")],
+    model: options.Model,
+    benchmarks: options.Benchmarks,
+    problems: Annotated[int, typer.Option(min=1, help="The number of problems of each benchmark.")] = 20,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Length of a trace.")] = 2048,
+    model_option: options.ModelOption = None,
+    template_values: options.TemplateValues = None,
+) -> None:
+    """Write the query statistics of the policy triattention, from prompts and the model's own traces."""
+    from kvatlas.predictor.calibration import calibrate
+
+    model_options = options.model_options(model_option, template_values)
+    tokens = calibrate(
+        model, benchmarks, out, problems=problems, max_new_tokens=max_new_tokens, model_options=model_options
+    )
+    typer.echo(f"{out}: means over the queries of {tokens:,} tokens")
+
+
+def _full_cache_spec(
+    model: str,
+    benchmarks: list[str],
+    model_options: dict[str, Any],
+    problems: int | None,
+    skip: int,
+    max_new_tokens: int | None,
+    **others: Any,
+) -> Spec:
+    from kvatlas.sweeps import parse_spec
+    from kvatlas.sweeps.spec import setting_spec
+
+    count = None if problems is None else skip + problems
+    sampling = {"temperature": 0.6, "max_new_tokens": max_new_tokens}
+    spec = setting_spec(
+        model, benchmarks, Setting("full"), sampling=sampling, model_options=model_options, problems=count, **others
+    )
+    return parse_spec(spec, "the options")

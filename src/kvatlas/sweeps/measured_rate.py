@@ -1,0 +1,120 @@
+"""The rate at which this machine decodes the traces of a plan, from a few timed steps and compressions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from kvatlas import models
+from kvatlas.benchmarks import for_model
+from kvatlas.core import grouped
+from kvatlas.engine import Engine, Request
+from kvatlas.engine.scheduler import cache_form
+from kvatlas.engine.timing import TimedEngine
+from kvatlas.policies import CompressingPolicy, Policy, Signal
+from kvatlas.sweeps.executors import cores, devices
+from kvatlas.sweeps.plan import FULL, Plan, decoded_policies
+from kvatlas.sweeps.worker import Job, fitting_batch
+
+#: Steps that are timed.
+TIMED_STEPS = 32
+#: Rows of the timed batch on a CPU.
+TIMED_ROWS = 32
+
+
+def decoding_rate(plan: Plan) -> float | None:
+    """Return the tokens per second that all workers of this machine decode, from timed steps and compressions.
+
+    The rows are prompts of the plan under its policies; on a GPU a worker's batch with as many cached tokens as rows
+    have on average. Returns None for models of the hub, which may need a download.
+    """
+    torch.set_num_threads(1)
+
+    seconds_per_token = 0.0
+    for model in plan.models:
+        if model.repository is not None:
+            return None
+        chosen = [policy for policy in plan.policies_on(model) if Signal.ANSWER not in policy.observes] or [FULL]
+        sampling = plan.spec.sampling.sampling()
+        job = Job(model, "", plan.benchmarks, (), sampling, plan.spec.seed, prompt=plan.longest_prompt(model))
+        if model.device == "cpu":
+            seconds_per_token += _seconds_on_cpu(plan, job, chosen) / cores() / len(plan.models)
+        else:
+            seconds_per_token += _seconds_on_gpu(plan, job, chosen) / len(devices(job)) / len(plan.models)
+    return 1 / seconds_per_token
+
+
+def _seconds_on_cpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
+    """Return the seconds for one token of a worker, without those for prompts."""
+    model = job.model
+    benchmark = for_model(plan.benchmarks[0], model.reads)
+    problems = plan.problems[benchmark.name][:TIMED_ROWS]
+    texts = [model.encode(benchmark.prompt(problem)) for problem in problems]
+    decoded = decoded_policies(plan.policies_on(model), plan.screened)
+    rows = min(fitting_batch(job, decoded, plan.trees(model), loaded=False), TIMED_ROWS)
+    engine = TimedEngine(model, model.load(), chosen, job.sampling, rows)
+
+    _time_batch(engine, chosen, texts, 1)
+    # Both read the prompts, the second one decodes more steps.
+    prefill_seconds, prefill_tokens = _time_batch(engine, chosen, texts, 1)
+    all_seconds, all_tokens = _time_batch(engine, chosen, texts, 1 + TIMED_STEPS)
+    seconds = max(all_seconds - prefill_seconds, 1e-9)
+    return seconds / max(1, all_tokens - prefill_tokens) + _compression_seconds(plan, engine, chosen)
+
+
+def _seconds_on_gpu(plan: Plan, job: Job, chosen: Sequence[Policy]) -> float:
+    """Return the seconds for one token of a worker, without those for prompts and compilers."""
+    # A batch stays full, since no trace ends.
+    model = replace(job.model, overrides=models.ENDLESS)
+    loaded = model.load()
+    traces = plan.trees(model) * len(chosen)
+    decoded = decoded_policies(plan.policies_on(model), plan.screened)
+    rows = min(fitting_batch(job, decoded, plan.trees(model)), traces)
+
+    total = 0.0
+    # Settings of unlike forms are decoded one after the other.
+    for together in grouped(chosen, lambda policy: cache_form(policy, model.device)).values():
+        engine = TimedEngine(model, loaded, together, job.sampling, rows)
+        seconds, tokens = engine.time_steps(together, plan.mean_cached(model), TIMED_STEPS)
+        total += len(together) * (seconds / tokens + _compression_seconds(plan, engine, together))
+        # The next one needs its memory.
+        del engine
+    return total / len(chosen)
+
+
+def _compression_seconds(plan: Plan, engine: TimedEngine, chosen: Sequence[Policy]) -> float:
+    """Return the seconds that compressions add to a token on average, from one compression of each kind of policy.
+
+    A row decodes as many tokens between two compressions as one of them evicts.
+    """
+    prompt = plan.longest_prompt(engine.handle)
+    longest = plan.longest_trace(engine.handle)
+
+    seconds_by_name: dict[str, float] = {}
+    total = 0.0
+    for policy in chosen:
+        if not isinstance(policy, CompressingPolicy) or policy.budget.most(prompt) >= longest:
+            continue
+        if policy.name not in seconds_by_name:
+            seconds, evicted = engine.time_compression(policy, prompt, policy.budget.most(prompt))
+            seconds_by_name[policy.name] = seconds / max(1, evicted)
+        total += seconds_by_name[policy.name]
+    return total / len(chosen)
+
+
+def _time_batch(
+    engine: Engine, policies: Sequence[Policy], texts: Sequence[tuple[int, ...]], steps: int
+) -> tuple[float, int]:
+    """Return the seconds and the new tokens of a full batch with so many steps."""
+    sampling = replace(engine.sampling, max_new_tokens=steps)
+    requests = [
+        Request(row, texts[row % len(texts)], row, (policies[row % len(policies)],), sampling=sampling)
+        for row in range(engine.batch_size)
+    ]
+
+    began = time.perf_counter()
+    tokens = sum(len(generation.tokens) for generation in engine.run(requests))
+    return time.perf_counter() - began, tokens
