@@ -483,6 +483,7 @@ class Result:
         """
         choices = [choice_document(choice) for choice in self.choices]
         first_choice = choices[0] if choices else NO_SETTING
+
         return {
             "headline": self.headline or None,
             "claim": self.claim.value,
@@ -530,6 +531,7 @@ def _check_options(opened: Sequence[Source], options: ReadOptions) -> None:
             f"problems is {options.problems}; expected a CSV map that lacks them, only runs were given, of which all "
             "problems count."
         )
+
     for source in opened:
         maps = [] if isinstance(source, RunData) else source
         for map_ in maps:

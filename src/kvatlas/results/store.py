@@ -101,11 +101,13 @@ class Store:
         """
         check_folder(folder)
         path = folder / FILE
+
         with _disk_sentences(path), contextlib.ExitStack() as failed:
             folder.mkdir(parents=True, exist_ok=True)
             held = lock(path.resolve().parent)
             if held is not None:
                 failed.callback(held.release)
+
             connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
             if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 # Tables and version in one transaction: a killed process leaves an empty file, never half a store.
@@ -113,6 +115,7 @@ class Store:
                 connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
             _check_version(connection, path)
             connection.execute("PRAGMA synchronous=NORMAL")
+
             store = cls(connection, path, held)
             store._made_with = canonical(dict(made_with)) if made_with else ""
             store._checkpoint()
@@ -126,6 +129,7 @@ class Store:
         path = folder / FILE
         if not path.is_file():
             raise KvatlasError(f"{str(folder)!r} is no run: there is no {FILE} in it.")
+
         with _disk_sentences(path):
             connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None)
             try:
@@ -201,6 +205,7 @@ class Store:
                     refused.append(error)
                     continue
                 self._put(row, trace.made_with or self._made_with)
+
         if time.monotonic() - self._checked > CHECKPOINT:
             with _disk_sentences(self.path):
                 self._checkpoint()
@@ -210,16 +215,19 @@ class Store:
     def _put(self, row: Sequence[Any], made_with: str) -> None:
         run_key, setting, _, benchmark, problem, sample, *_ = row
         execute = self._connection.execute
+
         environment = None
         key = run_key, setting, benchmark, problem, sample
         execute(f"DELETE FROM records WHERE trace = (SELECT rowid FROM traces WHERE {_KEY})", key)
         if made_with:
             execute("INSERT OR IGNORE INTO environments (made_with) VALUES (?)", (made_with,))
             (environment,) = execute("SELECT id FROM environments WHERE made_with = ?", (made_with,)).fetchone()
+
         values = (*row, checksum(*row), environment)
         marks = ",".join("?" * len(values))
         query = f"INSERT OR REPLACE INTO traces ({_ALL}, checksum, environment) VALUES ({marks})"
         trace_id = execute(query, values).lastrowid
+
         written = bytes.fromhex(digest_of_tokens(row[-3]))
         body, measured = record(row[:-3], written, made_with, self._cached_name_id)
         execute("INSERT INTO records VALUES (?, ?, ?)", (trace_id, body, measured))
